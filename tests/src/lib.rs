@@ -117,7 +117,7 @@ impl TestDriver {
         }
     }
 
-    /// What it says of ports and pipes.
+    /// The driver's report of ports and pipes.
     pub fn pipes(&self) -> pd_driver::admin::PipesReport {
         use pd_driver::admin::{Answer, Ask};
         match self.tell(&Ask::Pipes) {

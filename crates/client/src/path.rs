@@ -5,7 +5,7 @@
 pub enum Path {
     /// The driver moves them.
     Offloaded,
-    /// They lie in rings that the two clients share.
+    /// The bytes lie in rings that the two clients share.
     Direct,
     /// The kernel's TCP carries them: the fabric does not lead to the peer.
     Kernel,

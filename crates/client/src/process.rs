@@ -1,5 +1,4 @@
-//! What a process has of the driver: its attachment, made when it is first needed, and what is done at forks and at the end of
-//! the program.
+//! Attachment of a process to the driver, made when it is first needed, and the steps at forks and at the end of the program.
 use crate::arena;
 use crate::attachment::Attachment;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! What the driver knows a client by: the kernel's words, never the client's. [`crate::peer`] finds them out.
+//! Identity of a client, in the kernel's words, never the client's. [`crate::peer`] finds it out.
 use crate::containers::Container;
 use rustix::fd::OwnedFd;
 use rustix::fs::Stat;

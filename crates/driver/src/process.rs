@@ -1,4 +1,4 @@
-//! What the kernel says of a process by its pidfd or its number: its end, its parent, its control groups, its network namespace.
+//! Questions to the kernel about a process, by its pidfd or its number: its end, its parent, its control groups, its network namespace.
 //! A number may be another process's by now, which the caller rules out.
 use crate::calls::simulated;
 use crate::containers::{self, Container};

@@ -147,7 +147,7 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
     }
     for app in ["maglev", "nitro", "kv", "logmon"] {
         for scheme in ["packetised", "pipe"] {
-            // Those of a latency have requests under way.
+            // Rows of a latency have requests under way.
             let own = |row: &&Value| {
                 row["app"] == app && row["scheme"] == scheme && row["requests_under_way"].is_null()
             };
@@ -182,7 +182,7 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
         // Streams whose checksums differ have no figures.
         let rows = bench(dir.path(), &["isolation", "--only", &format!("attack={attack}")]);
         for (scheme, cases) in ["pipedevice", "pipedevice-direct"].into_iter().zip(cases) {
-            // Those with equal weights need control groups.
+            // Rows with equal weights need control groups.
             let own =
                 |row: &&Value| row["scheme"] == scheme && row["attack"] == attack && row["weights"].is_null();
             let own: Vec<&Value> = rows.iter().filter(own).collect();

@@ -82,7 +82,7 @@ fn a_client_of_memif_that_sleeps_is_woken_by_frames() {
                 let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
                 let mut seen = 0u16;
                 while seen < 2000 {
-                    // It polls, and then sleeps unless a last look finds a frame.
+                    // The client polls, and then sleeps unless a last look finds a frame.
                     own.head(1, seen + 32, MASK_INT);
                     offered.store(seen + 32, Ordering::Release);
                     if own.tail(1) == seen {

@@ -1,4 +1,4 @@
-//! What every hook does around its work: errno, panics and the locks that they leave behind, signals.
+//! The frame of every hook: errno, panics and the locks that they leave behind, signals.
 use pd_client::core::{are_put_off, handler_flags, let_run, runs, Inside};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What is done before a number is closed: what was sent reaches the peer, and the peer is told how the connection ends.
+//! Steps before a number is closed: sent bytes reach the peer, and the peer is told how the connection ends.
 use crate::entry::{Entry, State};
 use crate::epoll_set::standing;
 use crate::fabric;

@@ -1,9 +1,9 @@
-//! What calls move of a connection in the kernel: how far the kernel's two streams are, and which calls are under way there
+//! Counts of the bytes that calls move in the kernel: how far the two streams are, and which calls are under way there
 //! ([`crate::away`]).
 use libc::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// What a call moves.
+/// Direction in which a call moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moves {
     Sends,

@@ -180,7 +180,7 @@ impl Socket {
         self.state.get().is_none()
     }
 
-    /// It listens: see [`Listener::join`]. Says whether what is accepted may have a twin.
+    /// Listens: see [`Listener::join`]. Says whether accepted connections may have twins.
     pub(crate) fn join_listener(&self, fd: c_int) -> bool {
         match self.state.get_or_init(|| State::Listener(Listener::default())) {
             State::Listener(listener) => listener.join(fd),

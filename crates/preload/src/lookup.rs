@@ -126,7 +126,7 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
                 entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));
             }
         }
-        // It came back to where it was sent from.
+        // The descriptor came back to where it was sent from.
         Taken::Own => table::set(fd, &table::find_twin(address::cookie(fd)?)?).then_some(())?,
     }
     table::entry(fd)

@@ -82,7 +82,7 @@ pub(crate) fn sleep_on(
     }
     let sleep = |poller: &mut Poller| -> Outcome<()> {
         poller.watch(wanted)?;
-        // It gets its descriptors before anybody sleeps on it, so that nothing is missed in between.
+        // Descriptors are added before a thread sleeps on the instance, so that nothing is missed in between.
         let host = poller.fabric.host_fd().ok();
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
             return Ok(());

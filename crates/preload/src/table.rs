@@ -218,14 +218,14 @@ pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     all
 }
 
-/// It has left the fabric, and may come back: its numbers are `away`'s.
+/// The connection has left the fabric, and may come back: its numbers are `away`'s.
 pub(crate) fn hand_to(entry: &Entry, away: &Arc<Entry>) {
     for fd in entry.take_fds() {
         set(fd, away);
     }
 }
 
-/// It is plain from now on: all its numbers are, and nobody looks at it any more.
+/// Makes it plain: all its numbers are, and nothing looks at it any more.
 pub(crate) fn give_up(entry: &Entry) {
     for fd in entry.take_fds() {
         clear(fd);

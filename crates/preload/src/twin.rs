@@ -80,7 +80,7 @@ pub(crate) struct Twin {
     passed: AtomicBool,
     /// Times in a row that it went to another process for little, where there is no slot.
     turns: AtomicU32,
-    /// That was too often.
+    /// The moves were too many.
     turns_too_often: AtomicBool,
     /// Received bytes that are lent to a pipe.
     pub(crate) lender: Arc<Lender>,
@@ -266,7 +266,7 @@ impl Twin {
         self.is_shared() || self.passed.load(Ordering::Relaxed)
     }
 
-    /// What the family of processes shares of it.
+    /// The slot that a family of processes shares.
     pub(crate) fn slot(&self) -> Option<&'static Slot> {
         self.slot.get().copied()
     }

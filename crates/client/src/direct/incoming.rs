@@ -1,4 +1,4 @@
-//! What the receiving half of a socket keeps of a direct connection.
+//! State of a direct connection in the receiving half of a socket.
 use super::half::Half;
 use super::wait::{AsymmetricFence, LockedSpin, PollBackoff, Waker};
 use crate::recv::ring::Ring;

@@ -1,4 +1,4 @@
-//! What the sending half of a socket keeps of a direct connection.
+//! State of a direct connection in the sending half of a socket.
 use super::half::Half;
 use super::wait::{AsymmetricFence, Waker};
 use pd_shm::{Own, Theirs};
@@ -32,7 +32,7 @@ impl Outgoing {
         self.own.is_some()
     }
 
-    /// So many bytes were sent by the driver.
+    /// Bytes sent by the driver.
     #[inline]
     pub(crate) fn weigh(&mut self, bytes: u64) {
         self.weight += 1 + bytes / WEIGHT_BYTES;

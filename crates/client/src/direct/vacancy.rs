@@ -121,7 +121,7 @@ impl Socket {
         deadline: &mut Option<Deadline>,
     ) -> Result<Guard<'a, SendSide>> {
         if self.is_nonblocking() {
-            // Somebody may wait for room in an epoll instance.
+            // An epoll instance may wait for room.
             return if self.watch.subscribed() && side.arm() { Ok(side) } else { Err(would_block()) };
         }
         let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));

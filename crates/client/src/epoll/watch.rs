@@ -1,4 +1,4 @@
-//! What is told when something may have happened to a socket: its items in epoll instances.
+//! Items of a socket in epoll instances, which are told when something may have happened to it.
 use super::item::Item;
 use crate::turn::lock;
 use std::sync::atomic::{AtomicBool, Ordering};

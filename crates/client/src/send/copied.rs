@@ -191,7 +191,7 @@ impl Socket {
             if room > 0 {
                 return Ok(room.min(BLOCK_BYTES_MAX));
             }
-            // Somebody may wait for room in an epoll instance.
+            // An epoll instance may wait for room.
             if !(self.watch.subscribed() && side.arm()) {
                 return Err(would_block());
             }

@@ -146,7 +146,7 @@ pub enum Asked {
     AddTap(Box<NewTap>),
 }
 
-/// What `pd run` says of a namespace.
+/// The note of `pd run` about a namespace.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Registration {
     /// The container's name.

@@ -1,4 +1,4 @@
-//! What may be sent, as the policy says it: rates of bytes and of messages, and whose they are.
+//! Limits of the policy: rates of bytes and of messages, and whose they are.
 //! The buckets that keep to them are in [`super::rate`].
 
 /// Leases in a second's worth.
@@ -47,7 +47,7 @@ impl Rate {
     }
 }
 
-/// What may be sent.
+/// Limits of sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// By all clients of the tenant together.

@@ -141,7 +141,7 @@ impl Client {
     }
 }
 
-/// What a client owns.
+/// Memory and descriptors of a client.
 pub struct Things {
     memory: OwnedFd,
     region: Region<Own>,

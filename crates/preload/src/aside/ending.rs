@@ -43,11 +43,11 @@ fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>)
     }
 }
 
-/// This process has taken an end that had left by another one's doing.
+/// Goes on with an end that this process has taken, and that had left by another one's doing.
 #[cold]
 pub(crate) fn taken_aside(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> pd_client::Result<()> {
     if let Some(fd) = entry.any_fd().filter(|_| !closed::is_closed()) {
-        // What this process sends comes behind the mark.
+        // Sends of this process come behind the mark.
         drop(FileLock::new(fd));
     }
     let left = end.step_aside(Departure::Marked)?;

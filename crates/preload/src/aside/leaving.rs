@@ -52,7 +52,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         // One that has failed needs none: what the kernel tells once is the program's.
         let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
         let fails = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0);
-        // What goes over the kernel already goes on there.
+        // Bytes that go over the kernel already go on there.
         let marks = left.marks && twin.back.as_ref().is_none_or(|back| back.sends());
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
             let returns = (why == KernelReason::SmallTalk || why == KernelReason::PeerLeft) && twin.is_sole();

@@ -16,10 +16,10 @@ pub(super) const MARK_BRIEF: u8 = 0xa6;
 /// Time between looks of a wait for the mark.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What the kernel's stream begins with.
+/// Beginning of the kernel's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// It was there, and is taken off.
+    /// The mark was there, and is taken off.
     Off,
     /// Nothing has come.
     NotYet,

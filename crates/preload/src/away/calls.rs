@@ -66,7 +66,7 @@ fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn
                 }
                 let counts = counts_of(&entry, what)?;
                 counts.enter();
-                // It may have come back just now.
+                // The connection may have come back just now.
                 if counts_of(&entry, what).is_none_or(|now| !Arc::ptr_eq(&now, &counts)) {
                     counts.leave();
                     return None;

@@ -1,6 +1,6 @@
 //! A listener: the kernel's, of which the driver knows, and the fabric's part of it in the mode for short connections.
 //!
-//! That part begins when the process has accepted and accepts again: a process that waits, and leaves accepting to others, takes none,
+//! The fabric's part begins when the process has accepted and accepts again: a process that leaves accepting to others takes none,
 //! and one that forks for each connection is known by then. The driver gives a connection to one of the processes that share a listener,
 //! and it waits there until that process accepts. So such a process takes connections from when it has accepted one while it had
 //! another: it does not serve one after the other.
@@ -24,13 +24,13 @@ static PAUSED: AtomicU32 = AtomicU32::new(0);
 /// A listener. It is the kernel's; the fabric knows of it.
 #[derive(Debug, Default)]
 pub(crate) struct Listener {
-    /// This process has told the driver.
+    /// The driver has been told by this process.
     joined: AtomicBool,
     /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
     refused: AtomicBool,
     /// Whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
-    /// What of it is the fabric's own.
+    /// The fabric's own part of it.
     pub(crate) short: Listening,
 }
 
@@ -108,7 +108,7 @@ impl Listening {
         }
     }
 
-    /// It stays with the kernel.
+    /// Stays with the kernel.
     pub(crate) fn bar(&self) {
         self.barred.store(true, Ordering::Relaxed);
         self.close();

@@ -46,7 +46,7 @@ impl EpollSet {
         if self.inherited.load(Ordering::Relaxed) && self.inherited.swap(false, Ordering::AcqRel) {
             let members: Vec<_> = lock(&self.members).values().cloned().collect();
             for entry in members {
-                // Who takes the end registers it again.
+                // The process that takes the end registers it again.
                 let _ = entry.twin().map(|twin| twin.with_present(&entry, |_| Ok(())));
             }
             let carried = std::mem::take(&mut *lock(&self.carried));

@@ -17,7 +17,7 @@ pub(super) fn is_token(data: u64) -> bool {
     data >> 32 == TOKEN >> 32
 }
 
-/// What a registration is called in the fabric's instance: a connection may be in there by several numbers.
+/// Name of a registration in the fabric's instance: a connection may be in there by several numbers.
 pub(super) fn name(fd: c_int) -> u64 {
     fd as u64
 }
@@ -29,7 +29,7 @@ pub(super) fn instance_of(watcher: &Watcher) -> Option<(Arc<Entry>, c_int)> {
     Some((instance, epoll))
 }
 
-/// What is registered of a connection that leaves the fabric is, too, of the kernel's.
+/// Registers in the kernel, too, what is registered of a connection that leaves the fabric.
 pub(super) fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, events: u32) -> bool {
     let mut event = epoll_event { events, u64: TOKEN | u64::from(fd as u32) };
     // SAFETY: a valid event.
@@ -68,7 +68,7 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
             lock(&set.members).remove(&watcher.fd);
         }
         let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
-        // It is there already if the connection has left the fabric.
+        // The kernel's part is there already if the connection has left the fabric.
         for operation in [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD] {
             // SAFETY: a valid event.
             if unsafe { real::epoll_ctl(epoll, operation, watcher.fd, &mut event) } == 0 {
@@ -78,7 +78,7 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
     }
 }
 
-/// This process has taken a connection over: its registrations are of an earlier end.
+/// Registers a connection again that this process has taken over: its registrations are of an earlier end.
 pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
     let Some(socket) = entry.socket() else { return };
     for watcher in lock(&socket.watchers).iter() {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
 
-/// What an event of the kernel's is.
+/// Meaning of an event of the kernel's.
 enum Leaves {
     /// The program's.
     Program(epoll_event),
@@ -27,7 +27,7 @@ pub(crate) struct Told {
     pub(super) other: bool,
 }
 
-/// What a connection that leaves the fabric has registered in an instance.
+/// Registration in an instance of a connection that leaves the fabric.
 pub(super) fn registered(instance: &Arc<Entry>, fd: c_int) -> Option<(Arc<Entry>, (u32, u64))> {
     let entry = lock(&instance.epoll()?.members).get(&fd)?.clone();
     let event = lock(&entry.socket()?.watchers).iter().find(|it| it.is(instance, fd))?.event;

@@ -45,7 +45,7 @@ fn open(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Sock
         return Some(end);
     }
     if looking::unseen_waiter(&entry.fds(), false).is_some() {
-        // Nobody would be told of connections that are the fabric's alone.
+        // The waiter would not be told of connections that are the fabric's alone.
         listening.keep_shut();
         return None;
     }

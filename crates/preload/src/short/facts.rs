@@ -1,9 +1,9 @@
-//! What is known of a socket that may become a short connection, without asking the kernel.
+//! Facts about a socket that may become a short connection, known without asking the kernel.
 use super::spare::{Behind, Spare};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is known of a socket without asking the kernel.
+/// Facts about a socket, known without asking the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     /// Made here, not bound and without time-outs.
@@ -38,7 +38,7 @@ impl Facts {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// It gets an address or a time-out: ask the kernel from now on.
+    /// The program gives it an address or a time-out: ask the kernel from now on.
     pub(crate) fn touch(&self) {
         self.untouched.store(false, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What ends the mode, or a connection's part in it: a fork, a message with a descriptor, and what the program does with a socket that
+//! Ends of the mode, or of a connection's part in it: a fork, a message with a descriptor, and what the program does with a socket that
 //! the library cannot undo.
 use super::begun::{settle, settle_all};
 use super::reuse::renew;

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 impl Twin {
-    /// What only the kernel can do is asked for. How the call ends if it cannot be the kernel's.
+    /// Answers a call for something that only the kernel can do. Tells how the call ends if it cannot be the kernel's.
     #[cold]
     pub(crate) fn for_kernel(&self, entry: &Arc<Entry>, why: KernelReason, errno: c_int) -> Failure {
         match leaving::leave(entry, self, why) {
@@ -77,7 +77,7 @@ impl Twin {
     /// Before a fork: the child will hold it, too.
     pub(crate) fn share(&self, entry: &Arc<Entry>) {
         if self.names.is_some() {
-            // It stays with this process.
+            // The end stays with this process.
             return;
         }
         if heap::is_low() {
@@ -135,7 +135,7 @@ impl Twin {
         fd.map_or(0, |fd| self.rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
     }
 
-    /// What is left of a call that began on the fabric goes over the kernel. Returns bytes.
+    /// Sends or receives the rest of a call over the kernel that began on the fabric. Returns bytes.
     pub(super) fn rest_by_kernel(&self, fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
         let rest: Vec<iovec> =
             pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();

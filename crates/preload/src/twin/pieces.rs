@@ -15,7 +15,7 @@ pub(super) fn first(pieces: &[iovec], mut room: usize) -> Vec<iovec> {
     pieces.iter().map(cut).collect()
 }
 
-/// What is left of a list of pieces; copied only when a part of it is done.
+/// Rest of a list of pieces; copied only when a part of it is done.
 pub(super) struct Rest<'a> {
     all: &'a [iovec],
     own: Option<Vec<iovec>>,

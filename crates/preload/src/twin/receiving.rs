@@ -104,7 +104,7 @@ impl Twin {
                         // An AF_UNIX message with descriptors is received by a call of its own.
                         let joins = part > 0 && received < wanted && !self.unix;
                         if joins && self.progress().sends() && self.ends_elsewhere(0) {
-                            // What was peeked at before is there at once.
+                            // Bytes that were peeked at are there at once.
                             rest.advance(part);
                             let missing = first(rest.pieces(), wanted - received);
                             received += self.rest_now(entry, &missing, flags | libc::MSG_DONTWAIT);

@@ -162,7 +162,7 @@ impl Twin {
                         let filled = fill(place, room)?;
                         ended |= filled < room;
                         if let Some(unclaimed) = kept.as_mut() {
-                            // They cannot be read a second time.
+                            // `fill` cannot read them a second time.
                             let piece = iovec { iov_base: place.cast(), iov_len: filled };
                             unclaimed.keep(&[piece], filled);
                         }
@@ -214,7 +214,7 @@ impl Twin {
             socket.iter().for_each(|socket| socket.come_back());
             return Ok(());
         }
-        // What is told by this call is told.
+        // An error that this call tells is not told again.
         let error = socket.filter(|_| !self.unix).and_then(|socket| socket.take_error().ok());
         if let Some(error) = error.filter(|&error| error != 0 && error != libc::EPIPE) {
             return Err(Failure::Errno(error));

@@ -144,7 +144,7 @@ impl Twin {
         Ok(())
     }
 
-    /// It has come from another process; this one had it before as `earlier`.
+    /// The end has come from another process; this one had it before as `earlier`.
     pub(super) fn count_turn(&self, earlier: Option<&Socket>) {
         let turns = self.slot.get().map_or(&self.turns, |slot| slot.turns());
         if earlier.is_some_and(|earlier| earlier.carried().1 >= TURN_BYTES) {

@@ -17,7 +17,7 @@ const TAKE_EVERY: Duration = Duration::from_millis(5);
 /// Time between looks at a ring of a process that makes few system calls.
 const CLOSED_LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What a wait is for.
+/// Purpose of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// More than so many bytes.

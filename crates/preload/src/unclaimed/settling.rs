@@ -42,7 +42,7 @@ pub(crate) fn look() {
     for entry in waiting.iter().filter_map(Weak::upgrade) {
         settle(&entry);
     }
-    // What another thread has added meanwhile stays.
+    // Additions of another thread stay.
     keep(|entry| entry.strong_count() > 0);
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
     leave(entry);
 }
 
-/// It is looked at no more.
+/// Looks at it no more.
 fn leave(entry: &Arc<Entry>) {
     keep(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(entry)));
 }
@@ -88,7 +88,7 @@ fn keep(wanted: impl Fn(&Weak<Entry>) -> bool) {
     COUNT.store(waiting.len(), Ordering::Relaxed);
 }
 
-/// What was sent before the peer took its end has to reach it when this process ends.
+/// Has bytes that were sent before the peer took its end reach it when this process ends.
 fn settle_at_exit() {
     static ONCE: Once = Once::new();
     extern "C" fn settle() {

@@ -1,12 +1,12 @@
-//! A twin: what a connection remembers of the kernel's, and what sockets of the kernel are known by.
-//! It asks nobody and changes nothing else.
+//! A twin: the state that a connection has of the kernel's, and the names of kernel sockets. Plain data: nothing else is asked or
+//! changed.
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
 use crate::kernel_socket::Wanted;
 use pd_abi::{Address, TwinRequest};
 use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
 
-/// What a listening socket is found by.
+/// Name of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::conductor) enum Place {
     /// Namespace and port.
@@ -15,7 +15,7 @@ pub(in crate::conductor) enum Place {
     Unix(u64, u64),
 }
 
-/// What both sides know of a connection before they know each other.
+/// Name of a connection to both sides before they know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::conductor) enum Key {
     /// Port and namespace of the listener and of the one who connects.
@@ -24,7 +24,7 @@ pub(in crate::conductor) enum Key {
     Unix(u32),
 }
 
-/// What a kernel's socket is known by.
+/// Name of a kernel's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum End {
     /// Namespace and cookie.
@@ -44,11 +44,11 @@ pub(in crate::conductor) struct Held {
     pub unix: bool,
 }
 
-/// What a connection remembers of the kernel's.
+/// The part of a connection that is about the kernel's.
 #[derive(Debug)]
 pub struct Twin {
     key: Key,
-    /// What it was made towards, and who may find it there, by number and serial: as long as nobody has claimed it.
+    /// The place that it was made towards, and the clients that may find it there, by number and serial: as long as it is not claimed.
     place: Place,
     told: Vec<(ClientId, u64)>,
     sides: [Held; 2],
@@ -63,7 +63,7 @@ pub struct Twin {
     unmarked: [bool; 2],
     /// Sides that more than one client has had. Their processes know nothing of each other.
     passed: [bool; 2],
-    /// What the claimer learns if the other side has ended: its sends reach nobody.
+    /// News for the claimer if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
 
@@ -118,7 +118,7 @@ impl Twin {
         is_news
     }
 
-    /// Nobody may find it any more. Returns the clients that could.
+    /// Hides it from all clients. Returns those that could find it.
     pub(super) fn take_told(&mut self) -> Vec<(ClientId, u64)> {
         std::mem::take(&mut self.told)
     }

@@ -1,11 +1,11 @@
-//! What a flow may put under way in a turn, and the rates that it has by itself: its tenant's for each connection.
-//! Those of the tenant as a whole are in [`crate::mover::throttle`].
+//! Allowance of a flow for a turn, and its own rates, which are its tenant's for each connection. Rates of the tenant as a whole are in
+//! [`crate::mover::throttle`].
 use super::Flow;
 use crate::policy::rate::{Bucket, Meter};
 use crate::policy::{Rate, Rates};
 use std::time::Duration;
 
-/// What a flow may put under way in its turn.
+/// Bytes and messages that a flow may put under way in its turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
     pub bytes: u64,

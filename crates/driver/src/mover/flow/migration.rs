@@ -1,4 +1,4 @@
-//! What a flow remembers of ends that went from one client to another: former owners' bytes and rings, and owners to come.
+//! State of a flow whose ends went from one client to another: former owners' bytes and rings, and owners to come.
 //! The mover acts on it ([`crate::mover::migration`]).
 use super::Flow;
 use crate::ids::ClientId;
@@ -16,7 +16,7 @@ const LOOK_FIRST: Duration = Duration::from_millis(1);
 /// ...up to this.
 const LOOK_LAST: Duration = Duration::from_secs(1);
 
-/// What a flow that was moved has to remember.
+/// State of a flow that was moved.
 #[derive(Debug, Default)]
 pub struct Migration {
     /// Where it shall deliver as soon as no copy is under way, and whose end that was.
@@ -180,7 +180,7 @@ impl Migration {
         is_last
     }
 
-    /// Nobody reads the sender's ring here any more.
+    /// Ends reading the sender's ring here.
     pub fn end_remainder(&mut self) {
         self.remainder = None;
     }
@@ -216,7 +216,7 @@ impl Migration {
         base - before
     }
 
-    /// What is unread is read by nobody. Returns the receive rings that it lies in.
+    /// Drops the unread pieces. Returns the receive rings that they lie in.
     pub fn drop_undrained(&mut self) -> impl Iterator<Item = Ring> {
         std::mem::take(&mut self.undrained).into_iter().filter_map(|piece| piece.ring.into_receive_ring())
     }
@@ -269,7 +269,7 @@ impl Migration {
             return Err(Impossible);
         }
         let len = written - std::mem::replace(&mut ring.read, written);
-        // They count as the sender says (`ToMover::Reported`).
+        // Bytes count as the sender says (`ToMover::Reported`).
         self.counted += len;
         match self.undrained.back_mut() {
             _ if len == 0 => {}
