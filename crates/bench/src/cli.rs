@@ -35,6 +35,9 @@ pub struct BenchArgs {
     /// Milliseconds of a round, about [default: 800; 300 with --quick]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=600_000))]
     round_ms: Option<u32>,
+    /// Keep rounds in which others disturbed the machine: a test that benchmarks run, whose figures say nothing
+    #[arg(long, conflicts_with = "results")]
+    smoke: bool,
     /// Schemes to run [default: all of the benchmark]
     #[arg(long, value_delimiter = ',', value_enum)]
     schemes: Vec<Scheme>,
@@ -67,6 +70,7 @@ impl BenchArgs {
             schemes: self.schemes.clone(),
             only: self.only.clone(),
             engine: self.engine.clone(),
+            smoke: self.smoke,
         }
     }
 
@@ -81,6 +85,9 @@ impl BenchArgs {
         }
         if let Some(ms) = self.round_ms {
             text += &format!(" --round-ms {ms}");
+        }
+        if self.smoke {
+            text += " --smoke";
         }
         if !self.schemes.is_empty() {
             let names: Vec<&str> = self.schemes.iter().map(|s| s.name()).collect();

@@ -2,6 +2,7 @@
 
 use crate::catalogue::Scheme;
 use crate::row::Params;
+use pd_harness::measure::cores::Watch;
 
 /// Settings of a benchmark.
 #[derive(Clone, Debug)]
@@ -18,9 +19,16 @@ pub struct Settings {
     pub only: Vec<(String, String)>,
     /// PipeDevice's engine.
     pub engine: String,
+    /// Each round is done once, on a machine that others may disturb: a test of the benchmark, whose figures say nothing.
+    pub smoke: bool,
 }
 
 impl Settings {
+    /// The watch over the machine during rounds, if disturbed ones are not to count.
+    pub fn watch(&self) -> Option<Watch> {
+        (!self.smoke).then(Watch::default)
+    }
+
     /// Returns whether rows with these parameters are wanted.
     pub fn wants(&self, params: &Params) -> bool {
         let has = |name: &str, value: &str| {

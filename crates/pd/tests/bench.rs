@@ -19,26 +19,12 @@ const MUST_RUN: [&str; 9] = [
     "engine-pipeline",
 ];
 
-/// Rows of a benchmark, run once more if the machine was disturbed.
 fn bench(dir: &Path, arguments: &[&str]) -> Vec<Value> {
-    let rows = bench_once(dir, arguments);
-    if rows.iter().any(is_disturbed) {
-        return bench_once(dir, arguments);
-    }
-    rows
-}
-
-/// Whether a row has no figures because the machine was disturbed.
-fn is_disturbed(row: &Value) -> bool {
-    row["not_run"].as_str().is_some_and(|reason| reason.contains("the machine was disturbed"))
-}
-
-fn bench_once(dir: &Path, arguments: &[&str]) -> Vec<Value> {
     let file = dir.join("rows.json");
     let output = Command::new(env!("CARGO_BIN_EXE_pd"))
         .arg("bench")
         .args(arguments)
-        .args(["--quick", "--rounds", "1", "--round-ms", "20", "--json"])
+        .args(["--quick", "--smoke", "--rounds", "1", "--round-ms", "20", "--json"])
         .arg(&file)
         .output()
         .unwrap();
@@ -51,7 +37,7 @@ fn check(row: &Value, metric: &str) {
     let scheme = row["scheme"].as_str().unwrap();
     match row["not_run"].as_str() {
         Some(reason) => {
-            assert!(!MUST_RUN.contains(&scheme) || is_disturbed(row), "{scheme} did not run: {reason}");
+            assert!(!MUST_RUN.contains(&scheme), "{scheme} did not run: {reason}");
             eprintln!("SKIPPED: {scheme}: {reason}");
         }
         None => assert!(row[metric].as_f64().unwrap() > 0.0, "{row}"),
@@ -188,10 +174,6 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
             let own: Vec<&Value> = rows.iter().filter(own).collect();
             assert_eq!(own.len(), cases, "{attack}");
             for row in own {
-                if is_disturbed(row) {
-                    eprintln!("SKIPPED: {attack}: {}", row["not_run"]);
-                    continue;
-                }
                 assert_eq!((&row["bench"], &row["not_run"]), (&"isolation".into(), &Value::Null), "{row}");
                 let figures =
                     ["kept", "kept_below_share", "longest_gap_ms", "latency_us_p99", "latency_us_p99_alone"];
@@ -203,11 +185,7 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
         }
     }
     let rows = bench(dir.path(), &["isolation", "--only", "attack=denied"]);
-    assert!(
-        rows.len() == 2
-            && rows.iter().all(|row| is_disturbed(row) || row["ended_ms"].as_f64().unwrap() > 0.0),
-        "{rows:?}"
-    );
+    assert!(rows.len() == 2 && rows.iter().all(|row| row["ended_ms"].as_f64().unwrap() > 0.0), "{rows:?}");
 }
 
 #[test]
@@ -244,10 +222,6 @@ fn candidates_for_tuned_tcp_are_ranked() {
     let dir = tempfile::tempdir().unwrap();
     let rows = bench(dir.path(), &["tune", "--only", "message_bytes=65536"]);
     let linux = rows.iter().find(|row| row["candidate"] == "cubic").unwrap();
-    if is_disturbed(linux) {
-        eprintln!("SKIPPED: candidates: {}", linux["not_run"]);
-        return;
-    }
     assert_eq!(linux["over_linux"], 1.0);
     let ran = rows.iter().filter(|row| row["not_run"].is_null());
     assert!(ran.clone().count() > 20 && ran.into_iter().all(|row| row["over_linux"].as_f64().unwrap() > 0.0));

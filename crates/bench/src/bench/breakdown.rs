@@ -10,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{ensure, Context, Result};
-use pd_harness::measure::cores::Watch;
 use pd_harness::own_exe;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
@@ -155,7 +154,7 @@ fn scheme_rows(scheme: Scheme, settings: &Settings, stand: &mut Stand<'_>) -> Re
     let signals = stand.signals;
     let described = stand.pair(scheme)?.describe(signals)?;
     let source = if perf_program().is_some() { "perf" } else { "/proc" };
-    let mut watch = Watch::default();
+    let mut watch = settings.watch();
     let mut rounds_by = |source| {
         let work = |cell: &mut StreamCell, stand: &mut Stand<'_>| match source {
             "perf" => sampled(cell, stand),

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use pd_abi::pipe::PIPE_RING_BYTES_DEFAULT;
-use pd_harness::measure::cores::Watch;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use pd_pipe::packetised::{self, PacketNic};
@@ -263,7 +262,7 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     for cell in cells.into_iter().filter(|cell| settings.wants(&cell.params)) {
         let bar = progress::bar(settings.rounds as u64);
         let mut figures: Vec<Vec<Option<Metrics>>> = vec![Vec::new(); cell.schemes.len()];
-        let mut watch = Watch::default();
+        let mut watch = settings.watch();
         for round in 0..settings.rounds {
             bar.set_message(format!("pipe: {}", cell.params[0].1));
             let mut order: Vec<usize> = (0..cell.schemes.len()).collect();

@@ -105,7 +105,7 @@ pub fn run(
         failed: None,
     };
     let mut entries: Vec<Entry> = cells.into_iter().map(entry).collect();
-    let mut watch = Watch::default();
+    let mut watch = settings.watch();
     for entry in &mut entries {
         bar.set_message(format!("{bench}: {} {}", entry.cell.scheme().name(), entry.cell.params_text()));
         let (mut once, mut settings) = (Metrics::new(), String::new());
@@ -162,7 +162,7 @@ fn compare(bench: &str, entries: &mut [Entry]) {
 }
 
 /// One round, and figures of the machine around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. Nothing if it is discarded.
-fn measure(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Watch) -> Result<Option<Metrics>> {
+fn measure(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Option<Watch>) -> Result<Option<Metrics>> {
     let (metrics, Around { repeats, cores }) = undisturbed(watch, || cell.measure(stand))?;
     let Some(mut metrics) = metrics else { return Ok(None) };
     metrics.insert("repeats", f64::from(repeats));

@@ -12,9 +12,6 @@ const REPEATS: u32 = 2;
 /// The pause before a disturbed round is repeated.
 const DISTURBANCE: Duration = Duration::from_millis(500);
 
-/// The kernel counts stolen time in ticks of this length. One for each core may be of nearly nothing.
-const TICK_S: f64 = 0.01;
-
 /// The machine around a round.
 #[derive(Debug)]
 pub struct Around {
@@ -24,16 +21,22 @@ pub struct Around {
     pub cores: Vec<Cores>,
 }
 
-/// Does the work of a round, again if the machine was disturbed. Returns nothing of it if too much time was stolen again and again.
-pub fn undisturbed<T>(watch: &mut Watch, mut work: impl FnMut() -> Result<T>) -> Result<(Option<T>, Around)> {
+/// Does the work of a round, again if the machine was disturbed. Returns nothing of it if too much time was stolen again and again. Without
+/// a watch the work is done once, and kept.
+pub fn undisturbed<T>(
+    watch: &mut Option<Watch>,
+    mut work: impl FnMut() -> Result<T>,
+) -> Result<(Option<T>, Around)> {
+    let Some(watch) = watch else {
+        return Ok((Some(work()?), Around { repeats: 0, cores: Vec::new() }));
+    };
     let count = available_parallelism().map_or(1, usize::from) as f64;
     let mut repeats = 0;
     loop {
         let before = Cores::measure();
         let (times, begun) = (MachineTimes::now()?, Instant::now());
         let done = work()?;
-        let stolen_s = (MachineTimes::now()? - times).steal_s - TICK_S * count;
-        let stolen = stolen_s.max(0.0) / (begun.elapsed().as_secs_f64() * count);
+        let stolen = (MachineTimes::now()? - times).steal_s / (begun.elapsed().as_secs_f64() * count);
         let cores: Vec<Cores> = before.into_iter().chain(Cores::measure()).collect();
         let is_disturbed = watch.is_disturbed(&cores, stolen);
         if is_disturbed && repeats < REPEATS {

@@ -305,6 +305,7 @@ fn run_settings(args: &DemoArgs) -> Settings {
         schemes: Vec::new(),
         only: Vec::new(),
         engine: args.engine.clone(),
+        smoke: false,
     }
 }
 
