@@ -14,7 +14,7 @@ fn demo(dir: &Path) -> Command {
     let file = dir.join("data");
     std::fs::write(&file, (0..5_000_011u32).map(|n| (n ^ (n >> 9)) as u8).collect::<Vec<u8>>()).unwrap();
     let mut demo = Command::new(env!("CARGO_BIN_EXE_pd"));
-    demo.args(["demo", "--schemes", "tcp,tcp-sendfile,tcp-tuned", "--rounds", "1", "--json"]);
+    demo.args(["demo", "--schemes", "tcp,tcp-sendfile,tcp-tuned", "--rounds", "1", "--smoke", "--json"]);
     demo.arg("--file")
         .arg(&file)
         .arg("--out")

@@ -53,6 +53,9 @@ pub struct DemoArgs {
     /// Rounds of every scheme; 0 only verifies the files [default: 5, 0 with a simulated engine]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=1000))]
     rounds: Option<u32>,
+    /// Keep rounds in which others disturbed the machine: a test that the demo runs, whose figures say nothing
+    #[arg(long, conflicts_with = "results")]
+    smoke: bool,
     /// Parts to run
     #[arg(long, value_delimiter = ',', default_values = ["file", "bulk"])]
     parts: Vec<Part>,
@@ -305,7 +308,7 @@ fn run_settings(args: &DemoArgs) -> Settings {
         schemes: Vec::new(),
         only: Vec::new(),
         engine: args.engine.clone(),
-        smoke: false,
+        smoke: args.smoke,
     }
 }
 
