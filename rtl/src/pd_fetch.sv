@@ -47,19 +47,19 @@ module pd_fetch #(
   logic [BATCH_BITS-1:0] batch;
   logic [AHEAD_BITS-1:0] ahead_q;
 
-  logic bell_q;
-  logic [QUEUE_BITS-1:0] bell_queue_q;
+  logic doorbell_q;
+  logic [QUEUE_BITS-1:0] doorbell_queue_q;
   always_ff @(posedge clk_i or negedge rst_ni) begin
-    if (!rst_ni) bell_q <= 1'b0;
-    else bell_q <= doorbell_valid_i;
+    if (!rst_ni) doorbell_q <= 1'b0;
+    else doorbell_q <= doorbell_valid_i;
   end
-  always_ff @(posedge clk_i) bell_queue_q <= doorbell_queue_i;
+  always_ff @(posedge clk_i) doorbell_queue_q <= doorbell_queue_i;
 
   logic unused_wrap;
   logic [QUEUES-1:0] waiting;
   pd_rr_pick #(.COUNT(QUEUES)) u_pick (
     .clk_i, .rst_ni, .clear_i(init_i),
-    .set_a_valid_i(bell_q), .set_a_id_i(bell_queue_q),
+    .set_a_valid_i(doorbell_q), .set_a_id_i(doorbell_queue_q),
     .set_b_valid_i(visit_ready_i && visit_more_i), .set_b_id_i(queue),
     .pick_valid_o(pick_valid), .pick_ready_i(visit_ready_i), .pick_keep_i(1'b0), .pick_id_o(queue),
     .wrap_o(unused_wrap), .set_o(waiting)

@@ -132,8 +132,8 @@ module pd_state_regs #(
   );
 
   // Pointers: {CQ consumer, SQ producer} of the host, {error, enabled, batches, SQ consumer} of the device.
-  logic enable_now, bell_we, dev_we;
-  logic [31:0] bell, bell_d;
+  logic enable_now, doorbell_we, dev_we;
+  logic [31:0] doorbell, doorbell_d;
   logic [25:0] dev, dev_d;
   logic error, enabled;
   logic [7:0] batches;
@@ -142,9 +142,9 @@ module pd_state_regs #(
   logic more;
   assign {error, enabled, batches, sq_consumer} = dev;
 
-  pd_ram #(.WIDTH(32), .DEPTH(QUEUES)) u_bell (
-    .clk_i, .we_i(bell_we), .waddr_i(queue_q), .wdata_i(bell_d),
-    .re_i(start), .raddr_i(pick_queue), .rdata_o(bell)
+  pd_ram #(.WIDTH(32), .DEPTH(QUEUES)) u_doorbell (
+    .clk_i, .we_i(doorbell_we), .waddr_i(queue_q), .wdata_i(doorbell_d),
+    .re_i(start), .raddr_i(pick_queue), .rdata_o(doorbell)
   );
   pd_ram #(.WIDTH(26), .DEPTH(QUEUES)) u_dev (
     .clk_i, .we_i(dev_we), .waddr_i(init_q ? init_queue_q : queue_q), .wdata_i(dev_d),
@@ -153,8 +153,8 @@ module pd_state_regs #(
 
   // A queue with batches in flight is not enabled anew: its pointers are still in use.
   assign enable_now = host_write && host_word_i == CONTROL && host_wdata_i[pd_abi_pkg::QUEUE_CONTROL_ENABLE_LSB] && batches == '0;
-  assign bell_we = enable_now || (host_write && host_word_i == DOORBELL);
-  assign bell_d = enable_now ? '0 : host_wdata_i;
+  assign doorbell_we = enable_now || (host_write && host_word_i == DOORBELL);
+  assign doorbell_d = enable_now ? '0 : host_wdata_i;
   assign visit_count_o = enabled ? count : '0;
   assign visit_more_o = enabled && more;
 
@@ -181,7 +181,7 @@ module pd_state_regs #(
 
   pd_ptr_calc #(.LOG2_DEPTH(LOG2_DEPTH)) u_ptr_calc (
     .clk_i,
-    .sq_producer_i(bell[15:0]), .sq_consumer_i(sq_consumer), .cq_consumer_i(bell[31:16]), .batch_max_i,
+    .sq_producer_i(doorbell[15:0]), .sq_consumer_i(sq_consumer), .cq_consumer_i(doorbell[31:16]), .batch_max_i,
     .count_o(count), .more_o(more), .sq_consumer_next_o(sq_consumer_next), .slot_o(visit_slot_o), .phase_o(visit_phase_o)
   );
 
@@ -199,7 +199,7 @@ module pd_state_regs #(
       CQ_LO: host_rdata_o = {cq_lo, 12'd0};
       CQ_HI: host_rdata_o = 32'(cq_hi);
       CONFIG: host_rdata_o = {cfg[12], 19'd0, cfg[11:0]};
-      DOORBELL: host_rdata_o = bell;
+      DOORBELL: host_rdata_o = doorbell;
       CONTROL: host_rdata_o = {31'd0, enabled};
       default: host_rdata_o = {error, enabled, 6'd0, batches, sq_consumer};
     endcase

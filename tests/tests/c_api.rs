@@ -195,7 +195,7 @@ fn epoll() {
     pair("epoll", "127.0.0.1");
 }
 
-/// On the direct path the peer rings a bell, also of an instance with one channel. Each message that the driver passed on would have
+/// On the direct path the peer rings a doorbell, also of an instance with one channel. Each message that the driver passed on would have
 /// a mover sleep once more; 400 of the 800 are waited for on the instance's descriptor.
 #[test]
 fn a_sleeper_in_epoll_is_woken_whatever_the_path() {

@@ -153,10 +153,10 @@ impl Stand {
 }
 
 impl Pipe {
-    /// Its bell, which it has from now on.
-    fn take_bell(&mut self) {
-        let mut fds = tell(&mut self.raw, FrameKind::PipeBell, self.number, FrameKind::PipeBell).unwrap();
-        self.pipe.set_bell(fds.pop().unwrap());
+    /// Its wake-up pipe, which it has from now on.
+    fn take_wake_fd(&mut self) {
+        let mut fds = tell(&mut self.raw, FrameKind::PipeWakeFd, self.number, FrameKind::PipeWakeFd).unwrap();
+        self.pipe.set_wake_fd(fds.pop().unwrap());
     }
 }
 
@@ -207,7 +207,7 @@ fn a_link_carries_frames_and_bytes_and_a_program_waits_in_poll() {
     let receive = Options::new(Direction::Receive, "wire.1");
     let mut receiver = stand.open(&receive).unwrap();
     let mut sender = stand.open(&Options::new(Direction::Send, "wire.0")).unwrap();
-    receiver.take_bell();
+    receiver.take_wake_fd();
     for number in 0..2000u32 {
         let frame = [&[7; 14][..], &number.to_ne_bytes(), &[9; 50]].concat();
         while sender.send(&frame, 0).is_err() {
@@ -219,7 +219,7 @@ fn a_link_carries_frames_and_bytes_and_a_program_waits_in_poll() {
             let mut got = 0;
             while got == 0 {
                 if !receiver.arm().unwrap() {
-                    let fd = receiver.bell().unwrap();
+                    let fd = receiver.wake_fd().unwrap();
                     let patience = rustix::time::Timespec { tv_sec: 20, tv_nsec: 0 };
                     assert_eq!(poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&patience)), Ok(1));
                 }
@@ -406,9 +406,9 @@ fn a_client_that_hangs_up_at_any_step_leaves_nothing() {
             }
             tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).unwrap();
             if step == 4 {
-                tell(&mut raw, FrameKind::PipeBell, number, FrameKind::PipeBell).unwrap();
+                tell(&mut raw, FrameKind::PipeWakeFd, number, FrameKind::PipeWakeFd).unwrap();
                 assert_eq!(
-                    tell(&mut raw, FrameKind::PipeBell, number, FrameKind::PipeBell).err(),
+                    tell(&mut raw, FrameKind::PipeWakeFd, number, FrameKind::PipeWakeFd).err(),
                     Some(libc::EEXIST)
                 );
             }
@@ -467,7 +467,7 @@ fn impossible_words_end_their_pipe_and_no_other() {
             let (number, offer) = ask(&mut raw, direction, port).unwrap();
             let bytes = FRAME_TABLE_OFFSET + table_bytes(RING);
             let control = Region::<Own>::new(&offer.control, bytes).unwrap();
-            let bell = offer.doorbell.try_clone().unwrap();
+            let doorbell = offer.doorbell.try_clone().unwrap();
             let mut pipe = pd_pipe::Pipe::map(offer).unwrap();
             tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).unwrap();
             if value == 128 {
@@ -482,7 +482,7 @@ fn impossible_words_end_their_pipe_and_no_other() {
                 control.store_u32(entry_offset(0, RING), entry(u16::MAX, 9), Ordering::Relaxed);
             }
             control.store_u64(word, value, Ordering::Release);
-            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
             cut_off += 1;
             let until = Instant::now() + PATIENCE;
             let ended = loop {
@@ -522,7 +522,7 @@ fn frames_about_pipes_in_any_order_do_no_harm() {
     for _ in 0..60 {
         let raw = Raw::attach(&stand.driver, 1);
         for _ in 0..1 + random.below(8) {
-            let kinds = [FrameKind::Pipe, FrameKind::PipeMapped, FrameKind::PipeBell, FrameKind::PipeClose];
+            let kinds = [FrameKind::Pipe, FrameKind::PipeMapped, FrameKind::PipeWakeFd, FrameKind::PipeClose];
             let kind = kinds[random.below(4) as usize];
             let mut frame = Frame::new(kind).with_id(random.below(4) as u32);
             let names = ["wan", "wire.0", "wire.1", "wan,wire.0", "", ",", "no"][random.below(7) as usize];

@@ -653,13 +653,14 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
         stand.open(Direction::Receive, "wire.1", Flow::default()).unwrap(),
     );
     let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
-    let (memory, bell) = (region(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+    let (memory, doorbell) =
+        (region(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
     let add_region = message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]);
     let steps: [([u8; 128], Vec<_>); 5] = [
         (message(3, &INIT), vec![]),
         (add_region, vec![memory.as_fd()]),
-        (ring(1, 0), vec![bell.as_fd()]),
-        (ring(0, 256), vec![bell.as_fd()]),
+        (ring(1, 0), vec![doorbell.as_fd()]),
+        (ring(0, 256), vec![doorbell.as_fd()]),
         (message(6, &[]), vec![]),
     ];
     // It goes at each step, and says at each step what does not belong there.
@@ -679,7 +680,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
                 0 => {}
                 1 => client.say(&bytes[..1 + random.below(127) as usize], &[]),
                 2 => client.say(&add_region, &[null.as_fd()]),
-                3 => client.say(&add_region, &[null.as_fd(), bell.as_fd(), memory.as_fd()]),
+                3 => client.say(&add_region, &[null.as_fd(), doorbell.as_fd(), memory.as_fd()]),
                 4 => client.say(&message(4, &[&[0, 0], &u64::MAX.to_ne_bytes()]), &[memory.as_fd()]),
                 5 => client.say(&ring(0, u32::MAX), &[null.as_fd()]),
                 _ => client.say(&bytes, &[null.as_fd()]),

@@ -267,9 +267,9 @@
 /* Client: asks for the ring that the peer of socket id writes. Driver: passes it. */
 #define PD_ABI_FRAME_PEER_RING 14ull
 /* Client: asks for an eventfd to sleep on, which the peer of socket id may write, for its epoll instance bytes. Driver: passes it, with the number bytes: one for all connections of that instance with that peer. */
-#define PD_ABI_FRAME_BELL 15ull
+#define PD_ABI_FRAME_DOORBELL 15ull
 /* Client: asks for the doorbell that the peer of socket id sleeps on. Driver: passes it, with the number bytes. */
-#define PD_ABI_FRAME_PEER_BELL 16ull
+#define PD_ABI_FRAME_PEER_DOORBELL 16ull
 /* Client: asks for the socket by which it can pass files (PassedFile). Driver: passes it, once; then EEXIST. */
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
 /* Client: asks for a pipe with a ring of bytes; a pipe::PipeRequest is in the text. Driver: passes it, with the number id. */
@@ -277,7 +277,7 @@
 /* Client: the memory of pipe id is mapped and can be sealed. */
 #define PD_ABI_FRAME_PIPE_MAPPED 19ull
 /* Client: asks for a pipe of the kernel that becomes readable when pipe id is to be looked at. Driver: passes it. */
-#define PD_ABI_FRAME_PIPE_BELL 20ull
+#define PD_ABI_FRAME_PIPE_WAKE_FD 20ull
 /* Client: needs pipe id no more. */
 #define PD_ABI_FRAME_PIPE_CLOSE 21ull
 
@@ -522,8 +522,8 @@
 #define PD_ABI_DIRECT_SEND_UNFENCED 292ull
 /* u32: Not 0: the owner has registered for membarrier. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
-/* u64: Not 0: the owner sleeps on the doorbell of this number. A peer that has it (FrameKind::PeerBell) rings it instead of a nudge. */
-#define PD_ABI_DIRECT_BELL 304ull
+/* u64: Not 0: the owner sleeps on the doorbell of this number. A peer that has it (FrameKind::PeerDoorbell) rings it instead of a nudge. */
+#define PD_ABI_DIRECT_EPOLL_DOORBELL 304ull
 /* u32: Futex: incremented to wake the peer's receiver. */
 #define PD_ABI_DIRECT_RECV_DOORBELL 384ull
 /* u32: Futex: incremented to wake the peer's sender. */

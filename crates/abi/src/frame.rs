@@ -29,18 +29,18 @@ entry! {
     ///                               ←  Ready (socket)       now the peer may ask for it
     /// PeerRing (socket)             →
     ///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
-    /// Bell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
-    ///                               ←  Bell (socket, number) + eventfd
-    /// PeerBell (socket)             →            the one that the peer sleeps on
-    ///                               ←  PeerBell (socket, number) + eventfd
+    /// Doorbell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
+    ///                               ←  Doorbell (socket, number) + eventfd
+    /// PeerDoorbell (socket)             →            the one that the peer sleeps on
+    ///                               ←  PeerDoorbell (socket, number) + eventfd
     /// FileSocket                    →            once, for files that the driver shall send
     ///                               ←  FileSocket + a socket for `PassedFile` datagrams
     /// Pipe (bytes, request)            →            a ring of packets of a port
     ///                               ←  Pipe (id, bytes) + status, control and ring memfd, doorbell eventfd
     /// PipeMapped (id)               →
     ///                               ←  Ready (id)            now it moves frames
-    /// PipeBell (id)                 →
-    ///                               ←  PipeBell (id) + read end of a pipe
+    /// PipeWakeFd (id)                 →
+    ///                               ←  PipeWakeFd (id) + read end of a pipe
     /// PipeClose (id)                →
     ///                               ←  Ready (id)
     ///                               ←  Error (errno, text)   instead of any answer
@@ -103,9 +103,9 @@ kinds! {
         PeerRing = 14,
         /// Client: asks for an eventfd to sleep on, which the peer of socket `id` may write, for its epoll instance
         /// `bytes`. Driver: passes it, with the number `bytes`: one for all connections of that instance with that peer.
-        Bell = 15,
+        Doorbell = 15,
         /// Client: asks for the doorbell that the peer of socket `id` sleeps on. Driver: passes it, with the number `bytes`.
-        PeerBell = 16,
+        PeerDoorbell = 16,
         /// Client: asks for the socket by which it can pass files ([`crate::PassedFile`]). Driver: passes it, once; then `EEXIST`.
         FileSocket = 17,
         /// Client: asks for a pipe with a ring of `bytes`; a [`crate::pipe::PipeRequest`] is in the text. Driver: passes it, with the number `id`.
@@ -113,7 +113,7 @@ kinds! {
         /// Client: the memory of pipe `id` is mapped and can be sealed.
         PipeMapped = 19,
         /// Client: asks for a pipe of the kernel that becomes readable when pipe `id` is to be looked at. Driver: passes it.
-        PipeBell = 20,
+        PipeWakeFd = 20,
         /// Client: needs pipe `id` no more.
         PipeClose = 21,
     }

@@ -220,9 +220,9 @@ words! {
         SEND_UNFENCED: u32 = 292;
         /// Not 0: the owner has registered for `membarrier`.
         BARRIERS: u32 = 296;
-        /// Not 0: the owner sleeps on the doorbell of this number. A peer that has it (`FrameKind::PeerBell`) rings it
+        /// Not 0: the owner sleeps on the doorbell of this number. A peer that has it (`FrameKind::PeerDoorbell`) rings it
         /// instead of a nudge.
-        BELL: u64 = 304;
+        EPOLL_DOORBELL: u64 = 304;
         /// Futex: incremented to wake the peer's receiver.
         RECV_DOORBELL: u32 = 384;
         /// Futex: incremented to wake the peer's sender.

@@ -68,7 +68,7 @@ pub(crate) struct Attachment {
     pub(crate) files: Mutex<Files>,
     reasons: Reasons,
     /// Doorbells, by number.
-    bells: Mutex<HashMap<u64, Weak<OwnFd>>>,
+    doorbells: Mutex<HashMap<u64, Weak<OwnFd>>>,
 }
 
 /// Where a receive ring lies: region, first page, pages.
@@ -137,7 +137,7 @@ impl Attachment {
             rings: Mutex::default(),
             files: Mutex::default(),
             reasons: Reasons::default(),
-            bells: Mutex::default(),
+            doorbells: Mutex::default(),
         }))
     }
 
@@ -312,15 +312,15 @@ impl Attachment {
     }
 
     /// The doorbell of that number; several connections may have it.
-    pub(crate) fn bell_of(&self, number: u64, fd: OwnedFd) -> Arc<OwnFd> {
-        let mut bells = lock(&self.bells);
-        if let Some(bell) = bells.get(&number).and_then(Weak::upgrade) {
-            return bell;
+    pub(crate) fn doorbell_of(&self, number: u64, fd: OwnedFd) -> Arc<OwnFd> {
+        let mut doorbells = lock(&self.doorbells);
+        if let Some(doorbell) = doorbells.get(&number).and_then(Weak::upgrade) {
+            return doorbell;
         }
-        bells.retain(|_, bell| bell.strong_count() > 0);
-        let bell = Arc::new(OwnFd::new(fd));
-        bells.insert(number, Arc::downgrade(&bell));
-        bell
+        doorbells.retain(|_, doorbell| doorbell.strong_count() > 0);
+        let doorbell = Arc::new(OwnFd::new(fd));
+        doorbells.insert(number, Arc::downgrade(&doorbell));
+        doorbell
     }
 
     /// The calling thread's channel; made, or taken over from a thread that ended, at first use.
@@ -527,7 +527,7 @@ mod tests {
             rings: Mutex::default(),
             files: Mutex::default(),
             reasons: Reasons::default(),
-            bells: Mutex::default(),
+            doorbells: Mutex::default(),
         };
         assert!(attachment.check_alive());
         // A driver that hangs up with a frame unread resets the connection.

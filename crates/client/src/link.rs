@@ -161,7 +161,7 @@ impl Link {
     }
 
     /// Tells the peer of a direct connection the number of the doorbell to ring. 0: none.
-    pub(crate) fn sleep_on_bell(&self, number: u64) {
+    pub(crate) fn sleep_on_doorbell(&self, number: u64) {
         self.direct.iter().for_each(|direct| direct.sleep_on(number));
     }
 

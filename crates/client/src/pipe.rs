@@ -234,13 +234,14 @@ impl Pipe {
     /// `EMFILE` without a descriptor left.
     pub fn fd(&mut self) -> Result<BorrowedFd<'_>> {
         self.check_usable()?;
-        if self.pipe.bell().is_none() {
-            let ask = Message::new(FrameKind::PipeBell).with_id(self.number);
-            let (_, mut fds) = self.attachment.exchange(&ask, FrameKind::PipeBell)?;
-            let bell = fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no bell"))?;
-            self.pipe.set_bell(bell);
+        if self.pipe.wake_fd().is_none() {
+            let ask = Message::new(FrameKind::PipeWakeFd).with_id(self.number);
+            let (_, mut fds) = self.attachment.exchange(&ask, FrameKind::PipeWakeFd)?;
+            let wake_fd =
+                fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake-up pipe"))?;
+            self.pipe.set_wake_fd(wake_fd);
         }
-        self.pipe.bell().ok_or_else(|| Error::new(Errno::BADF, "the pipe has no bell"))
+        self.pipe.wake_fd().ok_or_else(|| Error::new(Errno::BADF, "the pipe has no wake-up pipe"))
     }
 }
 

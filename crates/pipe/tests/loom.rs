@@ -17,7 +17,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::Arc;
 use loom::thread;
-use parts::{check, Bell, Edge, Weak};
+use parts::{check, Doorbell, Edge, Weak};
 use pd_pipe::notify::{AnnounceCells, Announcer, ReadCells, Reader};
 use pd_shm::wait::{self, Waker};
 use pd_shm::Spin;
@@ -30,7 +30,7 @@ struct Words {
     wanted: AtomicU32,
     need_wakeup: AtomicU32,
     doorbell: Edge,
-    bell: Bell,
+    doorbell: Doorbell,
     ring: Vec<UnsafeCell<u64>>,
     weak: Weak,
 }
@@ -43,7 +43,7 @@ impl Words {
             wanted: AtomicU32::new(0),
             need_wakeup: AtomicU32::new(0),
             doorbell: Edge::default(),
-            bell: Bell::new(weak),
+            doorbell: Doorbell::new(weak),
             ring: (0..ring).map(|_| UnsafeCell::new(0)).collect(),
             weak,
         })
@@ -168,7 +168,7 @@ fn no_notification_is_lost() {
                     }
                     if let Some(position) = announcer.announce(&*words) {
                         notifications += 1;
-                        waker.wake(&words.bell, position);
+                        waker.wake(&words.doorbell, position);
                         busy = true;
                     }
                     busy
@@ -200,9 +200,13 @@ fn no_notification_is_lost() {
                     reader.answer(&*words);
                 }
                 words.ring(&mut rung);
-                wait::sleep(&words.bell, known + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, || {
-                    words.load_producer() != known
-                });
+                wait::sleep(
+                    &words.doorbell,
+                    known + 1,
+                    &mut Spin::new(Duration::ZERO),
+                    Duration::MAX,
+                    || words.load_producer() != known,
+                );
                 continue;
             }
             reader.consume(reader.unread());

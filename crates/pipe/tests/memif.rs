@@ -89,10 +89,10 @@ fn a_client_of_memif_that_sleeps_is_woken_by_frames() {
                         own.head(1, seen + 32, 0);
                         fence(Ordering::SeqCst);
                         if own.tail(1) == seen {
-                            let mut fds = [PollFd::new(&own.bell, PollFlags::IN)];
+                            let mut fds = [PollFd::new(&own.doorbell, PollFlags::IN)];
                             assert_eq!(poll(&mut fds, Some(&patience)), Ok(1), "not woken at {seen}");
                         }
-                        let _ = rustix::io::read(&own.bell, &mut [0; 8]);
+                        let _ = rustix::io::read(&own.doorbell, &mut [0; 8]);
                     }
                     seen = own.tail(1);
                 }
@@ -120,7 +120,7 @@ fn a_client_of_memif_that_polls_is_not_woken() {
         own.head(1, 32, MASK_INT);
         (0..20).for_each(|_| send(pipe));
         assert_eq!(own.tail(1), 20);
-        assert_eq!(rustix::io::read(&own.bell, &mut [0; 8]), Err(Errno::AGAIN));
+        assert_eq!(rustix::io::read(&own.doorbell, &mut [0; 8]), Err(Errno::AGAIN));
     });
 }
 
@@ -134,12 +134,12 @@ fn eventfds_that_block_hold_up_neither_a_port_nor_its_next_client() {
             let client = connected(address, &own);
             own.head(1, 32, 0);
             for number in 0..20u64 {
-                fcntl_setfl(&own.bell, OFlags::NONBLOCK).unwrap();
+                fcntl_setfl(&own.doorbell, OFlags::NONBLOCK).unwrap();
                 if number % 2 == 1 {
-                    let _ = rustix::io::read(&own.bell, &mut [0; 8]);
+                    let _ = rustix::io::read(&own.doorbell, &mut [0; 8]);
                 }
-                let _ = rustix::io::write(&own.bell, &(u64::MAX - 1).to_ne_bytes());
-                fcntl_setfl(&own.bell, OFlags::empty()).unwrap();
+                let _ = rustix::io::write(&own.doorbell, &(u64::MAX - 1).to_ne_bytes());
+                fcntl_setfl(&own.doorbell, OFlags::empty()).unwrap();
                 send(pipe);
             }
             drop(client);
@@ -150,6 +150,6 @@ fn eventfds_that_block_hold_up_neither_a_port_nor_its_next_client() {
         own.head(1, 32, 0);
         send(pipe);
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&own.bell, PollFlags::IN)], Some(&patience)), Ok(1));
+        assert_eq!(poll(&mut [PollFd::new(&own.doorbell, PollFlags::IN)], Some(&patience)), Ok(1));
     });
 }

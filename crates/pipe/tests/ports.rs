@@ -1,4 +1,4 @@
-//! Pipes that have a port's frames, ports that are removed, tokens, and bells.
+//! Pipes that have a port's frames, ports that are removed, tokens, and doorbells.
 #![cfg(not(loom))]
 
 use pd_pipe::{
@@ -169,25 +169,25 @@ fn pipes_send_what_their_purse_has_tokens_for() {
 
 /// A program that waits for many things at once reads a byte for each time that it is woken.
 #[test]
-fn a_bell_is_rung_when_its_program_is_to_be_woken() {
+fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     let mut agent = Agent::new().unwrap();
     let recipe = Recipe { sizes: vec![64], flows: 1, frames: 1 };
     let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
     let opened = agent.open(shape(Direction::Receive), gen, &[], None).unwrap();
     let id = opened.0;
     let mut pipe = map(&mut agent, opened);
-    let (theirs, bell) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-    pipe.set_bell(theirs);
+    let (theirs, wake_fd) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    pipe.set_wake_fd(theirs);
     assert!(!pipe.arm().unwrap());
     let readable = |pipe: &Pipe| {
-        let fd = pipe.bell().unwrap();
+        let fd = pipe.wake_fd().unwrap();
         let mut ready = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         rustix::event::poll(&mut ready, Some(&Default::default())).unwrap() == 1
     };
     assert!(!readable(&pipe));
     // Frames come before the agent has its end.
     agent.turn();
-    agent.set_bell(id, bell);
+    agent.set_wake_fd(id, wake_fd);
     assert!(readable(&pipe));
     assert!(pipe.arm().unwrap() && !readable(&pipe));
     assert_eq!(read(&mut pipe).len(), 1);

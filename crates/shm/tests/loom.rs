@@ -30,7 +30,7 @@ mod clients;
 #[path = "loom/parts.rs"]
 mod parts;
 
-use parts::{check, Bell, Edge, Weak};
+use parts::{check, Doorbell, Edge, Weak};
 
 /// A ring whose entries loom watches.
 #[derive(Clone)]
@@ -109,10 +109,10 @@ impl GrowingProducerCells for Ring {
 }
 
 /// Sleeps until the counter has reached `value`.
-fn sleep_until(bell: &Bell, counter: &AtomicU64, value: u64) {
+fn sleep_until(doorbell: &Doorbell, counter: &AtomicU64, value: u64) {
     let reached = || counter.load(Acquire) >= value;
     while !reached() {
-        wait::sleep(bell, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
+        wait::sleep(doorbell, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
     }
 }
 
@@ -272,7 +272,7 @@ const SLEEP: [&str; 3] =
 #[test]
 fn wake_at_a_counter() {
     check("wake_at_a_counter", 4, &SLEEP, |weak| {
-        let words = Arc::new((Bell::new(weak), AtomicU64::new(0)));
+        let words = Arc::new((Doorbell::new(weak), AtomicU64::new(0)));
         let waking = {
             let words = Arc::clone(&words);
             thread::spawn(move || {
@@ -294,19 +294,19 @@ fn wake_at_a_counter() {
 #[test]
 fn one_ring_for_each_value() {
     check("one_ring_for_each_value", 5, &[], |weak| {
-        let bell = Arc::new(Bell::new(weak));
-        bell.store_wake_at(1);
+        let doorbell = Arc::new(Doorbell::new(weak));
+        doorbell.store_wake_at(1);
         let waking = {
-            let bell = Arc::clone(&bell);
+            let doorbell = Arc::clone(&doorbell);
             thread::spawn(move || {
                 let mut waker = Waker::default();
-                let rung = (1..=3).filter(|&value| waker.wake(&*bell, value)).count();
-                assert_eq!(rung, bell.rings());
+                let rung = (1..=3).filter(|&value| waker.wake(&*doorbell, value)).count();
+                assert_eq!(rung, doorbell.rings());
             })
         };
-        bell.store_wake_at(2);
+        doorbell.store_wake_at(2);
         waking.join().unwrap();
-        assert!((1..=2).contains(&bell.rings()), "{} rings for two values", bell.rings());
+        assert!((1..=2).contains(&doorbell.rings()), "{} rings for two values", doorbell.rings());
     });
 }
 
@@ -314,7 +314,7 @@ fn one_ring_for_each_value() {
 #[test]
 fn wake_at_the_end() {
     check("wake_at_the_end", 5, &SLEEP, |weak| {
-        let words = Arc::new((Bell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
+        let words = Arc::new((Doorbell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
         let waking = {
             let words = Arc::clone(&words);
             thread::spawn(move || {
@@ -325,10 +325,10 @@ fn wake_at_the_end() {
                 waker.wake_always(&words.0);
             })
         };
-        let (bell, counter, end) = &*words;
+        let (doorbell, counter, end) = &*words;
         let ready = || counter.load(Acquire) >= 2 || end.load(Acquire) != 0;
         while !ready() {
-            wait::sleep(bell, 2, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
+            wait::sleep(doorbell, 2, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
         }
         waking.join().unwrap();
     });
@@ -531,11 +531,11 @@ fn events_waiting() {
     check("events_waiting", 3, &parts, |weak| {
         let ring = Ring::new(1, weak);
         // events_waiting, doorbell of the driver, doorbell of the client's sleep.
-        let words = Arc::new((AtomicU32::new(0), Edge::default(), Bell::new(weak)));
+        let words = Arc::new((AtomicU32::new(0), Edge::default(), Doorbell::new(weak)));
         let mover = {
             let (ring, words) = (ring.clone(), Arc::clone(&words));
             thread::spawn(move || {
-                let (waiting, doorbell, bell) = &*words;
+                let (waiting, doorbell, doorbell) = &*words;
                 let mut waker = Waker::default();
                 let mut producer = Producer::new(ring);
                 let mut written = 0;
@@ -559,7 +559,7 @@ fn events_waiting() {
                             waiting.store(0, Relaxed);
                         }
                         let produced = producer.publish();
-                        waker.wake(bell, produced);
+                        waker.wake(doorbell, produced);
                         if !overflowing {
                             break;
                         }
@@ -568,7 +568,7 @@ fn events_waiting() {
                 }
             })
         };
-        let (waiting, doorbell, bell) = &*words;
+        let (waiting, doorbell, doorbell) = &*words;
         let mut consumer = Consumer::new(ring.clone());
         while consumer.position() < EVENTS {
             if consumer.read().unwrap().is_some() {
@@ -580,7 +580,7 @@ fn events_waiting() {
             } else {
                 let position = consumer.position();
                 let ready = || ring.0.producer.load(Acquire) != position;
-                wait::sleep(bell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
+                wait::sleep(doorbell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
             }
         }
         mover.join().unwrap();
@@ -600,7 +600,7 @@ fn reactive_events() {
             subscribed: AtomicU32::new(0),
             event_ack: AtomicU32::new(0),
             event_number: AtomicU32::new(0),
-            bell: Bell::new(Weak("")),
+            doorbell: Doorbell::new(Weak("")),
         });
         let mover = {
             let (ring, socket) = (ring.clone(), Arc::clone(&words));
@@ -617,7 +617,7 @@ fn reactive_events() {
                     socket.event_number.store(number + 1, Release);
                     assert_eq!(producer.write(u64::from(number) + 1), Ok(true));
                     let produced = producer.publish();
-                    waker.wake(&socket.bell, produced);
+                    waker.wake(&socket.doorbell, produced);
                 }
             })
         };
@@ -630,7 +630,7 @@ fn reactive_events() {
         while socket.recv_producer.load(Acquire) < DELIVERIES {
             let position = consumer.position();
             let ready = || ring.0.producer.load(Acquire) != position;
-            wait::sleep(&socket.bell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
+            wait::sleep(&socket.doorbell, position + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, ready);
             let mut any = false;
             while let Some(number) = consumer.read().unwrap() {
                 socket.event_ack.store(number as u32, Release);
@@ -650,5 +650,5 @@ struct Socket {
     subscribed: AtomicU32,
     event_ack: AtomicU32,
     event_number: AtomicU32,
-    bell: Bell,
+    doorbell: Doorbell,
 }

@@ -59,8 +59,8 @@ async def batches(dut):
                 waiting[queue].append(command(rng, most))
                 submitted += 1
             doorbells.append(queue)
-        bell = doorbells.pop(0) if doorbells and rng.random() < 0.5 else None
-        dut.doorbell_valid_i.value, dut.doorbell_queue_i.value = bell is not None, bell or 0
+        doorbell = doorbells.pop(0) if doorbells and rng.random() < 0.5 else None
+        dut.doorbell_valid_i.value, dut.doorbell_queue_i.value = doorbell is not None, doorbell or 0
         enabled = cycle // 700 % 4 != 3
         dut.enable_i.value = enabled
         await Timer(1, "ps")

@@ -40,8 +40,8 @@ async def operations(dut):
             number = rng.choice([0] * 7 + [rng.randrange(queues)])
             model = models[number]
             again = 3 if model.batches and done > steps * 0.9 else 0
-            kind = rng.choices(["bell", "enable", "disable", "state"], [30, again if model.enabled else 30, 1 if done > steps * 0.9 else 0, 2])[0]
-            if kind == "bell":
+            kind = rng.choices(["doorbell", "enable", "disable", "state"], [30, again if model.enabled else 30, 1 if done > steps * 0.9 else 0, 2])[0]
+            if kind == "doorbell":
                 # What a driver does: everything completed is consumed sooner or later, the SQ kept full, or overfull.
                 cq = (model.cq + rng.randint(0, (model.consumer - model.cq) & 0xFFFF)) & 0xFFFF
                 room = max(0, depth - ((model.producer - cq) & 0xFFFF))
@@ -61,7 +61,7 @@ async def operations(dut):
         dut.host_valid_i.value = host is not None
         if host:
             dut.host_queue_i.value, dut.host_wdata_i.value, dut.host_write_i.value = host[0], host[2], host[1] != "state"
-            dut.host_word_i.value = word({"bell": abi.REG_QUEUE_DOORBELL, "state": abi.REG_QUEUE_STATE}.get(host[1], abi.REG_QUEUE_CONTROL))
+            dut.host_word_i.value = word({"doorbell": abi.REG_QUEUE_DOORBELL, "state": abi.REG_QUEUE_STATE}.get(host[1], abi.REG_QUEUE_CONTROL))
         dut.visit_valid_i.value, dut.visit_queue_i.value = visit is not None, visit or 0
         dut.retire_valid_i.value = retire is not None
         if retire:
@@ -70,7 +70,7 @@ async def operations(dut):
         assert sum(map(int, ready)) <= 1
         if ready[0] and host:
             model = models[host[0]]
-            if host[1] == "bell":
+            if host[1] == "doorbell":
                 model.producer, model.cq = host[2] & 0xFFFF, host[2] >> 16
                 assert dut.doorbell_valid_o.value and int(dut.doorbell_queue_o.value) == host[0]
             elif host[1] == "enable":

@@ -103,8 +103,8 @@ impl Client<'_> {
             FrameKind::FileSocket,
             FrameKind::DirectRing,
             FrameKind::PeerRing,
-            FrameKind::Bell,
-            FrameKind::PeerBell,
+            FrameKind::Doorbell,
+            FrameKind::PeerDoorbell,
             FrameKind::Twin,
         ];
         let kind = match self.random.below(8) {

@@ -103,16 +103,21 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     scene.end();
 }
 
-/// The bell of an epoll instance, its number and the eventfd.
-fn ask_bell(raw: &mut Raw, kind: FrameKind, socket: SocketId, instance: u64) -> Result<(u64, OwnedFd), u32> {
+/// The doorbell of an epoll instance, its number and the eventfd.
+fn ask_doorbell(
+    raw: &mut Raw,
+    kind: FrameKind,
+    socket: SocketId,
+    instance: u64,
+) -> Result<(u64, OwnedFd), u32> {
     let frame = Frame::new(kind).with_id(socket.0).with_bytes(instance, 0);
     let (frame, mut fds) = raw.ask(&frame, kind).map_err(|frame| frame.errno)?;
     Ok((frame.bytes, fds.pop().expect("an eventfd")))
 }
 
 #[test]
-fn a_bell_is_for_one_instance_and_one_peer() {
-    const BELLS_MAX: u64 = 128;
+fn a_doorbell_is_for_one_instance_and_one_peer() {
+    const DOORBELLS_MAX: u64 = 128;
     let scene = direct_stage();
     let mut raws = [1, 1, 1].map(|channels| Raw::attach(&scene.driver, channels));
     let [a, b, c] = &mut raws;
@@ -120,7 +125,11 @@ fn a_bell_is_for_one_instance_and_one_peer() {
     let mut rings = Vec::new();
     let mut connect = |from: &mut Raw, b: &mut Raw| {
         let (one, other) = (from.connect(0, addr), b.accept(0, listener));
-        assert_eq!(ask_bell(from, FrameKind::Bell, one, 1).err(), Some(libc::EAGAIN as u32), "without rings");
+        assert_eq!(
+            ask_doorbell(from, FrameKind::Doorbell, one, 1).err(),
+            Some(libc::EAGAIN as u32),
+            "without rings"
+        );
         rings.push(make_ring(from, one));
         rings.push(make_ring(b, other));
         (one, other)
@@ -128,22 +137,26 @@ fn a_bell_is_for_one_instance_and_one_peer() {
     let (first, to_first) = connect(a, b);
     let (second, to_second) = connect(a, b);
     let (_, to_third) = connect(c, b);
-    assert_eq!(ask_bell(a, FrameKind::PeerBell, first, 0).err(), Some(libc::EAGAIN as u32), "it has none");
-    let of = |raw: &mut Raw, socket, instance| ask_bell(raw, FrameKind::Bell, socket, instance);
-    let (number, own) = of(b, to_first, 1).expect("a bell");
-    assert_eq!(of(b, to_second, 1).map(|bell| bell.0), Ok(number), "the same instance and peer");
-    assert_ne!(of(b, to_second, 2).map(|bell| bell.0), Ok(number), "another instance");
-    assert_ne!(of(b, to_third, 1).map(|bell| bell.0), Ok(number), "another peer");
+    assert_eq!(
+        ask_doorbell(a, FrameKind::PeerDoorbell, first, 0).err(),
+        Some(libc::EAGAIN as u32),
+        "it has none"
+    );
+    let of = |raw: &mut Raw, socket, instance| ask_doorbell(raw, FrameKind::Doorbell, socket, instance);
+    let (number, own) = of(b, to_first, 1).expect("a doorbell");
+    assert_eq!(of(b, to_second, 1).map(|doorbell| doorbell.0), Ok(number), "the same instance and peer");
+    assert_ne!(of(b, to_second, 2).map(|doorbell| doorbell.0), Ok(number), "another instance");
+    assert_ne!(of(b, to_third, 1).map(|doorbell| doorbell.0), Ok(number), "another peer");
     // The peer has that one and no other, and what it rings is heard.
-    let (theirs, bell) = ask_bell(a, FrameKind::PeerBell, first, 0).expect("the peer's bell");
+    let (theirs, doorbell) = ask_doorbell(a, FrameKind::PeerDoorbell, first, 0).expect("the peer's doorbell");
     assert_eq!(theirs, number);
-    rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
     let mut heard = [0; 8];
     assert_eq!((rustix::io::read(&own, &mut heard), u64::from_ne_bytes(heard)), (Ok(8), 1));
     // A connection has one, however often it asks.
-    assert!((10..10 + 3 * BELLS_MAX).all(|instance| of(b, to_first, instance).is_ok()));
+    assert!((10..10 + 3 * DOORBELLS_MAX).all(|instance| of(b, to_first, instance).is_ok()));
     assert_eq!(of(b, SocketId(u32::MAX), 1).err(), Some(libc::ENOTCONN as u32));
-    drop((raws, rings, own, bell, second));
+    drop((raws, rings, own, doorbell, second));
     scene.driver.wait_for("their clients are forgotten", |r| r.clients.len() == 2);
     scene.end();
 }

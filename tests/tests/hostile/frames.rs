@@ -98,15 +98,15 @@ fn frames_at_the_wrong_time() {
         // A wish that is none, and pipes that the client does not have.
         frame(FrameKind::Pipe).with_bytes(64 << 10, 0),
         frame(FrameKind::PipeMapped),
-        frame(FrameKind::PipeBell).with_id(1),
+        frame(FrameKind::PipeWakeFd).with_id(1),
         frame(FrameKind::PipeClose).with_id(u32::MAX),
     ];
     let early = [
         control,
         frame(FrameKind::Channel),
         frame(FrameKind::SendRegion).with_bytes(4096, 0),
-        frame(FrameKind::Bell),
-        frame(FrameKind::PeerBell),
+        frame(FrameKind::Doorbell),
+        frame(FrameKind::PeerDoorbell),
         frame(FrameKind::FileSocket),
     ];
     for bad in never.into_iter().chain(early) {
@@ -217,7 +217,7 @@ fn a_peer_cannot_have_a_deaf_client_cut_off() {
     let before = scene.cut_offs();
     let mut deaf = Raw::attach(&scene.driver, 1);
     let (listener, address) = deaf.listen(0, CONNECTIONS as u64);
-    let asked = ask_deafly(&deaf, &frame(FrameKind::PeerBell));
+    let asked = ask_deafly(&deaf, &frame(FrameKind::PeerDoorbell));
     let mut peer = scene.driver.puppet();
     for index in 0..CONNECTIONS {
         peer.ok(&format!("connect c{index} {address}"));

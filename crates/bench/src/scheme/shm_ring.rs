@@ -42,7 +42,7 @@ struct Header {
 struct Line {
     count: AtomicU64,
     sleeping: AtomicU32,
-    bell: AtomicU32,
+    doorbell: AtomicU32,
 }
 
 impl Line {
@@ -52,8 +52,8 @@ impl Line {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) != 0 {
             self.sleeping.store(0, Ordering::Relaxed);
-            self.bell.fetch_add(1, Ordering::Release);
-            let _ = futex::wake(&self.bell, futex::Flags::empty(), 1);
+            self.doorbell.fetch_add(1, Ordering::Release);
+            let _ = futex::wake(&self.doorbell, futex::Flags::empty(), 1);
         }
     }
 
@@ -62,7 +62,7 @@ impl Line {
             return self.count.load(Ordering::Acquire);
         }
         loop {
-            let bell = self.bell.load(Ordering::Acquire);
+            let doorbell = self.doorbell.load(Ordering::Acquire);
             self.sleeping.store(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             let count = self.count.load(Ordering::Acquire);
@@ -71,7 +71,7 @@ impl Line {
                 return count;
             }
             let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_MAX.as_nanos() as _ };
-            let _ = futex::wait(&self.bell, futex::Flags::empty(), bell, Some(&timeout));
+            let _ = futex::wait(&self.doorbell, futex::Flags::empty(), doorbell, Some(&timeout));
             waiting::slept();
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! The sender copies into the ring that it writes, or writes its bytes there ([`send`]); the receiver is lent the bytes
 //! where they are ([`recv`]). The driver makes the rings ([`setup`]), passes on events where there is no doorbell, and ends the
-//! connection; it takes no part otherwise. [`wait`] is how the two wake each other, and [`bell`] how one wakes a thread of
+//! connection; it takes no part otherwise. [`wait`] is how the two wake each other, and [`doorbell`] how one wakes a thread of
 //! the other that sleeps in epoll.
 //!
 //! The peer is not trusted. Its words are loaded once and bounded, and what cannot be ends the connection. It can change
@@ -11,7 +11,7 @@
 //! programs what was received is copied first, once, also what was only peeked at. A connection that the driver has ended, or
 //! whose driver has gone, ends here, too, whatever the peer goes on writing.
 mod arrival;
-mod bell;
+mod doorbell;
 pub(crate) mod half;
 pub(crate) mod incoming;
 pub(crate) mod outgoing;

@@ -1,5 +1,5 @@
 //! Making, mapping and passing on direct rings, each once for a connection, by way of the attach socket.
-use super::bell::{OwnBell, PeerBell};
+use super::doorbell::{OwnDoorbell, PeerDoorbell};
 use super::half::Half;
 use crate::attachment::{sent_region, Attachment};
 use crate::error::{Error, Result};
@@ -22,8 +22,8 @@ pub(crate) struct Direct {
     peer: OnceLock<Half<Theirs>>,
     making: Mutex<()>,
     broken: AtomicBool,
-    own_bell: Mutex<OwnBell>,
-    peer_bell: Mutex<PeerBell>,
+    own_doorbell: Mutex<OwnDoorbell>,
+    peer_doorbell: Mutex<PeerDoorbell>,
 }
 
 impl Direct {
@@ -92,15 +92,15 @@ impl Direct {
     #[cold]
     pub(crate) fn announce(&self, attachment: &Attachment, id: SocketId, peer: &Half<Theirs>) -> bool {
         // SYNC POINT: direct-dekker (loaded after the word that asks for the event, and after the same fence)
-        let number = peer.map.load_u64(direct::BELL, Ordering::Acquire);
-        number != 0 && lock(&self.peer_bell).ring(attachment, id, number)
+        let number = peer.map.load_u64(direct::EPOLL_DOORBELL, Ordering::Acquire);
+        number != 0 && lock(&self.peer_doorbell).ring(attachment, id, number)
     }
 
     /// The doorbell that this process is to sleep on with that epoll instance, and its number. Nothing before both rings are there.
     ///
     /// # Errors
     /// The driver has no more, or the connection has begun too often.
-    pub(crate) fn bell(
+    pub(crate) fn doorbell(
         &self,
         attachment: &Attachment,
         id: SocketId,
@@ -109,13 +109,13 @@ impl Direct {
         if self.peer.get().is_none() {
             return Ok(None);
         }
-        lock(&self.own_bell).begin(attachment, id, instance).map(Some)
+        lock(&self.own_doorbell).begin(attachment, id, instance).map(Some)
     }
 
     /// Says which doorbell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {
-            own.map.store_u64(direct::BELL, number, Ordering::Release);
+            own.map.store_u64(direct::EPOLL_DOORBELL, number, Ordering::Release);
         }
     }
 }

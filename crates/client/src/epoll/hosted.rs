@@ -95,7 +95,7 @@ impl Epoll {
     pub fn arm_exactly(&self) -> Result<Armed> {
         let armed = self.arm()?;
         let mut lost = false;
-        self.hear_bells();
+        self.hear_doorbells();
         for channel in &armed.channels {
             // Of events that were taken without waiting for them.
             channel.empty_pipe();
@@ -117,8 +117,8 @@ impl Epoll {
     /// Call after the sleep. `woken`: the descriptor was readable.
     pub fn disarm(&self, armed: Armed, woken: bool) {
         let (mut found, mut lost) = (armed.ready, false);
-        let heard = woken.then(|| self.hear_bells()).flatten();
-        found |= heard.as_ref().is_some_and(|heard| !heard.bells.is_empty());
+        let heard = woken.then(|| self.hear_doorbells()).flatten();
+        found |= heard.as_ref().is_some_and(|heard| !heard.doorbells.is_empty());
         for channel in &armed.channels {
             channel.leave_pipe();
             if woken && heard.as_ref().is_none_or(|heard| heard.pipes.contains(&channel.index())) {
@@ -155,12 +155,12 @@ impl Epoll {
     }
 
     /// Takes note of doorbells that rang, if the instance has any; then says what else is readable.
-    fn hear_bells(&self) -> Option<Found> {
-        if lock(&self.bells).is_empty() {
+    fn hear_doorbells(&self) -> Option<Found> {
+        if lock(&self.doorbells).is_empty() {
             return None;
         }
         let found = self.ready.kernel.get()?.poll(Duration::ZERO);
-        self.rung(&found.bells);
+        self.rung(&found.doorbells);
         Some(found)
     }
 

@@ -26,7 +26,7 @@ pub(crate) trait Source: Send + Sync {
     /// Has the peer ring a doorbell with news, instead of having the driver post an event, if the source is on the direct path and in
     /// one instance only, the item's: `register` is given the doorbell, and says whether its threads sleep on it from now
     /// on. Says whether to ask no more.
-    fn ask_for_bell(
+    fn ask_for_doorbell(
         &self,
         _item: &Arc<Item>,
         _instance: u64,
@@ -92,8 +92,8 @@ pub(crate) struct Item {
     queued: AtomicBool,
     /// In [`Resting`]. Changes under its lock only.
     pub(crate) resting: AtomicBool,
-    /// See [`Source::ask_for_bell`].
-    pub(crate) bell_asked: AtomicBool,
+    /// See [`Source::ask_for_doorbell`].
+    pub(crate) doorbell_asked: AtomicBool,
 }
 
 impl std::fmt::Debug for Item {
@@ -117,7 +117,7 @@ impl Item {
             removed: AtomicBool::new(false),
             queued: AtomicBool::new(false),
             resting: AtomicBool::new(false),
-            bell_asked: AtomicBool::new(false),
+            doorbell_asked: AtomicBool::new(false),
         })
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 const SIGNAL: u64 = u64::MAX;
 const ATTACH: u64 = u64::MAX - 1;
-/// With the number of a bell.
-const BELL: u64 = 1 << 62;
+/// With the number of a doorbell.
+const DOORBELL: u64 = 1 << 62;
 /// With the serial of a socket.
 const MEMBER: u64 = 1 << 61;
 
@@ -29,7 +29,7 @@ pub(super) struct Found {
     /// Channels whose pipes are readable, by number.
     pub(super) pipes: Vec<u32>,
     /// Doorbells that rang, by number.
-    pub(super) bells: Vec<u64>,
+    pub(super) doorbells: Vec<u64>,
     /// Members that have news, by their sockets' serials.
     pub(super) members: Vec<u64>,
     /// An attach socket hung up.
@@ -79,13 +79,13 @@ impl Kernel {
     }
 
     /// A doorbell is never read: each ring is an edge.
-    pub(super) fn add_bell(&self, number: u64, bell: &OwnFd) -> Result<()> {
-        let data = epoll::EventData::new_u64(BELL | number);
-        self.add_fd(bell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+    pub(super) fn add_doorbell(&self, number: u64, doorbell: &OwnFd) -> Result<()> {
+        let data = epoll::EventData::new_u64(DOORBELL | number);
+        self.add_fd(doorbell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }
 
-    pub(super) fn remove_bell(&self, bell: &OwnFd) {
-        let _ = epoll::delete(&self.epoll, bell);
+    pub(super) fn remove_doorbell(&self, doorbell: &OwnFd) {
+        let _ = epoll::delete(&self.epoll, doorbell);
     }
 
     /// Each change of a kernel socket is an edge.
@@ -122,7 +122,7 @@ impl Kernel {
             match event.data.u64() {
                 SIGNAL => {}
                 ATTACH => found.hang_up = true,
-                bell if bell & BELL != 0 => found.bells.push(bell & !BELL),
+                doorbell if doorbell & DOORBELL != 0 => found.doorbells.push(doorbell & !DOORBELL),
                 member if member & MEMBER != 0 => found.members.push(member & !MEMBER),
                 channel => found.pipes.push(channel as u32),
             }

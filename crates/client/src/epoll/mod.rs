@@ -1,5 +1,5 @@
 //! Waiting for many sockets at once.
-mod bells;
+mod doorbells;
 pub mod hosted;
 mod item;
 mod kernel;
@@ -19,7 +19,7 @@ use crate::channel::Channel;
 use crate::error::{bad_socket, Error, Result};
 use crate::forks::forks;
 use crate::turn::{lock, SLEEP_MAX};
-use bells::Bells;
+use doorbells::Doorbells;
 use foldhash::HashMap;
 use item::{Interest, ReadyQueue};
 use kernel::Kernel;
@@ -52,7 +52,7 @@ pub struct Epoll {
     spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
     homes: Mutex<Vec<Home>>,
-    bells: Mutex<Bells>,
+    doorbells: Mutex<Doorbells>,
     /// By the socket's serial.
     members: Mutex<HashMap<u64, Member>>,
     sleepers: AtomicU32,
@@ -111,7 +111,7 @@ impl Epoll {
             has_others: AtomicBool::new(false),
             spin: Mutex::default(),
             homes: Mutex::default(),
-            bells: Mutex::default(),
+            doorbells: Mutex::default(),
             members: Mutex::default(),
             sleepers: AtomicU32::new(0),
         })
@@ -150,7 +150,7 @@ impl Epoll {
             if let Some(socket) = item.source.upgrade() {
                 socket.leave(&item);
             }
-            self.leave_bell(&item);
+            self.leave_doorbell(&item);
             self.part(serial, &item);
             self.unsettle(serial);
         }
@@ -259,7 +259,7 @@ impl Epoll {
             return Err(Error::invalid("a wait needs room for at least one event"));
         }
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // Bells and pipes are for sleepers; of kernel sockets and of others nothing else tells.
+        // Doorbells and pipes are for sleepers; of kernel sockets and of others nothing else tells.
         let asks = self.exported.load(Ordering::Acquire)
             || self.has_others.load(Ordering::Relaxed)
             || !lock(&self.members).is_empty();
@@ -289,7 +289,7 @@ impl Epoll {
 
     fn take_events(&self, found: &kernel::Found) {
         let mut lost = false;
-        self.rung(&found.bells);
+        self.rung(&found.doorbells);
         self.called(&found.members);
         for home in lock(&self.homes).iter() {
             if found.pipes.contains(&home.channel.index()) {
@@ -342,7 +342,7 @@ impl Epoll {
     /// Has events come of what is at rest, until [`rest::end_sleep`].
     fn begin_sleep(&self) {
         let items = lock(&self.resting).begin_sleep();
-        self.ask_for_bells(items.iter().map(|(_, item)| item));
+        self.ask_for_doorbells(items.iter().map(|(_, item)| item));
         items.iter().filter(|(rest, item)| item.arm_rested(rest)).for_each(|(_, item)| self.ready.push(item));
     }
 
@@ -358,7 +358,7 @@ impl Epoll {
 
     fn sleep_for_events(&self, timeout: Duration, seen: u32) -> Result<kernel::Found> {
         let only = match lock(&self.homes).as_slice() {
-            [home] if lock(&self.bells).is_empty() && lock(&self.members).is_empty() => {
+            [home] if lock(&self.doorbells).is_empty() && lock(&self.members).is_empty() => {
                 Some(home.channel.clone())
             }
             _ => None,

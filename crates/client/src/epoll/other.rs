@@ -103,8 +103,8 @@ impl Epoll {
         self.has_others.store(true, Ordering::Relaxed);
         lock(&other.registrations).push(self.registration(&item));
         // It asks for no doorbell of a peer's: it has one.
-        item.bell_asked.store(true, Ordering::Relaxed);
-        let heard = self.kernel().map(|_| self.add_bell(other.number, Arc::new(OwnFd::new(fd)), &item));
+        item.doorbell_asked.store(true, Ordering::Relaxed);
+        let heard = self.kernel().map(|_| self.add_doorbell(other.number, Arc::new(OwnFd::new(fd)), &item));
         if !matches!(heard, Ok(true)) {
             self.forget_other(other);
             return Err(heard.err().unwrap_or_else(|| {
@@ -141,7 +141,7 @@ impl Epoll {
         let Some(item) = lock(&self.items).remove(&(other.number, NAME)) else { return false };
         item.removed.store(true, Ordering::Release);
         lock(&other.registrations).retain(|known| !Arc::ptr_eq(&known.item, &item));
-        self.leave_bell(&item);
+        self.leave_doorbell(&item);
         true
     }
 }

@@ -109,7 +109,7 @@ impl Epoll {
         let Some(item) = lock(&self.items).remove(&(socket.serial(), name)) else { return false };
         item.removed.store(true, Ordering::Release);
         socket.unwatch(&control, &item);
-        self.leave_bell(&item);
+        self.leave_doorbell(&item);
         self.part(socket.serial(), &item);
         self.unsettle(socket.serial());
         true

@@ -19,7 +19,7 @@ impl Socket {
             items.push(registration.item.clone());
             lock(&self.registrations).push(registration);
             // Threads of the item's instance do not sleep on it yet.
-            control.link.sleep_on_bell(0);
+            control.link.sleep_on_doorbell(0);
             items.len() == 1
         };
         if first && self.kernel.get().is_none() {
@@ -104,7 +104,7 @@ impl Source for Socket {
         self.unwatch(&lock(&self.control), item);
     }
 
-    fn ask_for_bell(
+    fn ask_for_doorbell(
         &self,
         item: &Arc<Item>,
         instance: u64,
@@ -112,15 +112,15 @@ impl Source for Socket {
     ) -> bool {
         let link = lock(&self.control).link.clone();
         let (number, fd) =
-            match link.direct.as_ref().map(|direct| direct.bell(&link.attachment, link.id, instance)) {
-                Some(Ok(Some(bell))) => bell,
+            match link.direct.as_ref().map(|direct| direct.doorbell(&link.attachment, link.id, instance)) {
+                Some(Ok(Some(doorbell))) => doorbell,
                 Some(Ok(None)) => return false,
                 None | Some(Err(_)) => return true,
             };
         // Another item would take it back.
         let items = lock(&self.watch.items);
         if items.len() == 1 && Arc::ptr_eq(&items[0], item) && register(number, fd) {
-            link.sleep_on_bell(number);
+            link.sleep_on_doorbell(number);
         }
         true
     }

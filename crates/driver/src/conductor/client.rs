@@ -1,5 +1,5 @@
 //! What the conductor knows of one client.
-use super::direct::Bells;
+use super::direct::Doorbells;
 use super::families::Family;
 use super::kernel::Counts;
 use crate::identity::Identity;
@@ -76,8 +76,8 @@ pub struct Client {
     pub direct: usize,
     /// What it has said of connections on the kernel, and was counted.
     pub kernel: Counts,
-    /// See [`Bells`].
-    pub bells: Bells,
+    /// See [`Doorbells`].
+    pub doorbells: Doorbells,
     slots: Vec<SlotUse>,
     free_slots: Vec<Slot>,
 }
@@ -168,7 +168,7 @@ impl Client {
             pages_of_lines: 0,
             direct: 0,
             kernel: Counts::default(),
-            bells: Bells::default(),
+            doorbells: Doorbells::default(),
             slots: Vec::new(),
             free_slots: Vec::new(),
         }

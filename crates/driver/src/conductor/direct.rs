@@ -5,11 +5,11 @@
 //! [`placing`] decides which connections have rings, and moves those that are open when that changes; [`parting`] is what
 //! becomes of rings when an end goes to another process. Only the conductor writes the `path` words of direct connections,
 //! but for [`Leave`](crate::messages::Leave).
-mod bells;
+mod doorbells;
 mod parting;
 mod placing;
 
-pub use bells::Bells;
+pub use doorbells::Doorbells;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
 
@@ -56,8 +56,8 @@ pub struct Rings {
     held: Vec<DirectRing>,
     next_report: Duration,
     next_look: Duration,
-    /// The number of the last bell.
-    bells: u64,
+    /// The number of the last doorbell.
+    doorbells: u64,
 }
 
 impl Rings {
@@ -108,8 +108,8 @@ pub struct Direct {
     plan: Plan,
     /// The sides' `path` words.
     words: [u32; 2],
-    /// By side, the bell that its client sleeps on.
-    bells: [Option<Arc<bells::Bell>>; 2],
+    /// By side, the doorbell that its client sleeps on.
+    doorbells: [Option<Arc<doorbells::Doorbell>>; 2],
     /// Of a connection that is to be offloaded again with both its clients: see [`placing`].
     recall: Option<placing::Recall>,
 }
@@ -138,8 +138,19 @@ impl Conductor {
         let words = plan.words();
         let clients = Side::BOTH.map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, second, reported, left, bells, recall) = Default::default();
-        Direct { rings, second, clients, reported, since: self.clock.now(), left, plan, words, bells, recall }
+        let (rings, second, reported, left, doorbells, recall) = Default::default();
+        Direct {
+            rings,
+            second,
+            clients,
+            reported,
+            since: self.clock.now(),
+            left,
+            plan,
+            words,
+            doorbells,
+            recall,
+        }
     }
 
     /// A client's socket is on the direct path. Returns the client with its serial.
@@ -243,12 +254,12 @@ impl Conductor {
                 Err((Errno::NOTCONN, "the connection is not on the direct path, or over".to_owned()))
             }
             (Some(at), FrameKind::DirectRing) => self.make_ring(id, at),
-            (Some(at), FrameKind::Bell) => {
-                self.own_bell(id, at, frame.bytes);
+            (Some(at), FrameKind::Doorbell) => {
+                self.own_doorbell(id, at, frame.bytes);
                 return Ok(());
             }
-            (Some(at), FrameKind::PeerBell) => {
-                self.peer_bell(id, at);
+            (Some(at), FrameKind::PeerDoorbell) => {
+                self.peer_doorbell(id, at);
                 return Ok(());
             }
             (Some(at), FrameKind::DirectMapped) => return self.seal_ring(id, at, socket),

@@ -22,7 +22,7 @@ fn cost(kind: Option<FrameKind>) -> f64 {
         Some(FrameKind::Hello) => 100.0,
         Some(FrameKind::Channel | FrameKind::Pipe) => 50.0,
         Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
-        Some(FrameKind::PipeMapped | FrameKind::PipeBell | FrameKind::PipeClose) => 20.0,
+        Some(FrameKind::PipeMapped | FrameKind::PipeWakeFd | FrameKind::PipeClose) => 20.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
@@ -142,7 +142,7 @@ impl Door {
             (Phase::Attached, FrameKind::FileSocket) => self.add_file_socket(id),
             (Phase::Attached, FrameKind::Pipe) => self.add_packet_pipe(id, &frame)?,
             (Phase::Attached, FrameKind::PipeMapped) => self.seal_packet_pipe(id, frame.id)?,
-            (Phase::Attached, FrameKind::PipeBell) => self.add_pipe_bell(id, frame.id)?,
+            (Phase::Attached, FrameKind::PipeWakeFd) => self.add_wake_fd(id, frame.id)?,
             (Phase::Attached, FrameKind::PipeClose) => self.close_packet_pipe(id, frame.id)?,
             (
                 Phase::Attached,
@@ -150,8 +150,8 @@ impl Door {
                 | FrameKind::DirectRing
                 | FrameKind::DirectMapped
                 | FrameKind::PeerRing
-                | FrameKind::Bell
-                | FrameKind::PeerBell,
+                | FrameKind::Doorbell
+                | FrameKind::PeerDoorbell,
             ) => self.conductor.send(FromDoor::Frame { client: id, frame }),
             _ => return Err(Violation::Frame),
         }

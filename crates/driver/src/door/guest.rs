@@ -53,7 +53,7 @@ pub struct GuestPipe {
     pub memory: Arc<PipeMemory>,
     /// The guest has said so: it is sealed, or about to be.
     pub is_mapped: bool,
-    pub has_bell: bool,
+    pub has_wake_fd: bool,
 }
 
 /// See the module.

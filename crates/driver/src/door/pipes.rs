@@ -43,7 +43,7 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A bell takes one more.
+        // A wake-up pipe takes one more.
         let descriptors = Files::DESCRIPTORS + 1;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
@@ -58,7 +58,9 @@ impl Door {
         let NewPipe { request, made, offer, memory } = new;
         let Some(guest) = self.guests.here(id) else { return };
         let number = guest.number_pipe();
-        guest.pipes.insert(number, GuestPipe { memory: Arc::new(memory), is_mapped: false, has_bell: false });
+        guest
+            .pipes
+            .insert(number, GuestPipe { memory: Arc::new(memory), is_mapped: false, has_wake_fd: false });
         let (client, serial, payer) = (id, guest.serial, guest.payer());
         let opening = Opening { client, serial, payer, number, request, made, offer };
         self.pipes.send(ToNic::Open(Box::new(opening)));
@@ -121,20 +123,20 @@ impl Door {
     }
 
     /// Gives a guest a pipe of the kernel to wait by.
-    pub(super) fn add_pipe_bell(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+    pub(super) fn add_wake_fd(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         let (pipe, _) = self.pipe(id, number)?;
-        if std::mem::replace(&mut pipe.has_bell, true) {
-            self.refuse(id, Errno::EXIST, "a pipe has one bell");
+        if std::mem::replace(&mut pipe.has_wake_fd, true) {
+            self.refuse(id, Errno::EXIST, "a pipe has one wake-up pipe");
             return Ok(());
         }
         match may(Call::Pipe).and_then(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)) {
-            Ok((theirs, bell)) => {
-                self.pipes.send(ToNic::Bell { client: id, number, bell });
-                self.answer(id, Frame::new(FrameKind::PipeBell).with_id(number), vec![theirs]);
+            Ok((theirs, wake_fd)) => {
+                self.pipes.send(ToNic::WakeFd { client: id, number, wake_fd });
+                self.answer(id, Frame::new(FrameKind::PipeWakeFd).with_id(number), vec![theirs]);
             }
             Err(errno) => {
                 let (pipe, _) = self.pipe(id, number)?;
-                pipe.has_bell = false;
+                pipe.has_wake_fd = false;
                 self.refuse(id, errno, "no descriptors left in the driver");
             }
         }

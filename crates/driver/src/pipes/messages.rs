@@ -144,10 +144,10 @@ pub enum ToNic {
         number: u32,
     },
     /// Its client waits by this pipe of the kernel, whose writing end it is.
-    Bell {
+    WakeFd {
         client: ClientId,
         number: u32,
-        bell: OwnedFd,
+        wake_fd: OwnedFd,
     },
     /// Its client needs it no more, or had taken pages away.
     Close {

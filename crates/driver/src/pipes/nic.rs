@@ -196,9 +196,9 @@ impl Nic {
                     let _ = self.agent.start(pipe.id);
                 }
             }
-            ToNic::Bell { client, number, bell } => {
+            ToNic::WakeFd { client, number, wake_fd } => {
                 if let Some(pipe) = self.pipes.get(&(client, number)) {
-                    self.agent.set_bell(pipe.id, bell);
+                    self.agent.set_wake_fd(pipe.id, wake_fd);
                 }
             }
             ToNic::Close { client, number } => self.close(client, number),

@@ -358,9 +358,9 @@ impl Honest {
     pub fn miss_wake(&mut self) -> bool {
         let Some(link) = self.link.as_ref().filter(|_| matches!(self.phase, Phase::Up)) else { return false };
         for socket in self.sockets.iter_mut().flatten().filter(|socket| socket.look_at == [None; 2]) {
-            let bells = [rung(link, socket, true), rung(link, socket, false)];
+            let doorbells = [rung(link, socket, true), rung(link, socket, false)];
             let waits = [&mut socket.receiver, &mut socket.sender];
-            for (wait, rung) in waits.into_iter().zip(bells) {
+            for (wait, rung) in waits.into_iter().zip(doorbells) {
                 if let Wait::Asleep { doorbell, .. } = wait {
                     if *doorbell != rung {
                         *doorbell = rung;

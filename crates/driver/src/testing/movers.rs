@@ -204,7 +204,7 @@ fn a_client_that_sleeps_is_heard_wherever_its_channel_went() {
         for client in [A, B, C] {
             world.transfer(client, if client == A { &[0, 1] } else { &[0] }, MoverId::new(to)).unwrap();
         }
-        // Bells that were rung before are heard again.
+        // Doorbells that were rung before are heard again.
         world.doze();
         // All movers look away.
         for _ in 0..5000 {

@@ -21,9 +21,9 @@ impl Doorbells {
     }
 
     /// Adds a doorbell, to be removed again, or what else is to end a sleep.
-    pub fn add(&self, bell: impl AsFd) -> Result<()> {
+    pub fn add(&self, doorbell: impl AsFd) -> Result<()> {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, bell, epoll::EventData::new_u64(0), edge)
+        epoll::add(&self.epoll, doorbell, epoll::EventData::new_u64(0), edge)
     }
 
     /// Removes a doorbell. The program's descriptor would keep it in the set.

@@ -80,7 +80,7 @@ pub struct End {
     /// Something was to be appended, and the ring was full.
     short: bool,
     /// Written with each ring of a doorbell of the program's.
-    bell: Option<OwnedFd>,
+    wake_fd: Option<OwnedFd>,
 }
 
 impl End {
@@ -97,7 +97,7 @@ impl End {
             ended: None,
             notifications: 0,
             short: false,
-            bell: None,
+            wake_fd: None,
         }
     }
 
@@ -283,22 +283,22 @@ impl End {
             rung |= self.send_waker.wake(&self.memory.send_cells(), position);
         }
         if rung {
-            self.ring_bell();
+            self.wake();
         }
         announced.is_some()
     }
 
-    /// See [`super::Agent::set_bell`].
-    pub fn set_bell(&mut self, bell: OwnedFd) {
-        self.bell = Some(bell);
+    /// See [`super::Agent::set_wake_fd`].
+    pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
+        self.wake_fd = Some(wake_fd);
         // The program may have asked to be woken, and wait for what has happened since.
-        self.ring_bell();
+        self.wake();
     }
 
-    fn ring_bell(&self) {
-        if let Some(bell) = &self.bell {
+    fn wake(&self) {
+        if let Some(wake_fd) = &self.wake_fd {
             // Full: the program is to read it.
-            let _ = rustix::io::write(bell, &[1]);
+            let _ = rustix::io::write(wake_fd, &[1]);
         }
     }
 
@@ -326,7 +326,7 @@ impl End {
             self.memory.status.store_u32(pipe_status::END, errno.raw_os_error() as u32, Ordering::Release);
             self.recv_waker.wake_always(&self.memory.recv_cells());
             self.send_waker.wake_always(&self.memory.send_cells());
-            self.ring_bell();
+            self.wake();
         }
     }
 }

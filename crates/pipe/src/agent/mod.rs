@@ -358,9 +358,9 @@ impl Agent {
 
     /// Has a pipe wake whoever waits in `poll` or `epoll`: the writing end of a pipe of the kernel, which does not block, and whose reading
     /// end the program has. A byte is written with each ring of a doorbell of the program's.
-    pub fn set_bell(&mut self, id: PipeId, bell: OwnedFd) {
+    pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
         if let Some(slot) = self.slot(id) {
-            slot.end.set_bell(bell);
+            slot.end.set_wake_fd(wake_fd);
         }
     }
 

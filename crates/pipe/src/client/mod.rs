@@ -66,8 +66,8 @@ pub struct Pipe {
     spin: Spin,
     /// The sleep of the agent that was rung for last.
     rung: u32,
-    /// See [`Pipe::set_bell`].
-    bell: Option<OwnedFd>,
+    /// See [`Pipe::set_wake_fd`].
+    wake_fd: Option<OwnedFd>,
 }
 
 impl Pipe {
@@ -86,7 +86,7 @@ impl Pipe {
             writer: Writer::default(),
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
-            bell: None,
+            wake_fd: None,
         })
     }
 
@@ -285,24 +285,24 @@ impl Pipe {
     }
 
     /// Has [`Self::arm`] use the reading end of a pipe of the kernel, which does not block; the agent has the writing end.
-    pub fn set_bell(&mut self, bell: OwnedFd) {
-        self.bell = Some(bell);
+    pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
+        self.wake_fd = Some(wake_fd);
     }
 
     /// The descriptor that becomes readable after [`Self::arm`].
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.bell.as_ref().map(AsFd::as_fd)
+    pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.wake_fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Before a sleep in `poll` or `epoll` on [`Self::bell`]: gives back what was read, and has the bell become readable with the next bytes, in
+    /// Before a sleep in `poll` or `epoll` on [`Self::wake_fd`]: gives back what was read, and has it become readable with the next bytes, in
     /// a sending pipe when a quarter of the ring is free, and when the pipe ends. Returns whether there is something to do already.
     ///
     /// # Errors
     /// The pipe's own error once it has ended and all was read.
     pub fn arm(&mut self) -> Result<bool> {
-        if let Some(bell) = &self.bell {
+        if let Some(wake_fd) = &self.wake_fd {
             let mut bytes = [0; 64];
-            while rustix::io::read(bell, &mut bytes).is_ok_and(|len| len == bytes.len()) {}
+            while rustix::io::read(wake_fd, &mut bytes).is_ok_and(|len| len == bytes.len()) {}
         }
         let ready = if self.shape.receives() { self.arm_receiver() } else { self.arm_sender() };
         if ready {

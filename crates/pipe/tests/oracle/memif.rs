@@ -129,8 +129,8 @@ impl Client {
         let steps = [
             (init(0x0200, ID, 0), None),
             (add_region(0, BYTES as u64), Some(own.memory.as_fd())),
-            (add_ring(1, 0, 0, RINGS[0] as u32, LOG), Some(own.far_bell.as_fd())),
-            (add_ring(0, 0, 0, RINGS[1] as u32, LOG), Some(own.bell.as_fd())),
+            (add_ring(1, 0, 0, RINGS[0] as u32, LOG), Some(own.far_doorbell.as_fd())),
+            (add_ring(0, 0, 0, RINGS[1] as u32, LOG), Some(own.doorbell.as_fd())),
         ];
         for (message, fd) in &steps {
             self.say(message, fd.as_slice());
@@ -146,8 +146,8 @@ pub struct Things {
     memory: OwnedFd,
     region: Region<Own>,
     /// The port's, and its own.
-    far_bell: OwnedFd,
-    pub bell: OwnedFd,
+    far_doorbell: OwnedFd,
+    pub doorbell: OwnedFd,
 }
 
 impl Things {
@@ -159,9 +159,9 @@ impl Things {
         for ring in RINGS {
             region.store_u32(ring, COOKIE, Ordering::Relaxed);
         }
-        let [far_bell, bell] =
+        let [far_doorbell, doorbell] =
             [(); 2].map(|()| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
-        Self { memory, region, far_bell, bell }
+        Self { memory, region, far_doorbell, doorbell }
     }
 
     pub fn set(&self, ring: usize, index: usize, first: u64, offset: u32) {
@@ -300,7 +300,7 @@ fn speak(program: &mut Program<'_>, own: &Things, client: Option<&Client>, messa
     let made: Vec<Option<OwnedFd>> = (0..count)
         .map(|_| match program.byte() % 8 {
             0 => Some(own.memory.try_clone().unwrap()),
-            1 => Some(own.bell.try_clone().unwrap()),
+            1 => Some(own.doorbell.try_clone().unwrap()),
             2 => Some(eventfd(0, EventfdFlags::SEMAPHORE).unwrap()),
             // Not sealed, and with nothing in it.
             3 => Some(memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap()),
@@ -327,17 +327,17 @@ fn spoil(program: &mut Program<'_>, own: &Things) {
         }
         // Full, and whoever writes to it waits.
         2 => {
-            fcntl_setfl(&own.bell, OFlags::NONBLOCK).unwrap();
-            let _ = rustix::io::write(&own.bell, &(u64::MAX - 1).to_ne_bytes());
-            fcntl_setfl(&own.bell, OFlags::empty()).unwrap();
+            fcntl_setfl(&own.doorbell, OFlags::NONBLOCK).unwrap();
+            let _ = rustix::io::write(&own.doorbell, &(u64::MAX - 1).to_ne_bytes());
+            fcntl_setfl(&own.doorbell, OFlags::empty()).unwrap();
         }
         3 => {
-            fcntl_setfl(&own.bell, OFlags::NONBLOCK).unwrap();
-            let _ = rustix::io::read(&own.bell, &mut [0; 8]);
+            fcntl_setfl(&own.doorbell, OFlags::NONBLOCK).unwrap();
+            let _ = rustix::io::read(&own.doorbell, &mut [0; 8]);
         }
         _ => {
-            fcntl_setfl(&own.bell, OFlags::NONBLOCK).unwrap();
-            let _ = rustix::io::write(&own.bell, &1u64.to_ne_bytes());
+            fcntl_setfl(&own.doorbell, OFlags::NONBLOCK).unwrap();
+            let _ = rustix::io::write(&own.doorbell, &1u64.to_ne_bytes());
         }
     }
 }

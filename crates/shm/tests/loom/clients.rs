@@ -30,7 +30,7 @@ impl Everywhere {
 
 /// The sleeper of the direct path: the first time it takes the waker's fence over, then it has it fence.
 struct Unfenced {
-    bell: Bell,
+    doorbell: Doorbell,
     unfenced: AtomicU32,
     everywhere: Everywhere,
     taken_over: std::sync::atomic::AtomicBool,
@@ -38,24 +38,24 @@ struct Unfenced {
 
 impl SleeperCells for Unfenced {
     fn load_doorbell(&self) -> u32 {
-        self.bell.load_doorbell()
+        self.doorbell.load_doorbell()
     }
     fn store_wake_at(&self, value: u64) {
-        self.bell.store_wake_at(value);
+        self.doorbell.store_wake_at(value);
     }
     fn fence(&self) {
         if self.taken_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            return self.bell.weak.fence("direct: fence of the sleeper");
+            return self.doorbell.weak.fence("direct: fence of the sleeper");
         }
-        if !self.bell.weak.leaves_out("direct: end of unfenced") {
+        if !self.doorbell.weak.leaves_out("direct: end of unfenced") {
             self.unfenced.store(0, Relaxed);
         }
-        if !self.bell.weak.leaves_out("direct: barrier of the sleeper") {
+        if !self.doorbell.weak.leaves_out("direct: barrier of the sleeper") {
             self.everywhere.fence();
         }
     }
     fn sleep(&self, seen: u32, timeout: Duration) {
-        self.bell.sleep(seen, timeout);
+        self.doorbell.sleep(seen, timeout);
     }
 }
 
@@ -72,7 +72,7 @@ fn direct_without_fences() {
     check("clients::direct_without_fences", 3, &parts, |weak| {
         let cells = Arc::new((
             Unfenced {
-                bell: Bell::new(weak),
+                doorbell: Doorbell::new(weak),
                 unfenced: AtomicU32::new(1),
                 everywhere: Everywhere { state: Mutex::new((false, false)) },
                 taken_over: false.into(),
@@ -91,10 +91,10 @@ fn direct_without_fences() {
                     weak.fence("direct: fence of the waker");
                 }
                 sleeper.everywhere.point(false);
-                let wake_at = sleeper.bell.load_wake_at();
+                let wake_at = sleeper.doorbell.load_wake_at();
                 if wake_at != 0 && value >= wake_at && wake_at != woken_at {
                     woken_at = wake_at;
-                    sleeper.bell.ring();
+                    sleeper.doorbell.ring();
                 }
             }
             sleeper.everywhere.point(true);
@@ -186,47 +186,47 @@ fn bias_is_revoked() {
 #[test]
 fn direct_ready() {
     check("clients::direct_ready", 5, &["direct: fence of the sender"], |weak| {
-        let cells = Arc::new((Bell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
+        let cells = Arc::new((Doorbell::new(weak), AtomicU64::new(0), AtomicU32::new(0)));
         let sender = cells.clone();
         let sending = thread::spawn(move || {
-            let (bell, counter, path) = &*sender;
+            let (doorbell, counter, path) = &*sender;
             counter.store(1, Release);
             weak.fence("direct: fence of the sender");
             if path.load(Acquire) != 0 {
-                Waker::default().wake(bell, 1);
+                Waker::default().wake(doorbell, 1);
             }
         });
         // The driver, and then the client that it answers.
-        let (bell, counter, path) = &*cells;
+        let (doorbell, counter, path) = &*cells;
         path.store(1, Release);
         fence(SeqCst);
-        sleep_until(bell, counter, 1);
+        sleep_until(doorbell, counter, 1);
         sending.join().unwrap();
     });
 }
 
-/// Direct path: a second epoll instance of the receiver has taken its bell back, on which only the first one sleeps. It sees what was
+/// Direct path: a second epoll instance of the receiver has taken its doorbell back, on which only the first one sleeps. It sees what was
 /// sent, or the sender sees that and has the driver tell both (`SYNC POINT: direct-dekker`).
 #[test]
-fn direct_bell() {
-    let parts = ["direct: fence of whoever rings", "direct: fence behind the bell that is taken back"];
-    check("clients::direct_bell", 5, &parts, |weak| {
-        // The index, the event asked for by the first instance, its bell, and whether the driver was asked.
+fn direct_doorbell() {
+    let parts = ["direct: fence of whoever rings", "direct: fence behind the doorbell that is taken back"];
+    check("clients::direct_doorbell", 5, &parts, |weak| {
+        // The index, the event asked for by the first instance, its doorbell, and whether the driver was asked.
         let cells = [0, 1, 5, 0].map(AtomicU64::new);
         let cells = Arc::new(cells);
         let sender = cells.clone();
         let sending = thread::spawn(move || {
-            let [producer, event_at, bell, nudged] = &*sender;
+            let [producer, event_at, doorbell, nudged] = &*sender;
             producer.store(1, Release);
             weak.fence("direct: fence of whoever rings");
-            if event_at.load(Relaxed) == 1 && bell.load(Acquire) == 0 {
+            if event_at.load(Relaxed) == 1 && doorbell.load(Acquire) == 0 {
                 nudged.store(1, Relaxed);
             }
         });
-        let [producer, event_at, bell, nudged] = &*cells;
-        bell.store(0, Release);
+        let [producer, event_at, doorbell, nudged] = &*cells;
+        doorbell.store(0, Release);
         event_at.store(1, Relaxed);
-        weak.fence("direct: fence behind the bell that is taken back");
+        weak.fence("direct: fence behind the doorbell that is taken back");
         let seen = producer.load(Acquire) == 1;
         sending.join().unwrap();
         assert!(seen || nudged.load(Relaxed) == 1);

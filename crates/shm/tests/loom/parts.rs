@@ -85,7 +85,7 @@ impl Edge {
 }
 
 /// The words of one sleep: `wake_at`, and a doorbell that is a futex.
-pub struct Bell {
+pub struct Doorbell {
     wake_at: AtomicU64,
     doorbell: AtomicU32,
     /// The kernel's lock of the futex, and its queue.
@@ -95,7 +95,7 @@ pub struct Bell {
     pub weak: Weak,
 }
 
-impl Bell {
+impl Doorbell {
     pub fn new(weak: Weak) -> Self {
         Self {
             wake_at: AtomicU64::new(0),
@@ -112,7 +112,7 @@ impl Bell {
     }
 }
 
-impl SleeperCells for Bell {
+impl SleeperCells for Doorbell {
     fn load_doorbell(&self) -> u32 {
         self.doorbell.load(Acquire)
     }
@@ -130,7 +130,7 @@ impl SleeperCells for Bell {
     }
 }
 
-impl WakerCells for Bell {
+impl WakerCells for Doorbell {
     fn load_wake_at(&self) -> u64 {
         self.wake_at.load(Relaxed)
     }

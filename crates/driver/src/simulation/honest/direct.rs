@@ -126,8 +126,8 @@ fn tell(own: &Half<Own>, peer: &Half<Theirs>, words: &Words, index: u64, told: &
         told.woken = 0;
     } else if index >= wake_at && wake_at != told.woken {
         told.woken = wake_at;
-        let bell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
-        own.map.store_u32(words.doorbell, bell, Ordering::Release);
+        let doorbell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
+        own.map.store_u32(words.doorbell, doorbell, Ordering::Release);
     }
     let has_to_nudge = event_at != 0 && index >= event_at && event_at != told.nudged;
     if has_to_nudge {

@@ -49,7 +49,7 @@ struct Client {
     /// From the client, to the client.
     rings: [Option<Ring>; 2],
     /// Edges of it say that frames have come.
-    bell: Option<OwnedFd>,
+    doorbell: Option<OwnedFd>,
     /// Wakes it when frames are in its receive ring.
     waker: Option<Waker>,
     is_connected: bool,
@@ -60,7 +60,7 @@ struct Client {
 pub struct Memif {
     listener: OwnedFd,
     id: u32,
-    /// Listener, client and bell: a set that the agent's own sleep watches.
+    /// Listener, client and doorbell: a set that the agent's own sleep watches.
     watched: OwnedFd,
     client: Option<Client>,
     frame: Box<[u8]>,
@@ -80,10 +80,10 @@ pub struct Memif {
 
 /// Returns whether closing a descriptor takes no time that a client chooses: memory, or an eventfd.
 fn closes_at_once(fd: &OwnedFd) -> bool {
-    fcntl_get_seals(fd).is_ok() || is_bell(fd)
+    fcntl_get_seals(fd).is_ok() || is_doorbell(fd)
 }
 
-fn is_bell(fd: &OwnedFd) -> bool {
+fn is_doorbell(fd: &OwnedFd) -> bool {
     let link = readlinkat(CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
     link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]")
 }
@@ -155,7 +155,7 @@ impl Memif {
                 greeted: false,
                 memory: None,
                 rings,
-                bell: None,
+                doorbell: None,
                 waker: None,
                 is_connected: false,
             });
@@ -223,16 +223,16 @@ impl Memif {
                 }
                 let memory = client.memory.as_ref().ok_or(Refused("a region comes before its rings"))?;
                 *place = Some(Ring::new(memory, offset, log)?);
-                let bell = fd.take_if(|fd| is_bell(fd));
+                let doorbell = fd.take_if(|fd| is_doorbell(fd));
                 if is_ours_to_read {
-                    client.bell = bell;
-                    if let Some(bell) = &client.bell {
+                    client.doorbell = doorbell;
+                    if let Some(doorbell) = &client.doorbell {
                         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-                        let watched = epoll::add(&self.watched, bell, epoll::EventData::new_u64(0), edge);
+                        let watched = epoll::add(&self.watched, doorbell, epoll::EventData::new_u64(0), edge);
                         watched.map_err(|_| Refused("its eventfd cannot be watched"))?;
                     }
                 } else {
-                    client.waker = bell.map(Waker::new);
+                    client.waker = doorbell.map(Waker::new);
                 }
             }
             Message::Connect => {
@@ -263,8 +263,8 @@ impl Memif {
         if let Some(client) = self.client.take() {
             // Descriptors of the client's own would keep them in the set.
             let _ = epoll::delete(&self.watched, &client.socket);
-            if let Some(bell) = &client.bell {
-                let _ = epoll::delete(&self.watched, bell);
+            if let Some(doorbell) = &client.doorbell {
+                let _ = epoll::delete(&self.watched, doorbell);
             }
             self.blocked.extend(client.waker.and_then(Waker::end));
         }

@@ -24,14 +24,14 @@ const SETTLED: Duration = Duration::from_micros(50);
 /// Wakes one client. Its thread starts with the first wake-up, so that a client that polls costs none.
 #[derive(Debug)]
 pub struct Waker {
-    bell: Arc<OwnedFd>,
+    doorbell: Arc<OwnedFd>,
     notes: Option<SyncSender<()>>,
 }
 
 impl Waker {
-    /// Wakes by `bell`, an eventfd.
-    pub fn new(bell: OwnedFd) -> Self {
-        Self { bell: Arc::new(bell), notes: None }
+    /// Wakes by `doorbell`, an eventfd.
+    pub fn new(doorbell: OwnedFd) -> Self {
+        Self { doorbell: Arc::new(doorbell), notes: None }
     }
 
     /// Has the client woken, if no wake-up is outstanding. Never blocks.
@@ -41,9 +41,11 @@ impl Waker {
     pub fn wake(&mut self) -> Result<(), Refused> {
         if self.notes.is_none() {
             let (notes, taken) = sync_channel(1);
-            let bell = Arc::clone(&self.bell);
+            let doorbell = Arc::clone(&self.doorbell);
             let thread = std::thread::Builder::new().name("pd-wake".into());
-            thread.spawn(move || run(&bell, &taken)).map_err(|_| Refused("no thread can wake a client"))?;
+            thread
+                .spawn(move || run(&doorbell, &taken))
+                .map_err(|_| Refused("no thread can wake a client"))?;
             self.notes = Some(notes);
         }
         // A note that is there already stands for this one as well.
@@ -54,29 +56,29 @@ impl Waker {
     /// Ends the thread. Returns it where it may still be writing.
     pub fn end(self) -> Option<Blocked> {
         drop(self.notes);
-        Some(Blocked(self.bell)).filter(Blocked::is_running)
+        Some(Blocked(self.doorbell)).filter(Blocked::is_running)
     }
 }
 
-fn run(bell: &OwnedFd, notes: &Receiver<()>) {
+fn run(doorbell: &OwnedFd, notes: &Receiver<()>) {
     for () in notes {
         // A client resets the counter before it looks at its ring. Its look may come before its reset is visible here, but not for long.
-        let is_outstanding = is_ready(bell, PollFlags::IN) && {
+        let is_outstanding = is_ready(doorbell, PollFlags::IN) && {
             std::thread::sleep(SETTLED);
-            is_ready(bell, PollFlags::IN)
+            is_ready(doorbell, PollFlags::IN)
         };
         if !is_outstanding {
-            let _ = write(bell, &1u64.to_ne_bytes());
+            let _ = write(doorbell, &1u64.to_ne_bytes());
         }
     }
 }
 
 /// Returns whether an eventfd can be read or written now.
-fn is_ready(bell: &OwnedFd, what: PollFlags) -> bool {
+fn is_ready(doorbell: &OwnedFd, what: PollFlags) -> bool {
     // The tail was stored before.
     fence(Ordering::SeqCst);
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(bell, what)], Some(&now)).is_ok_and(|ready| ready > 0)
+    poll(&mut [PollFd::new(doorbell, what)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// A thread of a client that has gone.
@@ -105,19 +107,19 @@ mod tests {
     use rustix::event::{eventfd, EventfdFlags};
     use std::os::fd::AsFd;
 
-    fn bell() -> OwnedFd {
+    fn doorbell() -> OwnedFd {
         eventfd(0, EventfdFlags::empty()).unwrap()
     }
 
-    fn waker(bell: &OwnedFd) -> Waker {
-        Waker::new(bell.as_fd().try_clone_to_owned().unwrap())
+    fn waker(doorbell: &OwnedFd) -> Waker {
+        Waker::new(doorbell.as_fd().try_clone_to_owned().unwrap())
     }
 
     #[test]
     fn a_wake_up_is_written_once_until_it_is_read() {
-        let bell = bell();
+        let doorbell = doorbell();
         for _ in 0..3 {
-            let mut waker = waker(&bell);
+            let mut waker = waker(&doorbell);
             for _ in 0..50 {
                 waker.wake().unwrap();
                 std::thread::yield_now();
@@ -127,27 +129,27 @@ mod tests {
                 std::thread::yield_now();
             }
             let mut count = [0; 8];
-            rustix::io::read(&bell, &mut count).unwrap();
+            rustix::io::read(&doorbell, &mut count).unwrap();
             assert_eq!(u64::from_ne_bytes(count), 1);
         }
-        assert!(waker(&bell).end().is_none(), "no thread for a client that was never woken");
+        assert!(waker(&doorbell).end().is_none(), "no thread for a client that was never woken");
     }
 
     /// The counter is full and the description blocks: the thread waits, and neither a wake-up nor the end does.
     #[test]
     fn a_full_eventfd_blocks_its_own_thread_alone_and_is_emptied_at_the_end() {
-        let bell = bell();
+        let doorbell = doorbell();
         let most = (u64::MAX - 1).to_ne_bytes();
         // Emptied between the looks of the thread and its write a counter would be full at the write, too.
         let (notes, taken) = sync_channel(1);
-        let shared = Arc::new(bell.as_fd().try_clone_to_owned().unwrap());
+        let shared = Arc::new(doorbell.as_fd().try_clone_to_owned().unwrap());
         let writer = Arc::clone(&shared);
-        write(&bell, &most).unwrap();
+        write(&doorbell, &most).unwrap();
         let thread = std::thread::spawn(move || {
             taken.recv().unwrap();
             write(&*writer, &1u64.to_ne_bytes()).unwrap();
         });
-        let mut waker = Waker { bell: shared, notes: Some(notes) };
+        let mut waker = Waker { doorbell: shared, notes: Some(notes) };
         for _ in 0..100 {
             waker.wake().unwrap();
         }
@@ -156,6 +158,6 @@ mod tests {
             std::thread::yield_now();
         }
         thread.join().unwrap();
-        assert!(is_ready(&bell, PollFlags::OUT));
+        assert!(is_ready(&doorbell, PollFlags::OUT));
     }
 }

@@ -22,14 +22,14 @@ const ITEMS_MAX: usize = 256;
 static INSTANCES: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
-pub(super) struct Bells {
+pub(super) struct Doorbells {
     /// Tells the instance from others of the process.
     instance: u64,
     sleeps: u32,
-    by_number: HashMap<u64, Bell>,
+    by_number: HashMap<u64, Doorbell>,
 }
 
-impl Default for Bells {
+impl Default for Doorbells {
     fn default() -> Self {
         let instance = INSTANCES.fetch_add(1, Ordering::Relaxed);
         Self { instance, sleeps: 0, by_number: HashMap::default() }
@@ -37,12 +37,12 @@ impl Default for Bells {
 }
 
 #[derive(Debug)]
-struct Bell {
+struct Doorbell {
     fd: Arc<OwnFd>,
     items: Vec<Arc<Item>>,
 }
 
-impl Bells {
+impl Doorbells {
     pub(super) fn is_empty(&self) -> bool {
         self.by_number.is_empty()
     }
@@ -50,55 +50,55 @@ impl Bells {
 
 impl Epoll {
     /// Before a sleep in which the peers of these have to send news.
-    pub(super) fn ask_for_bells<'a>(&self, items: impl ExactSizeIterator<Item = &'a Arc<Item>>) {
+    pub(super) fn ask_for_doorbells<'a>(&self, items: impl ExactSizeIterator<Item = &'a Arc<Item>>) {
         if items.len() == 0 {
             return;
         }
         let instance = {
-            let mut bells = lock(&self.bells);
-            bells.sleeps = bells.sleeps.saturating_add(1);
-            if bells.sleeps < SLEEPS_MIN {
+            let mut doorbells = lock(&self.doorbells);
+            doorbells.sleeps = doorbells.sleeps.saturating_add(1);
+            if doorbells.sleeps < SLEEPS_MIN {
                 return;
             }
-            bells.instance
+            doorbells.instance
         };
-        // Threads that sleep on a futex hear no bell. Without descriptors the driver goes on waking them.
+        // Threads that sleep on a futex hear no doorbell. Without descriptors the driver goes on waking them.
         if self.ready.kernel.get().is_none() && self.kernel().is_err() {
             return;
         }
-        let unasked = items.filter(|item| !item.bell_asked.load(Ordering::Relaxed));
+        let unasked = items.filter(|item| !item.doorbell_asked.load(Ordering::Relaxed));
         for item in unasked.take(ASKS_MAX) {
             let Some(source) = item.source.upgrade() else { continue };
-            if source.ask_for_bell(item, instance, &|number, fd| self.add_bell(number, fd, item)) {
-                item.bell_asked.store(true, Ordering::Relaxed);
+            if source.ask_for_doorbell(item, instance, &|number, fd| self.add_doorbell(number, fd, item)) {
+                item.doorbell_asked.store(true, Ordering::Relaxed);
             }
         }
     }
 
     /// The same of an instance on whose descriptor somebody sleeps, in one of its first waits.
     pub(super) fn ask_when_exported(&self) {
-        if lock(&self.bells).sleeps < EXPORTED_MAX {
+        if lock(&self.doorbells).sleeps < EXPORTED_MAX {
             let items: Vec<_> = lock(&self.items).values().cloned().collect();
-            self.ask_for_bells(items.iter());
+            self.ask_for_doorbells(items.iter());
         }
     }
 
     /// Makes the instance's threads sleep on it, too. False: the item's peer is not to ring it.
-    pub(super) fn add_bell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
+    pub(super) fn add_doorbell(&self, number: u64, fd: Arc<OwnFd>, item: &Arc<Item>) -> bool {
         let Some(kernel) = self.ready.kernel.get() else { return false };
-        let mut bells = lock(&self.bells);
-        if let Some(bell) = bells.by_number.get_mut(&number) {
-            let fits = bell.items.len() < ITEMS_MAX;
+        let mut doorbells = lock(&self.doorbells);
+        if let Some(doorbell) = doorbells.by_number.get_mut(&number) {
+            let fits = doorbell.items.len() < ITEMS_MAX;
             if fits {
-                bell.items.push(item.clone());
+                doorbell.items.push(item.clone());
             }
             return fits;
         }
-        if kernel.add_bell(number, &fd).is_err() {
+        if kernel.add_doorbell(number, &fd).is_err() {
             return false;
         }
-        bells.by_number.insert(number, Bell { fd, items: vec![item.clone()] });
-        drop(bells);
+        doorbells.by_number.insert(number, Doorbell { fd, items: vec![item.clone()] });
+        drop(doorbells);
         // Threads that sleep on a futex are to sleep in the kernel's instance from now on.
         self.ready.changes.fetch_add(1, Ordering::Release);
         self.wake_all();
@@ -106,16 +106,16 @@ impl Epoll {
     }
 
     /// The item is taken out of the instance.
-    pub(super) fn leave_bell(&self, item: &Arc<Item>) {
-        if !item.bell_asked.load(Ordering::Relaxed) {
+    pub(super) fn leave_doorbell(&self, item: &Arc<Item>) {
+        if !item.doorbell_asked.load(Ordering::Relaxed) {
             return;
         }
-        lock(&self.bells).by_number.retain(|_, bell| {
-            bell.items.retain(|known| !Arc::ptr_eq(known, item));
-            let used = !bell.items.is_empty();
+        lock(&self.doorbells).by_number.retain(|_, doorbell| {
+            doorbell.items.retain(|known| !Arc::ptr_eq(known, item));
+            let used = !doorbell.items.is_empty();
             if !used {
                 // The peer has the same eventfd: that it is closed here does not take it out.
-                self.ready.kernel.get().iter().for_each(|kernel| kernel.remove_bell(&bell.fd));
+                self.ready.kernel.get().iter().for_each(|kernel| kernel.remove_doorbell(&doorbell.fd));
             }
             used
         });
@@ -127,9 +127,9 @@ impl Epoll {
             return;
         }
         let items: Vec<_> = {
-            let bells = lock(&self.bells);
-            let rung = numbers.iter().filter_map(|number| bells.by_number.get(number));
-            rung.flat_map(|bell| bell.items.iter().cloned()).collect()
+            let doorbells = lock(&self.doorbells);
+            let rung = numbers.iter().filter_map(|number| doorbells.by_number.get(number));
+            rung.flat_map(|doorbell| doorbell.items.iter().cloned()).collect()
         };
         items.iter().for_each(|item| self.ready.push(item));
     }

@@ -15,26 +15,26 @@ const BEGUN_MAX: u32 = 16;
 
 /// The doorbell that this side sleeps on, or did.
 #[derive(Debug, Default)]
-pub(super) struct OwnBell {
-    bell: Option<(u64, u64, Arc<OwnFd>)>,
+pub(super) struct OwnDoorbell {
+    doorbell: Option<(u64, u64, Arc<OwnFd>)>,
     begun: u32,
 }
 
 /// The doorbell that the peer sleeps on, as far as it is known here.
 #[derive(Debug, Default)]
-pub(super) struct PeerBell {
+pub(super) struct PeerDoorbell {
     number: u64,
     fd: Option<Arc<OwnFd>>,
     asked: u32,
 }
 
-impl PeerBell {
+impl PeerDoorbell {
     /// Rings the doorbell of that number. False: the driver has to.
     pub(super) fn ring(&mut self, attachment: &Attachment, id: SocketId, number: u64) -> bool {
         if self.number != number && self.asked < ASKED_MAX {
             self.asked += 1;
-            if let Ok((number, fd)) = ask(attachment, id, FrameKind::PeerBell, 0) {
-                (self.number, self.fd) = (number, Some(attachment.bell_of(number, fd)));
+            if let Ok((number, fd)) = ask(attachment, id, FrameKind::PeerDoorbell, 0) {
+                (self.number, self.fd) = (number, Some(attachment.doorbell_of(number, fd)));
             }
         }
         let fd = self.fd.as_ref().filter(|_| self.number == number);
@@ -43,7 +43,7 @@ impl PeerBell {
     }
 }
 
-impl OwnBell {
+impl OwnDoorbell {
     /// Begins to sleep on the doorbell of an epoll instance. Returns it and its number.
     ///
     /// # Errors
@@ -58,15 +58,15 @@ impl OwnBell {
         if self.begun > BEGUN_MAX {
             return Err(Error::new(
                 Errno::NOBUFS,
-                "the connection changes its epoll instances too often for bells",
+                "the connection changes its epoll instances too often for doorbells",
             ));
         }
-        if let Some((_, number, fd)) = self.bell.as_ref().filter(|bell| bell.0 == instance) {
+        if let Some((_, number, fd)) = self.doorbell.as_ref().filter(|doorbell| doorbell.0 == instance) {
             return Ok((*number, fd.clone()));
         }
-        let (number, fd) = ask(attachment, id, FrameKind::Bell, instance)?;
-        let fd = attachment.bell_of(number, fd);
-        self.bell = Some((instance, number, fd.clone()));
+        let (number, fd) = ask(attachment, id, FrameKind::Doorbell, instance)?;
+        let fd = attachment.doorbell_of(number, fd);
+        self.doorbell = Some((instance, number, fd.clone()));
         Ok((number, fd))
     }
 }
@@ -77,6 +77,6 @@ fn ask(attachment: &Attachment, id: SocketId, kind: FrameKind, instance: u64) ->
     let fd = fds.pop().filter(|_| fds.is_empty() && frame.bytes != 0);
     Ok((
         frame.bytes,
-        fd.ok_or_else(|| Error::new(Errno::PROTO, "the driver described a bell that cannot be"))?,
+        fd.ok_or_else(|| Error::new(Errno::PROTO, "the driver described a doorbell that cannot be"))?,
     ))
 }
