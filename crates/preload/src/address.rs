@@ -1,8 +1,10 @@
 //! Kernel socket addresses.
+use crate::sleep::kernel_poll;
 use crate::{reach, real};
 use libc::{c_int, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 /// The address in `len` bytes at `address`, an IPv4 one as such even if it is mapped into IPv6; none
 /// if it is of another family.
@@ -136,6 +138,18 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     // SAFETY: room for an integer, and its size.
     let result = unsafe { real::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
     (result == 0).then_some(value)
+}
+
+/// Whether the kernel takes a byte at once that is sent. What it tells of AF_UNIX by `poll` is more: that most of the buffer is free.
+pub(crate) fn has_room(fd: c_int, unix: bool) -> bool {
+    let mut poll = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+    if kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) == Ok(1) {
+        return true;
+    }
+    let mut used: c_int = 0;
+    // SAFETY: room for a number.
+    let known = unsafe { real::ioctl(fd, libc::TIOCOUTQ, (&raw mut used) as usize as _) } == 0;
+    unix && known && option(fd, libc::SOL_SOCKET, libc::SO_SNDBUF).is_some_and(|room| used < room)
 }
 
 /// The sizes of the send and the receive buffer that the program, or that of the listener, has asked for.

@@ -15,8 +15,8 @@ static unsigned side, way;
 static uint64_t seed, common, own, sent, received;
 static uint8_t buffer[CHUNK_BYTES_MAX];
 static int fd = -1, epoll = -1;
-// Messages with descriptors are among the bytes.
-static bool passes;
+// Messages with descriptors are among the bytes. The connection leaves for one as soon as it has come back, and for nothing else.
+static bool passes, abrupt;
 
 static void fail(const char *what) {
     printf("%s: side %u, seed %llu, sent %llu, received %llu, errno %d\n", what, side, (unsigned long long)seed,
@@ -74,7 +74,36 @@ static void await(short events) {
     if (found == 0) fail("stalled");
 }
 
+// The library's log says that this process's connection came back.
+static bool is_back(void) {
+    static bool known;
+    static char log[65536];
+    const char *path = getenv("PD_PRELOAD_LOG");
+    int file = known || !path ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return known;
+    ssize_t len = read(file, log, sizeof log - 1);
+    close(file);
+    log[len > 0 ? len : 0] = 0;
+    char own[32];
+    snprintf(own, sizeof own, "[%d]", (int)getpid());
+    for (char *line = strtok(log, "\n"); line; line = strtok(NULL, "\n")) {
+        known |= strstr(line, own) && strstr(line, "comes back");
+    }
+    return known;
+}
+
 static size_t some(size_t most) { return 1 + below(&own, most); }
+
+// Says where in the stream bytes belong that are at the wrong place.
+static void fail_at(size_t right, size_t len) {
+    const uint8_t *bytes = buffer + right;
+    size_t sure = len - right < 16 ? len - right : 16;
+    uint64_t at = 0, end = received + (64 << 20);
+    while (at < end && verify(1 - side, at, bytes, sure) != sure) at++;
+    printf("of %zu bytes %zu are right, the next %zu begin with %02x and are those of %lld; ", len, right, sure, *bytes,
+           at < end ? (long long)at : -1);
+    fail("wrong bytes");
+}
 
 // Receives some of at most so many; 0: nothing is there.
 static size_t take(size_t most) {
@@ -107,7 +136,8 @@ static size_t take(size_t most) {
         part = 0;
     }
     if (part < (ssize_t)(shown < wanted ? shown : wanted) && !passes) fail("less than was there");
-    if (verify(1 - side, received, buffer, part) != (size_t)part) fail("wrong bytes");
+    size_t right = verify(1 - side, received, buffer, part);
+    if (right != (size_t)part) fail_at(right, part);
     received += part;
     meeting->moved[side] = received;
     return part;
@@ -201,8 +231,10 @@ static void bulk(bool is_unix, bool disturbs) {
     size_t most_out = 4096 + below(&own, CHUNK_BYTES_MAX - 4096), most_in = 16384 + below(&own, CHUNK_BYTES_MAX - 16384);
     while (left[0] + left[1] > 0) {
         size_t moved = 0;
-        if (disturbs && below(&own, 40) == 0) disturb(is_unix);
-        if (disturbs && is_unix && left[side] > 0 && below(&own, 60) == 0) {
+        if (disturbs && !abrupt && below(&own, 40) == 0) disturb(is_unix);
+        // The peer's sends find no room.
+        if (abrupt && below(&own, 4) == 0) usleep(1000);
+        if (disturbs && is_unix && left[side] > 0 && (abrupt ? is_back() && below(&own, 2) : below(&own, 60) == 0)) {
             uint64_t before = sent;
             pass_descriptor();
             left[side] -= sent - before;
@@ -233,6 +265,7 @@ int main(int argc, char **argv) {
     int calm = seed % 3 == 2 ? 1 + 2 * below(&common, 3) : INT_MAX;
     connect_both(is_unix, argv[1]);
     passes = is_unix && calm < INT_MAX;
+    abrupt = is_unix && seed % 6 == 5;
     for (int tide = 0; tide < atoi(argv[5]); tide++) {
         way = below(&own, WAYS);
         if (tide % 2 == 0) talk();

@@ -1,7 +1,7 @@
 //! Has a connection leave the fabric: tells the driver and the peer, and sends the mark.
 use super::mark::{MARK, MARK_BRIEF};
 use super::{SENDS, UNMARKED};
-use crate::call::{lock, Failure};
+use crate::call::{errno, lock, Failure};
 use crate::entry::Entry;
 use crate::epoll_set::standing;
 use crate::file_lock::FileLock;
@@ -57,10 +57,19 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
             let returns = (why == KernelReason::SmallTalk || why == KernelReason::PeerLeft) && twin.is_sole();
             let mark = [if returns { MARK_BRIEF } else { MARK }];
-            // Nothing was sent there before: there is room. One that fails tells the next call.
-            // SAFETY: sends from a slice.
-            let sent =
-                unsafe { real::send(fd, mark.as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+            // There is room: nothing was sent there before, or a connection that came back has left some. A program that has taken it away, by a
+            // smaller buffer, waits: bytes without their mark would be wrong ones. Another failure tells the next call.
+            let sent = loop {
+                // SAFETY: sends from a slice.
+                let sent = unsafe {
+                    real::send(fd, mark.as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+                };
+                if sent == 1 || errno() != libc::EAGAIN {
+                    break sent;
+                }
+                let mut room = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+                let _ = kernel_poll(&mut room, None, std::ptr::null());
+            };
             twin.aside.may_return[0].store(returns && sent == 1, Ordering::Relaxed);
         }
         end.look_exactly();

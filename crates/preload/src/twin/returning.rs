@@ -4,7 +4,7 @@ use crate::back::Back;
 use crate::call::{Failure, Outcome};
 use crate::entry::Entry;
 use crate::epoll_set::standing;
-use crate::table;
+use crate::{address, table};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -18,7 +18,9 @@ impl Twin {
             Ok(())
         });
         let sends = back.sends() || self.progress().sends() || self.send_shut.load(Ordering::Relaxed);
-        if back.is_expected() && !sends && back.counts.close() {
+        // The side that has offered sends its head first.
+        let may = back.is_expected() || self.towards.is_some();
+        if may && !sends && back.counts.close() {
             self.go_back_closed(entry);
             back.counts.open();
         } else if back.ends_now() {
@@ -26,9 +28,13 @@ impl Twin {
         }
     }
 
-    /// Sends by the twin from now on. No call is under way in the kernel.
+    /// Sends by the twin from now on, if the kernel's socket has room for the mark of a later departure: nothing else is sent there from now
+    /// on. A later call tries again. No call is under way in the kernel.
     pub(crate) fn go_back_closed(&self, entry: &Arc<Entry>) {
         let Some(back) = &self.back else { return };
+        if !entry.any_fd().is_some_and(|fd| address::has_room(fd, self.unix)) {
+            return;
+        }
         if self.with(entry, |end| back.send_head(end)).is_ok() {
             back.ends_now();
             self.stand_again(entry);
