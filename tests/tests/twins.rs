@@ -483,6 +483,31 @@ fn who_steps_aside_knows_what_still_comes() {
     drop((fd, accepted));
 }
 
+/// A side that has shut its sending down hears all the same that its peer leaves: a mark of the peer's may lie in the kernel.
+#[test]
+fn a_side_that_sends_no_more_hears_that_its_peer_steps_aside() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    b.send(0, 1000);
+    b.socket.shutdown(Shutdown::Write).unwrap();
+    a.receive(0, 1000);
+    a.expect_end();
+    // The driver forgets a flow at a tick at the latest.
+    std::thread::sleep(Duration::from_millis(300));
+    let left = a.socket.step_aside(Departure::Marked).unwrap();
+    assert_eq!(left, Left { owed: 0, unmarked: false, marks: true });
+    assert!(b.socket.sends_elsewhere());
+    assert_eq!(b.socket.recv(1).unwrap_err().errno(), pd_client::core::ELSEWHERE);
+    let left = b.socket.step_aside(Departure::Marked).unwrap();
+    assert!(left.marks);
+    a.socket.close_left().unwrap();
+    b.socket.close_left().unwrap();
+    driver().wait_for("the connection is over", |report| report.connections.is_empty());
+    drop((fd, accepted));
+}
+
 /// An end that cannot step aside is as shut as before.
 #[test]
 fn an_end_that_cannot_step_aside_stays_shut() {

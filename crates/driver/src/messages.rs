@@ -252,8 +252,9 @@ pub enum ToMover {
     /// destination.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
     /// The flow's destination receives elsewhere what the source sends from now on, which learns that at once. `event` is
-    /// posted to the asker with the position of the last byte that is still delivered.
-    Elsewhere { flow: FlowId, asker: Asking, event: Event },
+    /// posted to the asker with the position of the last byte that is still delivered. `source`: the socket that learns it where the
+    /// flow is over, because its client has shut it down.
+    Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, asker: Asking, event: Event },
     /// A twin's flow: its bytes go by rings of the two clients as long as its ends stay where they are.
     GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, what was not read first.

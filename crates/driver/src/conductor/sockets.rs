@@ -478,6 +478,8 @@ impl Conductor {
             return Err(Errno::NOTCONN);
         };
         let movers = entry.movers;
+        // Of one that was cut both have learnt more.
+        let peer = entry.sides[side.other()].filter(|_| !entry.cut);
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_MARK_TAKEN {
             twin.mark_taken(side);
@@ -493,7 +495,8 @@ impl Conductor {
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         let event = Event { tag: request.tag, ..done(socket) }.with_number(learnt);
         let asker = Asking { client, mover, channel };
-        self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, asker, event });
+        let source = peer.and_then(|(peer, slot)| self.endpoint(peer, slot)).map(Box::new);
+        self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, source, asker, event });
         Ok(())
     }
 

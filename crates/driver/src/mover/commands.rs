@@ -3,7 +3,7 @@ use super::channel::Channel;
 use super::clients::{Client, Socket};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
-use crate::messages::{Asking, NewChannel, Parted, Ring, ToConductor, ToMover};
+use crate::messages::{Asking, Endpoint, NewChannel, Parted, Ring, ToConductor, ToMover};
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
 use pd_shm::wait::Waker;
@@ -119,7 +119,9 @@ impl Mover {
                 }
             }
             ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
-            ToMover::Elsewhere { flow, asker, event } => self.say_elsewhere(flow, asker, event),
+            ToMover::Elsewhere { flow, ref source, asker, event } => {
+                self.say_elsewhere(flow, source.as_deref(), asker, event);
+            }
             ToMover::GoDirect { flow } => {
                 if let Some(flow) = self.flows.get(flow) {
                     flow.lasts = true;
@@ -174,9 +176,12 @@ impl Mover {
         }
     }
 
-    /// The source of a flow learns that its peer receives elsewhere; the peer is told what still comes here.
-    fn say_elsewhere(&mut self, id: FlowId, asker: Asking, event: Event) {
-        let source = self.flows.get(id).map(|flow| flow.last_sender().clone());
+    /// The source of a flow learns that its peer receives elsewhere; the peer is told what still comes here. `known`: the source of
+    /// a flow that is over. It sends nothing more, and tells by its word that a mark may lie in the kernel.
+    fn say_elsewhere(&mut self, id: FlowId, known: Option<&Endpoint>, asker: Asking, event: Event) {
+        let known =
+            known.filter(|end| self.clients.socket(end.client, end.slot.socket(end.generation)).is_some());
+        let source = self.flows.get(id).map(|flow| flow.last_sender()).or(known).cloned();
         if let Some(source) = &source {
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
             // SYNC POINT: elsewhere (the source publishes a send, fences, looks at its word)

@@ -14,6 +14,8 @@
 //! B gets from A bytes of A's own region only; nothing outside a receive ring is written; only A is
 //! ever accused, and once accused it is gone in bounded time.
 #[cfg(test)]
+mod aside;
+#[cfg(test)]
 mod attacks;
 #[cfg(test)]
 mod fair;

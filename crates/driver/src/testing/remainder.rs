@@ -87,7 +87,7 @@ impl Moved {
     }
 }
 
-fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint {
+pub(super) fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint {
     let memory = Arc::clone(&world.parties[client.index()].memory);
     Endpoint {
         client,

@@ -1,0 +1,45 @@
+//! A side that leaves for the kernel while the flow that comes to it is there, or over.
+use super::remainder::endpoint;
+use super::*;
+use crate::messages::Asking;
+use pd_abi::layout::ELSEWHERE;
+
+/// A asks to leave. Returns how B learns that its sends end.
+fn after_leaving(world: &mut World, source: Option<Endpoint>) -> u32 {
+    let asker = Asking { client: A, mover: MoverId::default(), channel: 0 };
+    let event = Event::answer(SocketId::new(0, GENERATION), 1, 0);
+    let source = source.map(Box::new);
+    world.inbox.send(ToMover::Elsewhere { flow: B_TO_A, source, asker, event });
+    world.rest();
+    world.parties[B.index()].status_u32(SECOND, socket_status::SEND_END)
+}
+
+/// B has shut down its sending, and A has read all.
+fn shut() -> World {
+    let mut world = World::new("cpu");
+    let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
+    world.inbox.send(ToMover::Finish { flow: B_TO_A, finish });
+    world.pass(Duration::from_millis(200));
+    assert!(!world.mover.holds(B_TO_A));
+    world
+}
+
+#[test]
+fn a_source_hears_that_its_peer_has_left() {
+    assert_eq!(after_leaving(&mut World::new("cpu"), None), ELSEWHERE);
+}
+
+#[test]
+fn a_source_whose_flow_is_over_hears_it_too() {
+    let mut world = shut();
+    let source = endpoint(&world, B, SECOND);
+    assert_eq!(after_leaving(&mut world, Some(source)), ELSEWHERE);
+}
+
+/// The socket was closed meanwhile, and its line may be another's.
+#[test]
+fn the_line_of_another_socket_is_left_alone() {
+    let mut world = shut();
+    let source = Endpoint { generation: GENERATION - 1, ..endpoint(&world, B, SECOND) };
+    assert_ne!(after_leaving(&mut world, Some(source)), ELSEWHERE);
+}
