@@ -15,7 +15,7 @@ static int count_all(int fd) {
     int count = 0;
     for (ssize_t part; (part = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) != 0;) {
         if (part > 0) count += part;
-        else if (errno != EAGAIN) return -1000000;
+        else if (errno != EAGAIN) return -1000000 * errno;
     }
     return count;
 }
@@ -25,6 +25,8 @@ static void serve(int fd) {
     int status;
     if (!counts) counts = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     counts[1] = -1;
+    // The peer knows from this that the connection is accepted.
+    if (write(fd, "", 1) != 1) die("write");
     pid_t child = checked("fork", fork());
     int count = count_all(fd);
     if (!child) {
@@ -41,7 +43,7 @@ static int ask(struct sockaddr_in to) {
     char bytes[AFTER] = {0};
     int count = 0, fd = checked("socket", socket(AF_INET, SOCK_STREAM, 0));
     checked("connect", connect(fd, (void *)&to, sizeof to));
-    if (write(fd, bytes, BEFORE) != BEFORE) die("write");
+    if (write(fd, bytes, BEFORE) != BEFORE || read(fd, bytes, 1) != 1) die("write");
     // The kernel alone has this.
     setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &(int){1}, sizeof(int));
     for (int at = 0; at < AFTER; at += 7)

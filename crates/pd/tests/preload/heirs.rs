@@ -91,7 +91,6 @@ fn a_connection_that_a_child_takes_over_stays_on_the_fabric() {
 
 /// The byte behind the mark is the program's, whichever process takes the mark off.
 #[test]
-#[ignore = "in one of 150 connections bytes are still missing"]
 fn two_processes_that_receive_at_once_get_every_byte() {
     let site = Site::new(182);
     let program = site.compiled("marks", &[]);
