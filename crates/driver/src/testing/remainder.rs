@@ -3,7 +3,7 @@
 use super::*;
 use crate::memory::DirectRing;
 use crate::messages::{Forwarded, Parted};
-use pd_abi::layout::direct;
+use pd_abi::layout::{direct, ELSEWHERE};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
 
@@ -20,6 +20,11 @@ struct Moved {
 impl Moved {
     /// After A has written so many bytes into its ring, of which B had read some.
     fn new(written: u64, read: u64) -> Self {
+        Self::after(written, read, None)
+    }
+
+    /// The same, after A has ended its stream so.
+    fn after(written: u64, read: u64, end: Option<u32>) -> Self {
         let mut world = World::new("cpu");
         world.open(C, SLOT);
         let pool = Pool::new(1 << 20, HugepageUse::Off);
@@ -36,6 +41,11 @@ impl Moved {
         let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
         let destination = endpoint(&world, C, SLOT);
         world.inbox.send(ToMover::GoDirect { flow: A_TO_B });
+        if let Some(end) = end {
+            let finish = Finish { end, late_errno: 0, deadline: None, source_gone: false };
+            world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
+            world.pass(Duration::from_millis(200));
+        }
         world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted });
         world.rest();
         Self { world, map, ring }
@@ -137,6 +147,16 @@ fn a_shutdown_comes_after_the_rest() {
     moved.world.pass(Duration::from_millis(1));
     assert_eq!(moved.delivered(), (96, ENDED));
     moved.finish();
+}
+
+/// Where the sender had shut down, or left for the kernel, before its reader's end went to C.
+#[test]
+fn the_rest_comes_after_a_shutdown() {
+    for end in [ENDED, ELSEWHERE] {
+        let moved = Moved::after(160, 64, Some(end));
+        assert_eq!((moved.delivered(), moved.word(0)), ((96, end), 64));
+        moved.finish();
+    }
 }
 
 #[test]
