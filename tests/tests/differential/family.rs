@@ -48,7 +48,7 @@ fn families_share_connections_offloaded() {
 }
 
 #[test]
-#[ignore = "seed 7 fails now and then"]
+#[ignore = "one seed of 50 skips bytes before a departure, where memory is scarce"]
 fn families_share_connections_on_the_direct_path() {
     all(Way::Direct, &["tcp", "unix"]);
 }
