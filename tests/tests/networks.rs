@@ -202,6 +202,33 @@ fn rules_and_services_hold_for_each_network_by_itself() {
     assert_eq!(connect(&mut a, Way::Static, 5, "10.96.0.1", 80), 0);
 }
 
+/// Two processes accept what a third one listens for, and end with it.
+const WORKERS: &str = r#"
+import os, select, socket, sys
+listener = socket.create_server(("0.0.0.0", int(sys.argv[2])), backlog=16)
+listener.setblocking(False)
+ends, ours = os.pipe()
+for _ in range(2):
+    if os.fork() == 0:
+        os.close(ours)
+        waits = select.epoll() if sys.argv[1] == "epoll" else select.poll()
+        waits.register(listener, select.EPOLLIN)
+        waits.register(ends, select.EPOLLIN)
+        kept = []
+        while True:
+            for fd, _ in waits.poll():
+                if fd == ends:
+                    os._exit(0)
+                try:
+                    connection, _ = listener.accept()
+                except BlockingIOError:
+                    continue
+                connection.send(b"h")
+                kept.append(connection)
+for line in sys.stdin:
+    print("ok ", flush=True)
+"#;
+
 /// Each side sees a name that holds in its own network, rules are about the real address, and the kernel has no way.
 #[test]
 fn a_mapped_address_reaches_the_other_network() {
@@ -234,19 +261,37 @@ fn a_mapped_address_reaches_the_other_network() {
             red.ok(name);
         }
     }
-    // Unmodified programs without the kernel.
-    let (mut server, mut client) =
-        (two.red("b", Way::Library("short")), two.blue("a", Way::Library("short")));
-    server.ok("listen 7412");
-    // The library listens on the fabric once the program has accepted a connection of its own network.
-    let mut neighbour = two.red("a", Way::Library("short"));
-    assert_eq!(connect(&mut neighbour, Way::Library("short"), 0, "10.77.0.2", 7412), 0);
-    let end = Instant::now() + Duration::from_secs(20);
-    while connect(&mut client, Way::Library("short"), 0, "10.9.0.2", 7412) != 0 {
-        assert!(Instant::now() < end, "never on the fabric");
-        std::thread::sleep(Duration::from_millis(20));
+    // Unmodified programs without the kernel. Their listeners are found at once, in each mode of the library.
+    let mut open = Vec::new();
+    for (number, mode) in ["default", "all", "short"].into_iter().enumerate() {
+        let (mut server, mut client) =
+            (two.red("b", Way::Library(mode)), two.blue("a", Way::Library("short")));
+        let (port, other) = (7450 + number as u16, 7460 + number as u16);
+        server.ok(&format!("listen {port}"));
+        assert_eq!(connect(&mut client, Way::Library("short"), 0, "10.9.0.2", port), 0, "{mode}");
+        let names = (client.ok("peer 0"), server.ok("last"));
+        assert_eq!(names, (format!("10.9.0.2 {port}"), "10.8.0.1".to_owned()), "{mode}");
+        server.ok(&format!("hear6 {other}"));
+        assert_eq!(connect(&mut client, Way::Library("short"), 1, "fd09::2", other), 0, "{mode}");
+        assert_eq!(connect(&mut blue, Way::Native, number as u32, "10.9.0.2", port), 0, "{mode}");
+        open.push((server, client));
     }
-    assert_eq!((client.ok("peer 0"), server.ok("last")), ("10.9.0.2 7412".to_owned(), "10.8.0.1".to_owned()));
+    // A server whose processes are made after it listens, and wait by `poll` or `epoll`.
+    for (number, how) in ["epoll", "poll"].into_iter().enumerate() {
+        let space = two.scene.network.namespace("b");
+        let library = format!("LD_PRELOAD={}", pd_tests::program_path("libpd_preload.so").display());
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &space, "env", &library, "PD_PRELOAD=short"]);
+        let port = 7470 + number as u16;
+        command.args(["python3", "-c", WORKERS, how, &port.to_string()]);
+        let mut server = Puppet::new(two.scene.driver.spawn(&mut command));
+        server.ok("listens");
+        let mut client = two.blue("a", Way::Library("short"));
+        for name in 0..4 {
+            let result = connect(&mut client, Way::Library("short"), name, "10.9.0.2", port);
+            assert_eq!(result, 0, "{how}, connection {name}");
+        }
+    }
     // On the kernel there is no way, which is said at once, whatever its routes are.
     let space = two.blue.namespace("a");
     assert!(pd_tests::ip(&format!("-n {space} route add default dev eth0")));

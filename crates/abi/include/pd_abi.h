@@ -124,6 +124,10 @@
 #define PD_ABI_BESIDE_KERNEL 1ull
 /* value of Operation::Listen and Operation::Connect: see SocketOption::ReceivesShared. */
 #define PD_ABI_RECEIVES_SHARED 2ull
+/* The same of Operation::Listen: the listener begins as with OTHER_NETWORKS. */
+#define PD_ABI_LISTENS_TO_OTHERS 4ull
+/* Number of SocketOption::Paused: the listener takes connections of other networks alone, which the kernel cannot bring. */
+#define PD_ABI_OTHER_NETWORKS 2ull
 /* Bits of the offset in the first number of Operation::Send; the region lies above. */
 #define PD_ABI_SPAN_OFFSET_BITS 48ull
 /* Bits of the length in the second number of Operation::Send; above lie the sends beyond the first. */
@@ -182,7 +186,7 @@
 #define PD_ABI_OP_SOCKET 3ull
 /* Bind to an address; value may be BESIDE_KERNEL. Answered with the address bound. */
 #define PD_ABI_OP_BIND 4ull
-/* Listen; numbers: backlog; value may be RECEIVES_SHARED, for the sockets that are accepted. Answered with the local address. */
+/* Listen; numbers: backlog; value may be RECEIVES_SHARED, for the sockets that are accepted, and LISTENS_TO_OTHERS. Answered with the local address. */
 #define PD_ABI_OP_LISTEN 5ull
 /* Connect to an address; value may be RECEIVES_SHARED. Answered with the local address. */
 #define PD_ABI_OP_CONNECT 6ull
@@ -222,7 +226,7 @@
 #define PD_ABI_OPTION_V6_ONLY 4ull
 /* A question, not a setting: the answer carries the socket's local address. */
 #define PD_ABI_OPTION_LOCAL_ADDRESS 5ull
-/* A listener takes no new connections until it is cleared; those in its backlog stay. */
+/* A listener takes no new connections until it is cleared, or with OTHER_NETWORKS no others; those in its backlog stay. */
 #define PD_ABI_OPTION_PAUSED 6ull
 /* The socket receives bytes that their sender can still change, on the direct path: the library copies them before the program looks at them, or the program has asked for them as they are. Cannot be taken back. */
 #define PD_ABI_OPTION_RECEIVES_SHARED 7ull

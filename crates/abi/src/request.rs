@@ -117,7 +117,7 @@ kinds! {
         Socket = 3,
         /// Bind to an address; `value` may be [`BESIDE_KERNEL`]. Answered with the address bound.
         Bind = 4,
-        /// Listen; numbers: backlog; `value` may be [`RECEIVES_SHARED`], for the sockets that are accepted. Answered with the
+        /// Listen; numbers: backlog; `value` may be [`RECEIVES_SHARED`], for the sockets that are accepted, and [`LISTENS_TO_OTHERS`]. Answered with the
         /// local address.
         Listen = 5,
         /// Connect to an address; `value` may be [`RECEIVES_SHARED`]. Answered with the local address.
@@ -193,6 +193,10 @@ constants! {
     BESIDE_KERNEL: u32 = 1;
     /// `value` of [`Operation::Listen`] and [`Operation::Connect`]: see [`SocketOption::ReceivesShared`].
     RECEIVES_SHARED: u32 = 2;
+    /// The same of [`Operation::Listen`]: the listener begins as with [`OTHER_NETWORKS`](crate::OTHER_NETWORKS).
+    LISTENS_TO_OTHERS: u32 = 4;
+    /// Number of [`SocketOption::Paused`]: the listener takes connections of other networks alone, which the kernel cannot bring.
+    OTHER_NETWORKS: u64 = 2;
 
     /// Bits of the offset in the first number of [`Operation::Send`]; the region lies above.
     SPAN_OFFSET_BITS: u32 = 48;
@@ -216,7 +220,7 @@ kinds! {
         V6Only = 4,
         /// A question, not a setting: the answer carries the socket's local address.
         LocalAddress = 5,
-        /// A listener takes no new connections until it is cleared; those in its backlog stay.
+        /// A listener takes no new connections until it is cleared, or with [`OTHER_NETWORKS`] no others; those in its backlog stay.
         Paused = 6,
         /// The socket receives bytes that their sender can still change, on the direct path: the library copies them before
         /// the program looks at them, or the program has asked for them as they are. Cannot be taken back.

@@ -4,12 +4,13 @@ use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
 use crate::path::Path;
 use crate::process;
-use crate::socket::{Control, Socket, State};
+use crate::socket::{Control, Socket, State, Takes};
 use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
-    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED,
-    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN, STEP_ASIDE_UNMARKED, UNMARKED,
+    Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, LEFT_BEFORE, LISTENS_TO_OTHERS,
+    OTHER_NETWORKS, PEER_LEFT, PEER_UNMARKED, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN,
+    STEP_ASIDE_UNMARKED, UNMARKED,
 };
 use rustix::io::Errno;
 use std::net::SocketAddr;
@@ -86,6 +87,7 @@ impl Control {
     /// Of a listener with so many places.
     pub(crate) fn listen_request(&self, backlog: u32) -> Request {
         let value = if self.receives_shared { RECEIVES_SHARED } else { 0 };
+        let value = if self.takes == Takes::OtherNetworks { value | LISTENS_TO_OTHERS } else { value };
         let request = self.link.request(Operation::Listen);
         Request { value, ..request }.with_numbers(backlog.into(), 0)
     }
@@ -576,13 +578,23 @@ impl Socket {
         lock(&self.control).receives_shared
     }
 
-    /// Makes a listener take no new connections for a while, or take them again. Those in its backlog stay.
+    /// Sets the connections that a listener takes from now on, or from when it listens. Those in its backlog stay.
     ///
     /// # Errors
-    /// `EINVAL` if the socket does not listen; those of asking the driver.
-    pub fn set_paused(&self, paused: bool) -> Result<()> {
+    /// Those of asking the driver.
+    pub fn set_takes(&self, takes: Takes) -> Result<()> {
         self.check_usable()?;
-        lock(&self.control).set_option(SocketOption::Paused, paused.into()).map(drop)
+        let mut control = lock(&self.control);
+        if matches!(control.state, State::Listening) {
+            let number = match takes {
+                Takes::All => 0,
+                Takes::None => 1,
+                Takes::OtherNetworks => OTHER_NETWORKS,
+            };
+            control.set_option(SocketOption::Paused, number)?;
+        }
+        control.takes = takes;
+        Ok(())
     }
 
     /// See [`Self::set_v6_only`].

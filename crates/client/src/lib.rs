@@ -99,7 +99,7 @@ pub mod core {
     pub use crate::send::side::Fill;
     pub use crate::setting::setting;
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
-    pub use crate::socket::Socket;
+    pub use crate::socket::{Socket, Takes};
     pub use pd_abi::KernelReason;
     pub use pd_shm::bias::this_thread;
     pub use pd_shm::Spin;

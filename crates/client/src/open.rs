@@ -3,7 +3,7 @@ use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::link::Link;
 use crate::process;
-use crate::socket::{Control, Socket, State};
+use crate::socket::{Control, Socket, State, Takes};
 use crate::sockets;
 use pd_abi::limits::ANSWERS_MAX;
 use std::sync::Arc;
@@ -64,6 +64,7 @@ impl Socket {
             v6_only: false,
             beside_kernel,
             receives_shared: beside_kernel,
+            takes: Takes::All,
             local: None,
             local_inexact: false,
             peer: None,

@@ -82,6 +82,18 @@ impl PartialEq for State {
     }
 }
 
+/// Connections that a listener takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Takes {
+    /// All.
+    #[default]
+    All,
+    /// Those of other networks, by a map of the policy's: the kernel cannot bring them.
+    OtherNetworks,
+    /// None.
+    None,
+}
+
 /// State of control calls.
 #[derive(Debug)]
 pub(crate) struct Control {
@@ -93,6 +105,8 @@ pub(crate) struct Control {
     pub(crate) beside_kernel: bool,
     /// See [`Socket::set_receives_shared`]. The library copies for programs that know only the kernel's sockets.
     pub(crate) receives_shared: bool,
+    /// Of a listener.
+    pub(crate) takes: Takes,
     pub(crate) local: Option<SocketAddr>,
     /// The local address is the listener's wildcard: the driver knows the real one.
     pub(crate) local_inexact: bool,
@@ -119,6 +133,7 @@ impl Control {
             v6_only: self.v6_only,
             beside_kernel: self.beside_kernel,
             receives_shared: self.receives_shared,
+            takes: Takes::All,
             local: None,
             local_inexact: false,
             peer: None,

@@ -10,7 +10,7 @@ use crate::error::{check, Error, Result};
 use crate::link::Link;
 use crate::process;
 use crate::send::copied::WINDOW_BYTES_MAX;
-use crate::socket::{Control, Socket, State};
+use crate::socket::{Control, Socket, State, Takes};
 use crate::turn::lock;
 use pd_abi::{
     Address, Event, Frame, FrameKind, Operation, SocketId, TwinOperation, TwinRequest, TAKEN_ASIDE,
@@ -25,13 +25,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// From now on connections to the listening socket `fd` may have twins. Every process that accepts from it says
-/// so; the word holds until it is taken back or the process ends.
+/// so; the word holds until it is taken back or the process ends. True: the listener is in a network of the policy's, so that connections
+/// may come to it that the kernel cannot bring.
 ///
 /// # Errors
 /// `ENETDOWN` without a driver; `EADDRNOTAVAIL` if another container owns the address.
-pub fn listen(fd: BorrowedFd<'_>) -> Result<()> {
+pub fn listen(fd: BorrowedFd<'_>) -> Result<bool> {
     let attachment = process::attachment()?;
-    ask(&attachment, fd, TwinOperation::Listen, Ends::of(fd, TwinOperation::Listen, None)).map(drop)
+    let answer = ask(&attachment, fd, TwinOperation::Listen, Ends::of(fd, TwinOperation::Listen, None))?;
+    Ok(answer.number() != 0)
 }
 
 /// Takes [`listen`] back.
@@ -183,6 +185,7 @@ fn twin_of(
         v6_only: false,
         beside_kernel: true,
         receives_shared: true,
+        takes: Takes::All,
         local: own_address(fd),
         local_inexact: false,
         peer,

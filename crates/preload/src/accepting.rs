@@ -38,7 +38,7 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
 
 /// The kernel has accepted a connection, for which there is a twin.
 fn has_accepted(from: c_int, accepted: &Arc<Entry>) {
-    if !short::wanted() {
+    if !short::may_listen() {
         return;
     }
     let Some(listener) = table::entry(from) else { return };

@@ -4,7 +4,7 @@ use crate::fallback_cache::{self, now_ns, File, Place};
 use crate::log::note;
 use crate::{address, confined, heap, unseen};
 use libc::c_int;
-use pd_client::core::{sleep_for, twin, KernelReason, Socket};
+use pd_client::core::{sleep_for, twin, KernelReason, Socket, Takes};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -144,7 +144,13 @@ pub(crate) fn refuse_short(to: SocketAddr, error: &pd_client::Error) {
 }
 
 /// A listener of the fabric's beside the kernel's.
-pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog: u32) -> Option<Arc<Socket>> {
+pub(crate) fn listen_short(
+    fd: c_int,
+    local: SocketAddr,
+    v6_only: bool,
+    backlog: u32,
+    takes: Takes,
+) -> Option<Arc<Socket>> {
     if fallback_cache::holds((local, SHORT)).or_else(unavailable).is_some() {
         return None;
     }
@@ -153,6 +159,7 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
             socket.set_v6_only(true)?;
         }
         socket.bind(local)?;
+        socket.set_takes(takes)?;
         socket.listen(backlog)
     };
     let listening = Socket::beside_kernel(local.is_ipv6()).and_then(|socket| match listen(&socket) {
@@ -172,12 +179,19 @@ pub(crate) fn listen_short(fd: c_int, local: SocketAddr, v6_only: bool, backlog:
     }
 }
 
-/// The kernel listener also takes connections with twins. False if that cannot be, for now; the driver's errno if it refuses.
-pub(crate) fn listen(fd: c_int) -> Result<bool, c_int> {
+/// A listener that the driver knows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Heard {
+    /// It is in a network of the policy's: connections may come to it that the kernel cannot bring.
+    pub(crate) in_a_network: bool,
+}
+
+/// The kernel listener also takes connections with twins. None if that cannot be, for now; the driver's errno if it refuses.
+pub(crate) fn listen(fd: c_int) -> Result<Option<Heard>, c_int> {
     if unavailable().is_some() {
-        return Ok(false);
+        return Ok(None);
     }
-    twin::listen(borrow(fd)).map(|()| true).map_err(|error| {
+    twin::listen(borrow(fd)).map(|in_a_network| Some(Heard { in_a_network })).map_err(|error| {
         note!("descriptor {fd} listens on kernel TCP only: {error}");
         error.errno()
     })

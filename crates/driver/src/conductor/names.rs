@@ -86,10 +86,19 @@ struct Binding {
     v6_only: bool,
     client: ClientId,
     slot: Slot,
-    listening: bool,
+    takes: Takes,
     /// The user whose other listeners of this kind may have the port, too.
     share: Option<u32>,
     payer: Payer,
+}
+
+/// Connections that a bound socket takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    None,
+    /// Those that come by a map of the policy's, which the kernel cannot bring.
+    OtherNetworks,
+    All,
 }
 
 /// A socket that is to be bound.
@@ -362,7 +371,7 @@ impl Names {
         if !ip.is_unspecified() && !self.holds(id, ip) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        let mut binding = Binding { ip, v6_only, client, slot, listening: false, share, payer };
+        let mut binding = Binding { ip, v6_only, client, slot, takes: Takes::None, share, payer };
         if wanted.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
             binding.ip = wanted.ip();
         }
@@ -394,16 +403,21 @@ impl Names {
         port
     }
 
-    /// The bound socket takes connections from now on.
-    pub fn listen(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
-        self.set_listening(id, port, owner, true);
+    /// Sets the connections that a bound socket takes from now on.
+    pub fn set_listening(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot), takes: Takes) {
+        if let Some(binding) = self.binding_mut(id, port, owner) {
+            binding.takes = takes;
+        }
     }
 
-    /// Whether the bound socket takes connections.
-    pub fn set_listening(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot), listening: bool) {
-        if let Some(binding) = self.binding_mut(id, port, owner) {
-            binding.listening = listening;
-        }
+    #[cfg(test)]
+    fn listen(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) {
+        self.set_listening(id, port, owner, Takes::All);
+    }
+
+    /// Tells whether a namespace is in a network of the policy's, to which a map can lead.
+    pub fn is_in_a_network(&self, id: NamespaceId) -> bool {
+        self.network(id) != NetworkId::default()
     }
 
     fn binding_mut(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot)) -> Option<&mut Binding> {
@@ -466,10 +480,11 @@ impl Names {
     fn listeners(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(&mut Vec<Binding>, usize), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip)?;
+        let least = if self.is_mapped(id, ip) { Takes::OtherNetworks } else { Takes::All };
         let (_, ip) = self.place(id, ip);
         let list =
             self.ports.get_mut(&target).and_then(|ports| ports.at(to.port())).ok_or(Errno::CONNREFUSED)?;
-        let fits = |b: &&Binding| b.listening && b.accepts(ip);
+        let fits = |b: &&Binding| (b.takes == Takes::All || b.takes == least) && b.accepts(ip);
         let exact = list.iter().filter(fits).any(|b| !b.ip.is_unspecified());
         let found = list.iter().position(|b| fits(&b) && b.ip.is_unspecified() != exact);
         found.map(|at| (list, at)).ok_or(Errno::CONNREFUSED)
@@ -728,7 +743,7 @@ mod tests {
         names.listen(id(1), 80, own(2, 1));
         let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
         assert_eq!([next(), next(), next(), next()], [1, 2, 1, 2].map(ClientId::new));
-        names.set_listening(id(1), 80, own(1, 1), false);
+        names.set_listening(id(1), 80, own(1, 1), Takes::None);
         let mut next = || names.listener(id(2), at("10.0.0.1:80")).unwrap().0;
         assert_eq!([next(), next()], [2, 2].map(ClientId::new));
     }
@@ -847,6 +862,13 @@ mod tests {
         assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("10.8.0.1:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(2), at("10.9.0.2:80")), Err(Errno::HOSTUNREACH));
+        // A listener that is there for others alone.
+        names.set_listening(id(1), 80, own(1, 1), Takes::OtherNetworks);
+        assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Ok(own(1, 1)));
+        assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Err(Errno::CONNREFUSED), "the kernel brings it");
+        names.set_listening(id(1), 80, own(1, 1), Takes::None);
+        assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Err(Errno::CONNREFUSED));
+        names.listen(id(1), 80, own(1, 1));
         // A name is nobody's own address.
         assert!(!names.holds(id(2), "10.9.0.1".parse().unwrap()));
         assert_eq!(names.local_for(id(2), at("10.9.0.1:80").ip()).ip(), at("10.0.0.1:0").ip());

@@ -3,7 +3,7 @@ use super::answer::{done, Answer};
 use super::client::{Connected, Listener, Socket, SocketState};
 use super::connections::{Mapped, NewConnection};
 use super::ending::Ending;
-use super::names::{dressed, Wish};
+use super::names::{dressed, Takes, Wish};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
@@ -15,7 +15,8 @@ use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_LEFT, CLOSE_RESETS,
-    RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN, STEP_ASIDE_UNMARKED,
+    LISTENS_TO_OTHERS, OTHER_NETWORKS, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN,
+    STEP_ASIDE_UNMARKED,
 };
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -220,7 +221,11 @@ impl Conductor {
         let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
         let bound = state.bound.ok_or(Errno::INVAL)?;
         state.state = SocketState::Listen(Listener { backlog_max, backlog: VecDeque::new(), arrived: 0 });
-        self.names.listen(namespace, bound.port(), (id, slot));
+        let takes = match request.value & LISTENS_TO_OTHERS {
+            0 => Takes::All,
+            _ => Takes::OtherNetworks,
+        };
+        self.names.set_listening(namespace, bound.port(), (id, slot), takes);
         Ok(done(socket).with_address(bound.into()))
     }
 
@@ -559,8 +564,13 @@ impl Conductor {
                     return Err(Errno::INVAL);
                 };
                 let namespace = self.namespace(id)?;
-                self.names.set_listening(namespace, bound.port(), (id, slot), value == 0);
-                value.min(1)
+                let takes = match value {
+                    0 => Takes::All,
+                    OTHER_NETWORKS => Takes::OtherNetworks,
+                    _ => Takes::None,
+                };
+                self.names.set_listening(namespace, bound.port(), (id, slot), takes);
+                value.min(OTHER_NETWORKS)
             }
         };
         Ok(done(socket).with_number(taken))

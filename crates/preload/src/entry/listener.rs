@@ -4,14 +4,17 @@
 //! and one that forks for each connection is known by then. The driver gives a connection to one of the processes that share a listener,
 //! and it waits there until that process accepts. So such a process takes connections from when it has accepted one while it had
 //! another: it does not serve one after the other.
+//!
+//! In a network of the policy's the fabric's part begins when the process listens, or uses a listener that it has inherited. Until the above
+//! holds it takes connections of other networks alone, which the kernel cannot bring.
 use super::{Entry, State};
 use crate::call::lock;
-use crate::short::{open_to_new, wanted};
+use crate::short::{may_listen, open_to_new, take_of_other_networks};
 use crate::unseen::Attention;
 use crate::{confined, fabric, unseen};
 use arc_swap::ArcSwapOption;
 use libc::c_int;
-use pd_client::core::Socket;
+use pd_client::core::{Socket, Takes};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -39,8 +42,14 @@ pub(crate) struct Listener {
 pub(crate) struct Listening {
     end: ArcSwapOption<Socket>,
     opening: Mutex<()>,
-    /// Takes no new connections until it is used again.
+    /// The connections that the fabric's end takes, as the driver was told.
+    takes: Mutex<Takes>,
+    /// It takes none until it is used again.
     paused: AtomicBool,
+    /// It is in a network of the policy's.
+    in_a_network: AtomicBool,
+    /// The process accepts from it, or waits for it.
+    used: AtomicBool,
     /// Waits on it would go past the library, or it is shut down.
     barred: AtomicBool,
     /// Other processes may have it, too, for there was a fork.
@@ -77,7 +86,13 @@ impl Listener {
         }
         if !joined {
             let (joined, refused) = match fabric::listen(fd) {
-                Ok(joined) => (joined, false),
+                Ok(heard) => {
+                    if heard.is_some_and(|heard| heard.in_a_network) {
+                        self.short.in_a_network.store(true, Ordering::Relaxed);
+                        take_of_other_networks();
+                    }
+                    (heard.is_some(), false)
+                }
                 Err(_) => (false, true),
             };
             self.joined.store(joined, Ordering::Relaxed);
@@ -104,6 +119,7 @@ impl Listening {
             backlog: AtomicU32::new(self.backlog.load(Ordering::Relaxed)),
             barred: AtomicBool::new(watched || self.barred.load(Ordering::Relaxed)),
             shared: AtomicBool::new(true),
+            in_a_network: AtomicBool::new(self.in_a_network.load(Ordering::Relaxed)),
             ..Self::default()
         }
     }
@@ -119,31 +135,54 @@ impl Listening {
         if let Some(end) = self.end.swap(None) {
             let _ = end.close();
         }
-        if self.paused.swap(false, Ordering::Relaxed) {
-            PAUSED.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.count_paused(false);
     }
 
     /// Before a fork: nobody knows which of the two processes will accept.
     pub(crate) fn pause(&self) {
         self.shared.store(true, Ordering::Relaxed);
         let Some(end) = self.end.load_full() else { return };
-        if !self.paused.swap(true, Ordering::Relaxed) {
-            PAUSED.fetch_add(1, Ordering::Relaxed);
-            if end.set_paused(true).is_err() {
+        // Where this process accepts, no other is needed for what the kernel cannot bring.
+        let takes = match self.in_a_network.load(Ordering::Relaxed) && self.used.load(Ordering::Relaxed) {
+            true => Takes::OtherNetworks,
+            false => Takes::None,
+        };
+        self.take(&end, takes);
+    }
+
+    /// This process uses it.
+    fn resume(&self, end: &Arc<Socket>) {
+        let takes = self.may_take();
+        if takes != Takes::None {
+            self.take(end, takes);
+        }
+    }
+
+    /// Tells the driver, if it is news.
+    fn take(&self, end: &Arc<Socket>, takes: Takes) {
+        let mut told = lock(&self.takes);
+        if *told != takes {
+            *told = takes;
+            drop(told);
+            self.count_paused(takes == Takes::None);
+            if end.set_takes(takes).is_err() {
                 self.close();
             }
         }
     }
 
-    /// This process uses it.
-    fn resume(&self, end: &Arc<Socket>) {
-        if open_to_new() && self.may_take() && self.paused.swap(false, Ordering::Relaxed) {
-            PAUSED.fetch_sub(1, Ordering::Relaxed);
-            if end.set_paused(false).is_err() {
-                self.close();
-            }
+    fn count_paused(&self, paused: bool) {
+        if self.paused.swap(paused, Ordering::Relaxed) != paused {
+            match paused {
+                true => PAUSED.fetch_add(1, Ordering::Relaxed),
+                false => PAUSED.fetch_sub(1, Ordering::Relaxed),
+            };
         }
+    }
+
+    /// Records that this process accepts from the listener, or waits for it.
+    pub(crate) fn is_used(&self) {
+        self.used.store(true, Ordering::Relaxed);
     }
 
     /// A connection is accepted, by the kernel or on the fabric alone.
@@ -154,8 +193,16 @@ impl Listening {
         }
     }
 
-    /// Tells whether connections may wait for this process.
-    fn may_take(&self) -> bool {
+    /// Returns the connections that may wait for this process.
+    pub(crate) fn may_take(&self) -> Takes {
+        match open_to_new() && self.may_take_all() {
+            true => Takes::All,
+            false if self.in_a_network.load(Ordering::Relaxed) => Takes::OtherNetworks,
+            false => Takes::None,
+        }
+    }
+
+    fn may_take_all(&self) -> bool {
         if self.multiplexes.load(Ordering::Relaxed) {
             return true;
         }
@@ -170,7 +217,7 @@ impl Listening {
     /// The fabric's end, if it is open.
     pub(crate) fn opened(&self) -> Option<Arc<Socket>> {
         let end = self.end.load_full()?;
-        if self.paused.load(Ordering::Relaxed) {
+        if self.paused.load(Ordering::Relaxed) || self.in_a_network.load(Ordering::Relaxed) {
             self.resume(&end);
         }
         Some(end)
@@ -183,7 +230,7 @@ impl Listening {
 
     /// Whether the fabric's end may be opened.
     pub(crate) fn may_open(&self) -> bool {
-        !self.barred.load(Ordering::Relaxed) && open_to_new() && self.may_take()
+        !self.barred.load(Ordering::Relaxed) && self.may_take() != Takes::None
     }
 
     /// One thread at a time opens it, or accepts from the kernel.
@@ -197,7 +244,9 @@ impl Listening {
     }
 
     /// The fabric's end, for a listener with this time-out for receiving, which accepted sockets inherit.
-    pub(crate) fn set_end(&self, end: &Arc<Socket>, v6: bool, recv_timeout_ns: u64) {
+    pub(crate) fn set_end(&self, end: &Arc<Socket>, takes: Takes, v6: bool, recv_timeout_ns: u64) {
+        *lock(&self.takes) = takes;
+
         self.v6.store(v6, Ordering::Relaxed);
         self.recv_timeout_ns.store(recv_timeout_ns, Ordering::Relaxed);
         self.end.store(Some(end.clone()));
@@ -241,11 +290,14 @@ pub(crate) fn resume(members: impl FnOnce() -> Vec<Arc<Entry>>) {
 
 /// The fabric end of a listener, for waits.
 pub(crate) fn listening(entry: &Arc<Entry>) -> Option<Arc<Socket>> {
-    if !wanted() {
+    if !may_listen() {
         return None;
     }
     match entry.socket()?.state()? {
-        State::Listener(listener) => listener.short.opened(),
+        State::Listener(listener) => {
+            listener.short.is_used();
+            listener.short.opened()
+        }
         State::Twin(_) => None,
     }
 }

@@ -4,6 +4,7 @@ use crate::accepting::look_at_listener;
 use crate::away::calls::Stays;
 use crate::call::{aside, call, set_errno, Failure, Outcome};
 use crate::epoll_set::{carrying, instances, registering, tokens, waiting};
+use crate::short::accepting::announce;
 use crate::short::reuse;
 use crate::{lookup, reach, real, short, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
@@ -151,7 +152,8 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
     }
     reuse::renew(&entry);
     look_at_listener(fd);
-    let socket = entry.socket().filter(|socket| socket.is_fresh() || short::wanted());
+    announce(fd);
+    let socket = entry.socket().filter(|socket| socket.is_fresh() || short::may_listen());
     let socket = socket.ok_or(Failure::Plain)?;
     // SAFETY: the caller's event, if any.
     let result = unsafe { real::epoll_ctl(epoll, operation, fd, event) };

@@ -5,7 +5,7 @@ use crate::away::calls::Stays;
 use crate::call::{call, Failure, Outcome};
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;
-use crate::short::begun;
+use crate::short::{accepting, begun};
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::unclaimed::settling;
@@ -209,7 +209,10 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         entry.iter().for_each(carrying::expose);
         match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
             Some(State::Twin(twin)) => twin.attention.is_polled(),
-            Some(State::Listener(listener)) => listener.attention.is_polled(),
+            Some(State::Listener(listener)) => {
+                listener.attention.is_polled();
+                accepting::announce(poll.fd);
+            }
             None => {}
         }
         let listening = entry.as_ref().and_then(listener::listening);

@@ -262,6 +262,7 @@ unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
             listener.short.set_backlog(backlog);
         }
     }
+    short::accepting::announce(fd);
     Ok(result)
 }
 

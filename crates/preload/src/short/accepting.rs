@@ -1,8 +1,8 @@
 //! Accepting from the kernel and from the fabric, on one address, by processes that share a listener.
 use super::connecting::socket;
+use super::may_listen;
 use super::names::Names;
 use super::spare::Spare;
-use super::wanted;
 use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
 use crate::entry::listener::Listening;
 use crate::entry::{Entry, State};
@@ -52,14 +52,27 @@ fn open(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Sock
     let (family, local) = address::local(fd)?;
     let backlog = listening.backlog().max(BACKLOG_MIN);
     let v6_only = address::option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Some(1);
-    let end = fabric::listen_short(fd, local, v6_only, backlog)?;
+    let takes = listening.may_take();
+    let end = fabric::listen_short(fd, local, v6_only, backlog, takes)?;
     note!("descriptor {fd}: listens on {local}, on the fabric, too");
-    listening.set_end(&end, family == libc::AF_INET6, address::timeout_ns(fd, libc::SO_RCVTIMEO));
+    listening.set_end(&end, takes, family == libc::AF_INET6, address::timeout_ns(fd, libc::SO_RCVTIMEO));
     if registering::watch_listener(entry, &end) {
         Some(end)
     } else {
         listening.bar();
         None
+    }
+}
+
+/// Opens the fabric's end of a listener in a network of the policy's as soon as the process uses it: connections may be on their way that
+/// the kernel cannot bring.
+pub(crate) fn announce(fd: c_int) {
+    if !may_listen() {
+        return;
+    }
+    let Some(entry) = lookup::find(fd) else { return };
+    if let Some(State::Listener(listener)) = entry.socket().and_then(|socket| socket.state()) {
+        end(&listener.short, fd, &entry);
     }
 }
 
@@ -73,13 +86,14 @@ pub(crate) unsafe fn accept(
     len: *mut socklen_t,
     flags: c_int,
 ) -> Outcome<c_int> {
-    if !wanted() {
+    if !may_listen() {
         return Err(Failure::Plain);
     }
     let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
     let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
     let listening = &listener.short;
+    listening.is_used();
     let end = end(listening, fd, &entry).ok_or(Failure::Plain)?;
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Err(Failure::Plain);

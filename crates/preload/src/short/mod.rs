@@ -6,6 +6,9 @@
 //! the process that made it. A process that forks while it has a connection, of this kind or with a twin, or sends one in a message, has no new
 //! ones from then on, and neither has the child.
 //!
+//! In a network of the policy's ([`may_listen`]) listeners of every mode take connections of this kind that come from other networks by a
+//! map, from the time when they listen: the kernel cannot bring those.
+//!
 //! Here is whether the mode is on.
 pub(crate) mod accepting;
 pub(crate) mod begun;
@@ -20,6 +23,8 @@ use crate::log::note;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static WANTED: AtomicBool = AtomicBool::new(false);
+/// Listeners of this process are in a network of the policy's.
+static IN_A_NETWORK: AtomicBool = AtomicBool::new(false);
 static SUSPENDED: AtomicBool = AtomicBool::new(false);
 
 /// Turns the mode on, at start.
@@ -31,6 +36,17 @@ pub(crate) fn want() {
 #[inline]
 pub(crate) fn wanted() -> bool {
     WANTED.load(Ordering::Relaxed)
+}
+
+/// Has this process take connections of other networks, which the kernel cannot bring.
+pub(crate) fn take_of_other_networks() {
+    IN_A_NETWORK.store(true, Ordering::Relaxed);
+}
+
+/// Tells whether listeners of this process may have an end on the fabric.
+#[inline]
+pub(crate) fn may_listen() -> bool {
+    wanted() || IN_A_NETWORK.load(Ordering::Relaxed)
 }
 
 /// Whether new connections may be of this kind.

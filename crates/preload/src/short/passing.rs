@@ -2,7 +2,7 @@
 //! the library cannot undo.
 use super::begun::{settle, settle_all};
 use super::reuse::renew;
-use super::{begun, spare, suspend, wanted};
+use super::{begun, may_listen, spare, suspend, wanted};
 use crate::entry::{Entry, State};
 use crate::table;
 use libc::c_int;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Before a fork.
 pub(crate) fn before_fork() {
-    if !wanted() {
+    if !may_listen() {
         return;
     }
     settle_all();
@@ -20,7 +20,8 @@ pub(crate) fn before_fork() {
         let Some(entry) = table::entry(fd).filter(|entry| seen.insert(Arc::as_ptr(entry))) else { continue };
         match entry.socket().and_then(|socket| socket.state()) {
             // A later one could not be handed on, as this one can.
-            Some(State::Twin(_)) => suspend(),
+            Some(State::Twin(_)) if wanted() => suspend(),
+            Some(State::Twin(_)) => {}
             Some(State::Listener(listener)) => listener.short.pause(),
             // The child has it, too.
             _ => renew(&entry),
@@ -33,7 +34,7 @@ pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
     let alone = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| twin.names.is_some());
     let Some(entry) = table::entry(fd).filter(|_| table::look(fd) == table::SOCKET) else { return false };
     alter(&entry);
-    if entry.twin().is_some() {
+    if entry.twin().is_some() && wanted() {
         suspend();
     }
     alone(&entry)

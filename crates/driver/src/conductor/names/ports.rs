@@ -238,7 +238,7 @@ mod tests {
             v6_only,
             client: ClientId::default(),
             slot: Slot::new(slot),
-            listening: false,
+            takes: super::super::Takes::None,
             share: None,
             payer: (TenantId::default(), None),
         }

@@ -118,7 +118,8 @@ impl Conductor {
         if !local.ip().is_unspecified() && !self.names.holds(namespace, canonical(local.ip())) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.join_listener(id, Place::Tcp(namespace, local.port()), local.ip(), asked.cookie)
+        self.join_listener(id, Place::Tcp(namespace, local.port()), local.ip(), asked.cookie)?;
+        Ok(done(SocketId(0)).with_number(self.names.is_in_a_network(namespace).into()))
     }
 
     pub(super) fn unlisten(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
