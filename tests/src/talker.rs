@@ -1,5 +1,6 @@
 //! `talker` in network namespaces: one program, told what to do in lines, in each of the ways that a program can be connected.
 use crate::{is_root, program_path, Network, Puppet, TestDriver};
+use pd_driver::Settings;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -38,10 +39,18 @@ pub struct Scene {
 impl Scene {
     /// A scene with a namespace of each letter. None, which is said, without the rights to make them.
     pub fn of(letters: &'static [&'static str]) -> Option<Self> {
+        Self::with(letters, |_| {})
+    }
+
+    /// The same with a driver of changed settings.
+    pub fn with(letters: &'static [&'static str], change: impl FnOnce(&mut Settings)) -> Option<Self> {
         if !is_root("making network namespaces") {
             return None;
         }
-        let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
+        let driver = TestDriver::with("cpu", |settings| {
+            settings.hugepages = pd_driver::HugepageUse::Off;
+            change(settings);
+        });
         Some(Self { driver, network: Network::of(letters), talkers: Talkers::build() })
     }
 

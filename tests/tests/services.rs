@@ -1,8 +1,10 @@
 //! Service addresses with several backends, as programs of all kinds see them: native, unmodified, static, without the library.
-use pd_driver::admin::{Answer, Ask, BackendReport, ServiceReport};
+use pd_driver::admin::{Answer, Ask, BackendReport, ProbeFailure, ServiceReport};
+use pd_driver::Settings;
 use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
-use pd_tests::{program_path, Puppet};
-use std::process::Command;
+use pd_tests::{peer_path, program_path, Puppet, TestDriver};
+use rustix::process::{kill_process, Pid, Signal};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 /// Connections of one client: so many that no backend of three is left out by chance.
@@ -220,6 +222,131 @@ fn rules_hold_through_a_service() {
             let mut client = stage.0.start("b", way);
             assert_eq!(connect(&mut client, way, 0), errno, "{way:?}: {top}{rules}");
         }
+    }
+}
+
+/// A server that answers at once, or never.
+const ANSWERS: &str = r#"
+import socket, sys
+listener = socket.create_server(("0.0.0.0", int(sys.argv[2])), backlog=64)
+kept = []
+while True:
+    connection, _ = listener.accept()
+    if sys.argv[1] == "well":
+        try:
+            connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        except OSError:
+            continue
+    kept = kept[-200:] + [connection]
+"#;
+
+/// Ends with its test.
+struct Server(Child);
+
+impl Server {
+    fn start(stage: &Stage, how: &str, port: u16) -> Self {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &stage.0.network.namespace("a"), "python3", "-c", ANSWERS, how]);
+        Self(stage.0.driver.spawn(command.arg(port.to_string())))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Children of a process that run `pd internal-probe`.
+fn probers(parent: u32) -> Vec<u32> {
+    let is_one = |pid: &u32| {
+        let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let status = read("status");
+        status.lines().any(|line| line == format!("PPid:\t{parent}"))
+            && read("cmdline").contains("internal-probe")
+    };
+    let names =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.parse().ok()).filter(is_one).collect()
+}
+
+fn kill(pid: u32) {
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Backends that hang are found by probes, and come back. A backend on the fabric alone is not probed. Without the process that probes a
+/// listener is enough.
+#[test]
+fn a_hung_backend_is_avoided_by_probes() {
+    let with_prober = |settings: &mut Settings| settings.prober = Some(program_path("pd"));
+    let Some(stage) = Scene::with(&["a", "b"], with_prober).map(Stage) else { return };
+    let ports = [7491, 7492, 7493, 7494, 7495];
+    let well = Server::start(&stage, "well", ports[0]);
+    let _mute = Server::start(&stage, "mute", ports[1]);
+    let _greets = stage.serve(Way::Static, &[ports[2]]);
+    // On the fabric alone; and nobody.
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", &stage.0.network.namespace("a")]).arg(peer_path()).arg("puppet");
+    let mut native = Puppet::new(stage.0.driver.spawn(command.env("PD_KERNEL", "off")));
+    native.ok(&format!("listen l 10.77.0.1:{} 8", ports[3]));
+    let health =
+        |probe: &str| format!("health = {{ interval_ms = 200, timeout_ms = 200, fall = 2, {probe} }}");
+    let http = service(&ports, &health("probe = \"http\", path = \"/healthz\""));
+    stage.apply(&http);
+    let states = |backends: &[BackendReport]| {
+        backends.iter().map(|backend| (backend.no_listener, backend.probe)).collect::<Vec<_>>()
+    };
+    let (up, out, bad) =
+        ((false, None), (false, Some(ProbeFailure::TimedOut)), (false, Some(ProbeFailure::BadAnswer)));
+    let (fabric, none) = ((true, None), (true, None));
+    stage.wait_for("each is known", |backends| states(backends) == [up, out, bad, fabric, none]);
+    let mut client = stage.0.start("b", Way::Static);
+    for name in 0..MANY {
+        assert_eq!(connect(&mut client, Way::Static, name), 0, "{name}");
+    }
+    assert_eq!(stage.made()[1..], [0, 0, 0, 0], "the one that is well has had all");
+    let mut other = stage.0.start("b", Way::Native);
+    other.ok("connect c 10.96.0.1:80");
+    assert_eq!(stage.made()[3], 1, "on the fabric alone");
+    // It stops, and goes on.
+    well.signal(Signal::STOP);
+    stage.wait_for("it is stopped", |backends| states(backends) == [out, out, bad, fabric, none]);
+    assert_eq!(connect(&mut client, Way::Static, MANY), libc::ECONNREFUSED);
+    well.signal(Signal::CONT);
+    stage.wait_for("it goes on", |backends| states(backends) == [up, out, bad, fabric, none]);
+    assert_eq!(connect(&mut client, Way::Static, MANY), 0);
+    // A connection alone: those that accept are well.
+    stage.apply(&service(&ports, &health("probe = \"tcp\"")));
+    stage.wait_for("all that accept", |backends| states(backends) == [up, up, up, fabric, none]);
+    stage.apply(&http);
+    stage.wait_for("as before", |backends| states(backends) == [up, out, bad, fabric, none]);
+    // The worker is killed: another one takes its place.
+    let supervisor = *probers(std::process::id()).first().expect("a process that probes");
+    let worker = *probers(supervisor).first().expect("its worker");
+    kill(worker);
+    let end = Instant::now() + Duration::from_secs(10);
+    while probers(supervisor).first().is_none_or(|now| *now == worker) {
+        assert!(Instant::now() < end, "no other worker");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    well.signal(Signal::STOP);
+    stage.wait_for("stopped once more", |backends| states(backends) == [out, out, bad, fabric, none]);
+    // The process that would start another one is killed, too.
+    kill(supervisor);
+    stage.wait_for("by listeners", |backends| states(backends) == [up, up, up, fabric, none]);
+    // A process that probes ends with its driver.
+    let driver = TestDriver::with("cpu", with_prober);
+    let other = *probers(std::process::id()).first().expect("a process that probes");
+    drop(driver);
+    let end = Instant::now() + Duration::from_secs(10);
+    while probers(std::process::id()).contains(&other) {
+        assert!(Instant::now() < end, "it has not ended");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

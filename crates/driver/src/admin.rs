@@ -451,9 +451,23 @@ pub struct BackendReport {
     pub no_listener: bool,
     /// Whether nothing more fits into the backlog of its listener there.
     pub backlog_full: bool,
+    /// What a probe has found wrong, if anything.
+    pub probe: Option<ProbeFailure>,
     /// Connections through the service. `connections_failed`: those on the kernel that came to nothing.
     #[serde(flatten)]
     pub counts: ServiceCounts,
+}
+
+/// What a probe of a backend has found wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProbeFailure {
+    /// The connection was refused.
+    Refused,
+    /// No answer came in time.
+    TimedOut,
+    /// The answer has another status than 2xx or 3xx, or is not HTTP.
+    BadAnswer,
 }
 
 /// A rule that leads through proxies. Counts go on while the policy has it, word for word.

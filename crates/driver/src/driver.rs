@@ -155,7 +155,8 @@ impl Driver {
         let conductor_inboxes = Inboxes::new()?;
         let opened = match settings.namespaces {
             Namespaces::All => {
-                Gate::open(&settings.admin_socket, &*clock, Arc::clone(&conductor_inboxes.movers))
+                let inbox = Arc::clone(&conductor_inboxes.movers);
+                Gate::open(&settings.admin_socket, &*clock, inbox, settings.prober.as_deref())
             }
             Namespaces::Own => Err("driver.namespaces is \"own\"".to_owned()),
         };

@@ -185,6 +185,53 @@ fn conditions() -> Vec<Condition> {
     conditions.into_iter().chain(gate).chain(old).collect()
 }
 
+/// What the process that probes may call ([`crate::probe`]): no files, and sockets of TCP.
+const ALLOWED_TO_PROBES: &[c_long] = &[
+    libc::SYS_brk,
+    libc::SYS_madvise,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_close,
+    libc::SYS_ppoll,
+    libc::SYS_write,
+    libc::SYS_connect,
+    libc::SYS_getsockopt,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_clock_gettime,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_gettid,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+];
+
+/// The same, with some arguments.
+fn conditions_of_probes() -> Vec<Condition> {
+    let no_code = MaskedEq(libc::PROT_EXEC as u64);
+    vec![
+        // The standard library of builds with assertions asks before it closes.
+        (libc::SYS_fcntl, 1, Dword, Eq, libc::F_GETFD as u64),
+        (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
+        (libc::SYS_mprotect, 2, Dword, no_code, 0),
+        (libc::SYS_setns, 1, Dword, Eq, libc::CLONE_NEWNET as u64),
+        (libc::SYS_socket, 0, Dword, Eq, libc::AF_INET as u64),
+        (libc::SYS_socket, 0, Dword, Eq, libc::AF_INET6 as u64),
+        // A panic.
+        (libc::SYS_tgkill, 0, Dword, Eq, getpid().as_raw_nonzero().get() as u64),
+    ]
+}
+
 /// What becomes of a call that is not allowed.
 fn refusal() -> SeccompAction {
     match cfg!(debug_assertions) {
@@ -202,16 +249,21 @@ fn compile(
     SeccompFilter::new(rules, others, matched, arch)?.try_into()
 }
 
-/// The filters, in the order in which they are installed.
-fn programs(refusal: SeccompAction) -> std::result::Result<[BpfProgram; 2], seccompiler::BackendError> {
-    let mut rules = BTreeMap::new();
-    for &call in ALLOWED.iter().chain(ALLOWED_OLD) {
-        rules.insert(call, Vec::new());
-    }
-    for (call, argument, len, operator, value) in conditions() {
+fn rules<'a>(
+    allowed: impl Iterator<Item = &'a c_long>,
+    conditions: Vec<Condition>,
+) -> std::result::Result<BTreeMap<c_long, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<c_long, Vec<SeccompRule>> = allowed.map(|&call| (call, Vec::new())).collect();
+    for (call, argument, len, operator, value) in conditions {
         let condition = SeccompCondition::new(argument, len, operator, value)?;
         rules.entry(call).or_default().push(SeccompRule::new(vec![condition])?);
     }
+    Ok(rules)
+}
+
+/// The filters, in the order in which they are installed.
+fn programs(refusal: SeccompAction) -> std::result::Result<[BpfProgram; 2], seccompiler::BackendError> {
+    let rules = rules(ALLOWED.iter().chain(ALLOWED_OLD), conditions())?;
     // The C library makes a thread by `clone` then, whose flags are seen.
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
@@ -224,6 +276,23 @@ fn programs(refusal: SeccompAction) -> std::result::Result<[BpfProgram; 2], secc
 /// `ENOSYS`, `EINVAL` if the kernel or the architecture knows no filters; `ESRCH` if a thread has other filters.
 pub fn install(confined: Confined) -> Result<()> {
     install_refusing(confined, refusal())
+}
+
+/// Confines the process that probes, from now on and for ever.
+///
+/// # Errors
+/// As [`install`].
+pub(crate) fn install_for_probes() -> Result<()> {
+    confine_for_probes(refusal())
+}
+
+/// The same of the calling thread, with another answer to what is not allowed.
+pub(crate) fn confine_for_probes(refusal: SeccompAction) -> Result<()> {
+    let compiled = rules(ALLOWED_TO_PROBES.iter(), conditions_of_probes())
+        .and_then(|rules| compile(rules, refusal, SeccompAction::Allow));
+    let program = compiled.map_err(|_| Errno::INVAL)?;
+    set_no_new_privs(true)?;
+    set_filter(&program, 0)
 }
 
 fn install_refusing(confined: Confined, refusal: SeccompAction) -> Result<()> {

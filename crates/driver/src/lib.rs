@@ -36,6 +36,7 @@ pub mod openers;
 mod peer;
 mod pipes;
 pub mod policy;
+pub mod probe;
 mod process;
 mod reader;
 mod refusal;

@@ -8,8 +8,8 @@ use rustix::fs::stat;
 use rustix::io::{Errno, Result};
 use rustix::process::{getegid, getgroups, getpid};
 use rustix::thread::{
-    capabilities, clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
-    CapabilitySet, CapabilitySets,
+    capabilities, clear_ambient_capability_set, configure_capability_in_ambient_set,
+    remove_capability_from_bounding_set, set_capabilities, CapabilitySet, CapabilitySets,
 };
 
 /// Inodes of the host's namespaces (`PROC_CGROUP_INIT_INO` and its neighbours).
@@ -68,6 +68,8 @@ pub(crate) enum Part {
     Driver,
     /// The thread that keeps the kernel's half of the policy.
     Gate,
+    /// The process that probes: to enter network namespaces.
+    Probe,
 }
 
 const CHOWN: Right = Right {
@@ -94,6 +96,7 @@ fn kept(part: Part) -> CapabilitySet {
     let more: &[Right] = match part {
         Part::Driver => &[],
         Part::Gate => &[NET_ADMIN],
+        Part::Probe => return CapabilitySet::SYS_ADMIN,
     };
     RIGHTS.iter().chain(more).fold(CapabilitySet::empty(), |all, right| all | right.capability)
 }
@@ -196,6 +199,17 @@ pub(crate) fn drop_others(part: Part) -> Result<()> {
         None,
         CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() },
     )
+}
+
+/// Has the programs that the calling thread executes keep the capabilities of a part, also where the user is not root.
+///
+/// # Errors
+/// Those of `capset` and `prctl`.
+pub(crate) fn hand_on(part: Part) -> Result<()> {
+    let sets = capabilities(None)?;
+    let inheritable = sets.permitted & kept(part);
+    set_capabilities(None, CapabilitySets { inheritable, ..sets })?;
+    inheritable.iter().try_for_each(|capability| configure_capability_in_ambient_set(capability, true))
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub struct Settings {
     pub socket_group: Option<u32>,
     /// Whose processes it serves.
     pub namespaces: Namespaces,
+    /// The program that probes backends when it is called with `internal-probe` ([`crate::probe`]); none: health is by listeners alone.
+    pub prober: Option<PathBuf>,
     /// Which threads are confined to what a driver does.
     pub confined: Confined,
     /// Bytes that all regions of all clients may have.
@@ -61,6 +63,7 @@ impl Default for Settings {
             socket_mode: 0o666,
             socket_group: None,
             namespaces: Namespaces::default(),
+            prober: None,
             confined: Confined::default(),
             budget_bytes: 4 << 30,
             client_budget_bytes: 2 << 30,

@@ -58,7 +58,8 @@ fn run(config: &Config) -> Result<i32> {
     for limit in rights::limits(&settings) {
         tracing::warn!("{limit}");
     }
-    let settings = Settings { confined: Confined::Process, ..settings };
+    let prober = Some("/proc/self/exe".into());
+    let settings = Settings { confined: Confined::Process, prober, ..settings };
     let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
     if let Some(listener) = metrics {
         let address = exporter::start(listener, &config.admin_socket)?;

@@ -16,6 +16,7 @@ mod live;
 mod ls;
 mod pipes;
 mod policy_cmd;
+mod probe_cmd;
 mod program;
 mod refused;
 mod run_cmd;
@@ -63,6 +64,8 @@ enum Command {
     #[command(hide = true)]
     InternalBenchWeb(pd_bench::web::WebArgs),
     #[command(hide = true)]
+    InternalProbe(probe_cmd::ProbeArgs),
+    #[command(hide = true)]
     InternalTied(tied::TiedArgs),
 }
 
@@ -102,6 +105,7 @@ fn run() -> ExitCode {
         Command::InternalInit(args) => container::init::main(&args),
         Command::InternalBenchPeer(args) => pd_bench::run::peer::main(&args),
         Command::InternalBenchWeb(args) => pd_bench::web::main(&args),
+        Command::InternalProbe(args) => probe_cmd::main(&args),
         Command::InternalTied(args) => tied::main(&args),
     };
     match result {

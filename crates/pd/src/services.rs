@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use comfy_table::{presets, Table};
-use pd_driver::admin::{BackendReport, ServiceCounts, ServiceReport};
+use pd_driver::admin::{BackendReport, ProbeFailure, ServiceCounts, ServiceReport};
 
 /// Why a backend gets no connections, or that it does.
 pub fn state(backend: &BackendReport) -> &'static str {
@@ -12,6 +12,11 @@ pub fn state(backend: &BackendReport) -> &'static str {
         BackendReport { no_listener: true, on_fabric: true, .. } => "up on the fabric alone",
         BackendReport { no_listener: true, .. } => "no listener",
         BackendReport { backlog_full: true, .. } => "backlog full",
+        BackendReport { probe: Some(failure), .. } => match failure {
+            ProbeFailure::Refused => "probe refused",
+            ProbeFailure::TimedOut => "probe timed out",
+            ProbeFailure::BadAnswer => "bad answer",
+        },
         _ => "up",
     }
 }

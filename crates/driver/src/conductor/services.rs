@@ -1,11 +1,13 @@
 //! Connections to service addresses: which backend they get, and what administrators are told of them.
 use super::sidecars::Plane;
 use super::Conductor;
-use crate::admin::{BackendReport, ServiceCounts, ServiceReport};
+use crate::admin::{BackendReport, ProbeFailure, ServiceCounts, ServiceReport};
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
 use crate::policy::{Policy, PolicyError};
-use crate::service::{Asker, Chosen, Slot, BACKLOG_FULL, NO_LISTENER};
+use crate::service::{
+    Asker, Chosen, Slot, BACKLOG_FULL, NO_LISTENER, PROBED, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT,
+};
 use pd_abi::SocketId;
 use pd_maglev::mix;
 use rustix::io::Errno;
@@ -31,7 +33,8 @@ impl Conductor {
         self.services.slots.assign(policy, &kept).map_err(PolicyError::of)
     }
 
-    /// The backend that a native client's socket gets, if `to` is a service: one with a listener on the fabric.
+    /// The backend that a native client's socket gets, if `to` is a service: one with a listener on the fabric, which no probe has found
+    /// to be down.
     ///
     /// # Errors
     /// `ECONNREFUSED` if there is none.
@@ -65,7 +68,9 @@ impl Conductor {
         let connection = mix(client.serial).wrapping_add(u64::from(socket.0));
         let asker = Asker { client: namespace.number(), connection };
         let names = &mut self.names;
-        let usable = |_, backend: &crate::policy::Backend| names.has_listener(namespace, backend.address);
+        let usable = |state, backend: &crate::policy::Backend| {
+            state & PROBED == 0 && names.has_listener(namespace, backend.address)
+        };
         self.services.choose(self.tenants.policy(), service, asker, usable)
     }
 
@@ -121,6 +126,7 @@ impl Conductor {
                     on_fabric: names.has_listener(NamespaceId::NONE, backend.address),
                     no_listener: state & NO_LISTENER != 0,
                     backlog_full: state & BACKLOG_FULL != 0,
+                    probe: probe_failure(state),
                     counts: counts(slot),
                 }
             });
@@ -134,6 +140,15 @@ impl Conductor {
         });
         report.collect()
     }
+}
+
+fn probe_failure(state: u64) -> Option<ProbeFailure> {
+    let failures = [
+        (PROBE_REFUSED, ProbeFailure::Refused),
+        (PROBE_TIMED_OUT, ProbeFailure::TimedOut),
+        (PROBE_BAD_ANSWER, ProbeFailure::BadAnswer),
+    ];
+    failures.into_iter().find(|(part, _)| state & part != 0).map(|(_, failure)| failure)
 }
 
 pub(super) fn counts(slot: &Slot) -> ServiceCounts {

@@ -1,22 +1,39 @@
-//! Which backends of services the kernel can reach: those whose container has a listener with room in its backlog. Asked by `sock_diag`, at the
-//! intervals that the policy says, whatever clients do.
+//! Health of the backends of services. A look asks the kernel by `sock_diag` for a listener with room in its backlog. If the policy says so,
+//! it also makes a connection ([`crate::probe`]). Looks come at the intervals that the policy says, whatever clients do.
 //!
-//! A backend whose address no known namespace has is taken to be there.
+//! A backend whose address no known namespace has is taken to be there. One without a listener is not probed: it may be on the fabric alone.
+//! While the process that probes is not there, a listener is enough.
 use super::spaces::Spaces;
 use super::sweep::{listeners, Found};
 use crate::policy::Health as How;
 use crate::policy::Service;
-use crate::service::Slots;
-use crate::service::BACKLOG_FULL;
-use crate::service::NO_LISTENER;
+use crate::probe::{Prober, Question, Verdict, PROBES_MAX};
+use crate::service::{Slots, BACKLOG_FULL, NO_LISTENER, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT};
+use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
+
+/// Parts of a state that are found here.
+const PARTS: [u64; 5] = [NO_LISTENER, BACKLOG_FULL, PROBE_REFUSED, PROBE_TIMED_OUT, PROBE_BAD_ANSWER];
+const ALL: u64 = NO_LISTENER | BACKLOG_FULL | PROBE_REFUSED | PROBE_TIMED_OUT | PROBE_BAD_ANSWER;
+/// A reply is given up so long after the backend's time.
+const GRACE: Duration = Duration::from_secs(1);
+/// Replies in a row that did not come before a backend is judged by its listener.
+const MISSED_MAX: u32 = 3;
+/// Networks with the backend's address in which it is probed.
+const PLACES_MAX: usize = 4;
+/// From when there was no room for a probe until it is tried again.
+const AGAIN: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Health {
     watched: Vec<Watched>,
+    prober: Option<Prober>,
+    asked: u64,
+    /// Questions without a reply, and the slots that they are about.
+    open: HashMap<u64, u16>,
 }
 
 #[derive(Debug)]
@@ -28,6 +45,9 @@ struct Watched {
     due: Instant,
     /// Looks in a row that speak against what is known.
     contrary: u32,
+    /// Questions of the last look that are open, and until when.
+    waits: Option<(Vec<u64>, Instant)>,
+    missed: u32,
 }
 
 /// What a look finds of a backend: a part of its state, or nothing that speaks against it.
@@ -39,11 +59,32 @@ fn judge(backend: SocketAddr, listeners: &[Found]) -> Option<u64> {
     }
 }
 
+/// The part of a state that a verdict means, if any, and how it is said in the log. None: it means nothing.
+fn found(verdict: Verdict) -> Option<(Option<u64>, String)> {
+    Some(match verdict {
+        Verdict::Well => (None, String::new()),
+        Verdict::Refused => (Some(PROBE_REFUSED), "the probe was refused".to_owned()),
+        Verdict::TimedOut => (Some(PROBE_TIMED_OUT), "the probe was not answered in time".to_owned()),
+        Verdict::BadAnswer(0) => (Some(PROBE_BAD_ANSWER), "the answer to the probe is not HTTP".to_owned()),
+        Verdict::BadAnswer(status) => {
+            (Some(PROBE_BAD_ANSWER), format!("the probe was answered with status {status}"))
+        }
+        Verdict::Unknown(_) => return None,
+    })
+}
+
+fn said(part: Option<u64>) -> &'static str {
+    match part {
+        Some(BACKLOG_FULL) => "its backlog is full",
+        _ => "it has no listener",
+    }
+}
+
 impl Watched {
     /// Takes over what a look has found. Says whether the backend is now up or down, if that is news.
     fn hear(&mut self, found: Option<u64>, slots: &Slots) -> Option<bool> {
         let slot = slots.slot(self.slot);
-        let is_down = slot.is(NO_LISTENER | BACKLOG_FULL);
+        let is_down = slot.is(ALL);
         if found.is_some() == is_down {
             self.contrary = 0;
         } else {
@@ -53,19 +94,47 @@ impl Watched {
             }
             self.contrary = 0;
         }
-        for part in [NO_LISTENER, BACKLOG_FULL] {
+        for part in PARTS {
             slot.set(part, found == Some(part));
         }
         (found.is_some() != is_down).then_some(is_down)
     }
+
+    /// The same, and says so in the log, with the reason.
+    fn conclude(&mut self, found: Option<u64>, why: &str, slots: &Slots) {
+        let (service, backend) = (self.service, self.backend);
+        match self.hear(found, slots) {
+            Some(true) => tracing::info!(%service, %backend, "a backend is up"),
+            Some(false) => tracing::warn!(%service, %backend, "a backend is down: {why}"),
+            None => {}
+        }
+    }
+
+    /// A look has found nothing out. After some of these the listener counts, which is there.
+    fn miss(&mut self, slots: &Slots) {
+        self.missed += 1;
+        if self.missed >= MISSED_MAX {
+            self.conclude(None, "", slots);
+        }
+    }
 }
 
 impl Health {
+    /// With the process that probes, if there is one.
+    pub fn new(prober: Option<Prober>) -> Self {
+        Self { prober, ..Self::default() }
+    }
+
     /// Looks after the backends of these services from now on, and no others.
     pub fn watch(&mut self, services: &[Service], slots: &Slots) {
         let mut before: HashMap<u16, Watched> =
             self.watched.drain(..).map(|watched| (watched.slot, watched)).collect();
         let now = Instant::now();
+        if self.prober.is_none() && services.iter().any(|service| service.health.probe.is_some()) {
+            tracing::warn!(
+                "backends are not probed, for the process that probes is not there: a listener is enough"
+            );
+        }
         for service in services {
             for backend in &service.backends {
                 let Some(slot) = slots.number(service.address, Some(backend.address)) else { continue };
@@ -73,20 +142,75 @@ impl Health {
                     service: service.address,
                     backend: backend.address,
                     slot,
-                    how: service.health,
+                    how: service.health.clone(),
                     due: now,
                     contrary: 0,
+                    waits: None,
+                    missed: 0,
                 };
                 let known = before.remove(&slot).filter(|known| known.how == service.health);
                 self.watched.push(known.unwrap_or(fresh));
             }
         }
+        let waits = |id: &u64| {
+            let of = |watched: &Watched| watched.waits.as_ref().is_some_and(|(ids, _)| ids.contains(id));
+            self.watched.iter().any(of)
+        };
+        self.open.retain(|id, _| waits(id));
     }
 
     /// How long until it is to look again, at most `longest`.
     pub fn wait(&self, now: Instant, longest: Duration) -> Duration {
         let next = self.watched.iter().map(|watched| watched.due).min();
         next.map_or(longest, |next| next.saturating_duration_since(now).min(longest))
+    }
+
+    /// Readable when there are replies.
+    pub fn replies(&self) -> Option<BorrowedFd<'_>> {
+        self.prober.as_ref().map(Prober::fd)
+    }
+
+    /// Takes in what probes have found.
+    pub fn hear_replies(&mut self, slots: &Slots) {
+        let Some(prober) = &self.prober else { return };
+        let Ok(replies) = prober.replies() else { return self.lose() };
+        for (id, verdict) in replies {
+            // Others are late, or invented.
+            let Some(slot) = self.open.remove(&id) else { continue };
+            let Some(watched) = self.watched.iter_mut().find(|watched| watched.slot == slot) else {
+                continue;
+            };
+            let Some((ids, until)) = watched.waits.take() else { continue };
+            let left: Vec<u64> = ids.into_iter().filter(|other| *other != id).collect();
+            let finding = found(verdict);
+            match finding {
+                // In one network is enough.
+                Some((None, why)) => {
+                    watched.missed = 0;
+                    self.open.retain(|id, _| !left.contains(id));
+                    watched.conclude(None, &why, slots);
+                }
+                _ if !left.is_empty() => watched.waits = Some((left, until)),
+                Some((part, why)) => {
+                    watched.missed = 0;
+                    watched.conclude(part, &why, slots);
+                }
+                None => watched.miss(slots),
+            }
+        }
+    }
+
+    /// The process that probes has ended.
+    fn lose(&mut self) {
+        tracing::error!("the process that probes backends has ended: a listener is enough until the driver is started again");
+        self.prober = None;
+        self.open.clear();
+        let now = Instant::now();
+        for watched in &mut self.watched {
+            if watched.waits.take().is_some() {
+                watched.due = now;
+            }
+        }
     }
 
     /// Looks at all that are due. `places`: the numbers of the namespaces that have an address, one of each network. A listener in one of them is
@@ -99,25 +223,64 @@ impl Health {
         slots: &Slots,
     ) {
         let mut seen: HashMap<u32, Option<Vec<Found>>> = HashMap::new();
+        let mut has_ended = false;
         for watched in self.watched.iter_mut().filter(|watched| watched.due <= now) {
-            watched.due = now + watched.how.interval;
-            let mut found: Vec<Option<u64>> = Vec::new();
-            for number in places(watched.backend.ip().to_canonical()) {
-                let ask = || listeners(&spaces.by_number(number)?.diag).ok();
-                let there = seen.entry(number).or_insert_with(ask).as_ref();
-                found.push(there.and_then(|listeners| judge(watched.backend, listeners)));
-            }
-            let is_up = found.iter().any(Option::is_none);
-            let found = found.first().copied().flatten().filter(|_| !is_up);
-            match watched.hear(found, slots) {
-                Some(true) => {
-                    tracing::info!(service = %watched.service, backend = %watched.backend, "a backend is up")
+            match watched.waits.take() {
+                Some((ids, until)) if until <= now => {
+                    self.open.retain(|id, _| !ids.contains(id));
+                    watched.miss(slots);
                 }
-                Some(false) => {
-                    tracing::warn!(service = %watched.service, backend = %watched.backend, "a backend is down")
+                Some((ids, until)) => {
+                    watched.due = until;
+                    watched.waits = Some((ids, until));
+                    continue;
                 }
                 None => {}
             }
+            watched.due = now + watched.how.interval;
+            let mut found: Vec<Option<u64>> = Vec::new();
+            let mut listening = Vec::new();
+            for number in places(watched.backend.ip().to_canonical()) {
+                let ask = || listeners(&spaces.by_number(number)?.diag).ok();
+                let there = seen.entry(number).or_insert_with(ask).as_ref();
+                let part = there.and_then(|listeners| judge(watched.backend, listeners));
+                if there.is_some() && part.is_none() {
+                    listening.push(number);
+                }
+                found.push(part);
+            }
+            let is_up = found.iter().any(Option::is_none);
+            let found = found.first().copied().flatten().filter(|_| !is_up);
+            let probe = watched.how.probe.as_ref().filter(|_| found.is_none() && !listening.is_empty());
+            let (Some(probe), Some(prober)) = (probe, self.prober.as_ref()) else {
+                watched.conclude(found, said(found), slots);
+                continue;
+            };
+            listening.truncate(PLACES_MAX);
+            if self.open.len() + listening.len() > PROBES_MAX {
+                watched.due = now + AGAIN;
+                continue;
+            }
+            let mut ids = Vec::new();
+            for space in listening.into_iter().filter_map(|number| spaces.by_number(number)) {
+                self.asked += 1;
+                let (id, timeout, path) = (self.asked, probe.timeout, probe.path.clone());
+                let question = Question { id, to: watched.backend, timeout, path };
+                match prober.ask(&question, space.file.as_fd()) {
+                    Ok(true) => ids.push(id),
+                    Ok(false) => {}
+                    Err(_) => has_ended = true,
+                }
+            }
+            if ids.is_empty() {
+                watched.due = now + AGAIN;
+                continue;
+            }
+            self.open.extend(ids.iter().map(|id| (*id, watched.slot)));
+            watched.waits = Some((ids, now + probe.timeout + GRACE));
+        }
+        if has_ended {
+            self.lose();
         }
     }
 }
@@ -127,6 +290,8 @@ mod tests {
     use super::*;
     use crate::policy::Policy;
     use proptest::prelude::*;
+    use rustix::fd::OwnedFd;
+    use rustix::net::{send, SendFlags};
 
     proptest! {
         /// Against a model: a backend changes after as many looks in a row as the policy says.
@@ -165,6 +330,73 @@ mod tests {
                 is_down = now;
             }
         }
+    }
+
+    /// A service with one probed backend, of which a question is open, and the other end of the channel.
+    fn asked(how: &str) -> (Health, Slots, OwnedFd) {
+        let policy = Policy::parse(&format!(
+            "[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.0.0.1:80\"]\nhealth = {{ probe = \"tcp\", {how} }}"
+        ))
+        .unwrap();
+        let slots = Slots::own().unwrap();
+        slots.assign(&policy, &[]).unwrap();
+        let (prober, theirs) = Prober::with_other_end();
+        let mut health = Health::new(Some(prober));
+        health.watch(&policy.services, &slots);
+        (health, slots, theirs)
+    }
+
+    fn open(health: &mut Health, id: u64) {
+        let slot = health.watched[0].slot;
+        health.open.insert(id, slot);
+        let (mut ids, until) = health.watched[0].waits.take().unwrap_or((Vec::new(), Instant::now() + GRACE));
+        ids.push(id);
+        health.watched[0].waits = Some((ids, until));
+    }
+
+    fn reply(health: &mut Health, slots: &Slots, theirs: &OwnedFd, id: u64, verdict: Verdict) -> u64 {
+        send(theirs, &verdict.encode(id), SendFlags::empty()).unwrap();
+        health.hear_replies(slots);
+        PARTS.into_iter().filter(|part| slots.slot(health.watched[0].slot).is(*part)).sum()
+    }
+
+    #[test]
+    fn a_reply_counts_once_and_only_if_it_was_asked_for() {
+        let (mut health, slots, theirs) = asked("rise = 1, fall = 2");
+        let reply = |health: &mut Health, id, verdict| reply(health, &slots, &theirs, id, verdict);
+        assert_eq!(reply(&mut health, 7, Verdict::Refused), 0, "nobody asked");
+        open(&mut health, 1);
+        assert_eq!(reply(&mut health, 1, Verdict::Refused), 0, "the first of two");
+        assert_eq!(reply(&mut health, 1, Verdict::Refused), 0, "the same once more");
+        open(&mut health, 2);
+        assert_eq!(reply(&mut health, 2, Verdict::TimedOut), PROBE_TIMED_OUT);
+        // Another reason.
+        open(&mut health, 3);
+        assert_eq!(reply(&mut health, 3, Verdict::BadAnswer(500)), PROBE_BAD_ANSWER);
+        // In two networks: one that is well is enough.
+        open(&mut health, 4);
+        open(&mut health, 5);
+        assert_eq!(reply(&mut health, 4, Verdict::Refused), PROBE_BAD_ANSWER);
+        assert_eq!(reply(&mut health, 5, Verdict::Well), 0);
+        assert!(health.open.is_empty() && health.watched[0].waits.is_none());
+    }
+
+    #[test]
+    fn without_verdicts_the_listener_counts_after_a_while() {
+        let (mut health, slots, theirs) = asked("rise = 1, fall = 1");
+        open(&mut health, 1);
+        assert_eq!(reply(&mut health, &slots, &theirs, 1, Verdict::Refused), PROBE_REFUSED);
+        for id in 2..u64::from(MISSED_MAX) + 1 {
+            open(&mut health, id);
+            assert_eq!(reply(&mut health, &slots, &theirs, id, Verdict::Unknown(24)), PROBE_REFUSED);
+        }
+        open(&mut health, 9);
+        assert_eq!(reply(&mut health, &slots, &theirs, 9, Verdict::Unknown(24)), 0);
+        // The process ends: looks go on without it.
+        open(&mut health, 10);
+        drop(theirs);
+        health.hear_replies(&slots);
+        assert!(health.replies().is_none() && health.open.is_empty() && health.watched[0].waits.is_none());
     }
 
     #[test]

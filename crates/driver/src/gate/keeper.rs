@@ -18,6 +18,7 @@ use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
 use crate::policy::rate::EPOCH_NS;
 use crate::policy::{Action, Policy, DEFAULT_TENANT};
+use crate::probe::Prober;
 use crate::service::Chosen;
 use crate::service::Slots;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -129,7 +130,7 @@ pub struct Keeper {
 }
 
 impl Gate {
-    /// Loads the programs. The driver must not be confined yet.
+    /// Loads the programs, and starts the process that probes backends. The driver must not be confined yet.
     ///
     /// # Errors
     /// What the kernel lacks.
@@ -137,6 +138,7 @@ impl Gate {
         admin_socket: &Path,
         clock: &dyn Clock,
         conductor: Arc<Mailbox<ToConductor>>,
+        prober: Option<&Path>,
     ) -> Result<(Self, Keeper), String> {
         let (programs, maps, words, slots) = program::load(admin_socket)?;
         let now = clock_gettime(ClockId::Monotonic);
@@ -144,6 +146,10 @@ impl Gate {
         words.set_shift((EPOCH_NS + clock.now().as_nanos() as u64).wrapping_sub(kernel_ns));
         let (words, choices) = (Arc::new(words), Arc::clone(&maps.choices));
         let inbox = Mailbox::new().map_err(|errno| errno.to_string())?;
+        let prober = prober.and_then(|program| {
+            let started = Prober::start(program);
+            started.inspect_err(|error| tracing::warn!(%error, "backends cannot be probed")).ok()
+        });
         let keeper = Keeper {
             programs,
             maps,
@@ -161,7 +167,7 @@ impl Gate {
             retired: VecDeque::new(),
             due: Due::default(),
             rests_until: Instant::now(),
-            health: Health::default(),
+            health: Health::new(prober),
             proxies_at: Instant::now(),
         };
         Ok((Self { words, slots, inbox, choices }, keeper))
@@ -198,6 +204,7 @@ impl Keeper {
                 self.look();
                 self.conductor.send(ToConductor::KernelCounted);
             }
+            self.health.hear_replies(&self.slots);
             self.look_at_backends(now);
             while self.retired.front().is_some_and(|(at, _)| now >= *at) {
                 if let Some((_, mut generation)) = self.retired.pop_front() {
@@ -220,7 +227,8 @@ impl Keeper {
         self.inbox.set_asleep(true);
         if !self.inbox.is_filled() {
             let inbox = PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN);
-            let mut fds: Vec<_> = [inbox].into_iter().chain(self.spaces.news(now)).collect();
+            let replies = self.health.replies().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let mut fds: Vec<_> = [inbox].into_iter().chain(self.spaces.news(now)).chain(replies).collect();
             // Rounded up, so that it is not too early.
             let nanos = (timeout + Duration::from_micros(1)).as_nanos() as i64;
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: nanos }));
@@ -563,7 +571,8 @@ mod tests {
 
     impl Drop for End {
         fn drop(&mut self) {
-            if let Ok((_, mut keeper)) = Gate::open(&self.0, &SystemClock::default(), Mailbox::new().unwrap())
+            if let Ok((_, mut keeper)) =
+                Gate::open(&self.0, &SystemClock::default(), Mailbox::new().unwrap(), None)
             {
                 keeper.programs.end();
             }
@@ -586,7 +595,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = || {
             let conductor = Mailbox::new().unwrap();
-            let opened = Gate::open(&folder.path().join("admin.sock"), &SystemClock::default(), conductor);
+            let opened =
+                Gate::open(&folder.path().join("admin.sock"), &SystemClock::default(), conductor, None);
             let (gate, keeper) = opened.unwrap_or_else(|why| panic!("{why}"));
             gate.words.tenant(TenantId::default()).set(None, &crate::policy::Limits::default());
             (gate, keeper)

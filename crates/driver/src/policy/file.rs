@@ -35,7 +35,7 @@
 //! backends = ["10.88.0.2:8080", { address = "10.88.0.3:8080", weight = 2, drain = true }]
 //! balance = "maglev"                  # or "least_connections"
 //! affinity_seconds = 600              # a client keeps its backend so long; absent: not at all
-//! health = { interval_ms = 500, rise = 1, fall = 1 }
+//! health = { interval_ms = 500, rise = 1, fall = 1, probe = "http", timeout_ms = 500, path = "/healthz" }   # or probe = "tcp"; absent: listeners
 //!
 //! [[network]]                         # addresses of its members count among them alone
 //! name = "red"

@@ -22,7 +22,9 @@ pub use file::PolicyError;
 pub use limits::{Limits, Rate, Rates};
 pub use map::{moved, AddressMap, Maps};
 pub use network::{Member, Network, NetworkPlaces};
-pub use service::{Backend, Balance, Health, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, SERVICES_MAX};
+pub use service::{
+    Backend, Balance, Health, Probe, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, PATH_BYTES_MAX, SERVICES_MAX,
+};
 
 use crate::memory::{Amounts, Resource};
 use ipnet::IpNet;

@@ -23,6 +23,13 @@ const AFFINITY_SECONDS_MAX: u64 = 604_800;
 const LOOK_MS: [u64; 2] = [100, 3_600_000];
 /// Most looks in a row that a change may need.
 const LOOKS_MAX: u64 = 100;
+/// Probes of all services in a second.
+pub const PROBES_PER_SECOND_MAX: u64 = 1000;
+/// Longest path of a probe's request.
+pub const PATH_BYTES_MAX: usize = 256;
+/// Shortest time-out of a probe, and the one of a probe that does not say, where the interval is longer.
+const TIMEOUT_MS_MIN: u64 = 10;
+const TIMEOUT_MS_DEFAULT: i64 = 1000;
 
 /// A connection to the service's address is made to one of its backends.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +71,7 @@ pub struct Backend {
 }
 
 /// How the driver looks at the kernel's listeners of a service's backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
     /// From one look to the next.
     pub interval: Duration,
@@ -72,11 +79,30 @@ pub struct Health {
     pub rise: u32,
     /// Looks in a row that have to find none before it is not.
     pub fall: u32,
+    /// A connection to each backend that has a listener; none: a listener is enough.
+    pub probe: Option<Probe>,
+}
+
+/// A connection that shows how a backend is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// How long a backend may take.
+    pub timeout: Duration,
+    /// Of a request of HTTP, which has to be answered with a status of 2xx or 3xx; none: the connection is enough.
+    pub path: Option<Box<str>>,
+}
+
+/// Kinds of probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ProbeKind {
+    Tcp,
+    Http,
 }
 
 impl Default for Health {
     fn default() -> Self {
-        Self { interval: Duration::from_millis(500), rise: 1, fall: 1 }
+        Self { interval: Duration::from_millis(500), rise: 1, fall: 1, probe: None }
     }
 }
 
@@ -145,12 +171,22 @@ struct HealthTable {
     interval_ms: i64,
     rise: i64,
     fall: i64,
+    probe: Option<ProbeKind>,
+    timeout_ms: Option<i64>,
+    path: Option<String>,
 }
 
 impl Default for HealthTable {
     fn default() -> Self {
-        let Health { interval, rise, fall } = Health::default();
-        Self { interval_ms: interval.as_millis() as i64, rise: rise.into(), fall: fall.into() }
+        let Health { interval, rise, fall, .. } = Health::default();
+        Self {
+            interval_ms: interval.as_millis() as i64,
+            rise: rise.into(),
+            fall: fall.into(),
+            probe: None,
+            timeout_ms: None,
+            path: None,
+        }
     }
 }
 
@@ -229,6 +265,45 @@ impl BackendTable {
 }
 
 impl HealthTable {
+    fn probe(&self) -> Result<Option<Probe>, String> {
+        let Some(kind) = self.probe else {
+            let keys = [("timeout_ms", self.timeout_ms.is_some()), ("path", self.path.is_some())];
+            return match keys.into_iter().find(|(_, is_there)| *is_there) {
+                Some((key, _)) => Err(format!(
+                    "health.{key} is about probes; set probe = \"tcp\" or \"http\", or leave it out"
+                )),
+                None => Ok(None),
+            };
+        };
+        let longest = self.interval_ms.clamp(0, TIMEOUT_MS_DEFAULT);
+        let timeout_ms =
+            within("health.timeout_ms", self.timeout_ms.unwrap_or(longest), TIMEOUT_MS_MIN, LOOK_MS[1])?;
+        if timeout_ms as i64 > self.interval_ms {
+            return Err(format!(
+                "health.timeout_ms = {timeout_ms} is more than interval_ms = {}; lower it, or raise the interval",
+                self.interval_ms
+            ));
+        }
+        let path = match (kind, self.path.as_deref()) {
+            (ProbeKind::Tcp, None) => None,
+            (ProbeKind::Tcp, Some(_)) => {
+                return Err("health.path is for probe = \"http\"; set that, or leave the path out".to_owned())
+            }
+            (ProbeKind::Http, path) => Some(path.unwrap_or("/")),
+        };
+        let is_wrong = |path: &&str| {
+            !path.starts_with('/')
+                || path.len() > PATH_BYTES_MAX
+                || !path.bytes().all(|b| b.is_ascii_graphic())
+        };
+        if let Some(path) = path.filter(is_wrong) {
+            return Err(format!(
+                "health.path = {path:?} is no path; write one like \"/healthz\", of at most {PATH_BYTES_MAX} letters without spaces"
+            ));
+        }
+        Ok(Some(Probe { timeout: Duration::from_millis(timeout_ms), path: path.map(Into::into) }))
+    }
+
     fn check(self) -> Result<Health, String> {
         let count = |key, value| within(key, value, 1, LOOKS_MAX).map(|count| count as u32);
         let [shortest, longest] = LOOK_MS;
@@ -241,8 +316,15 @@ impl HealthTable {
             )?),
             rise: count("health.rise", self.rise)?,
             fall: count("health.fall", self.fall)?,
+            probe: self.probe()?,
         })
     }
+}
+
+/// Probes of a service's backends in a second.
+fn probes_per_second(service: &Service) -> u64 {
+    let probed = service.health.probe.iter().count() * service.backends.len();
+    (probed as u64 * 1000).div_ceil(service.health.interval.as_millis() as u64)
 }
 
 /// What is wrong with a service beside those before it.
@@ -258,6 +340,13 @@ pub(super) fn fits(service: &Service, others: &[Service]) -> Result<(), String> 
     if all > BACKENDS_TOTAL_MAX {
         return Err(format!(
             "the services have more than {BACKENDS_TOTAL_MAX} backends in all; take some out"
+        ));
+    }
+    let rate: u64 = others.iter().chain([service]).map(probes_per_second).sum();
+    if rate > PROBES_PER_SECOND_MAX && probes_per_second(service) > 0 {
+        return Err(format!(
+            "service {}: the services have {rate} probes in a second, of which {PROBES_PER_SECOND_MAX} may be; raise health.interval_ms",
+            service.address
         ));
     }
     Ok(())
@@ -304,8 +393,12 @@ impl fmt::Display for Service {
             write!(f, "; a client keeps its backend for {} s", affinity.as_secs())?;
         }
         if self.health != Health::default() {
-            let Health { interval, rise, fall } = self.health;
+            let Health { interval, rise, fall, probe } = &self.health;
             write!(f, "; looked at every {} ms, rise {rise}, fall {fall}", interval.as_millis())?;
+            if let Some(Probe { timeout, path }) = probe {
+                let what = path.as_ref().map_or("connecting".to_owned(), |path| format!("GET {path}"));
+                write!(f, ", probed by {what} within {} ms", timeout.as_millis())?;
+            }
         }
         Ok(())
     }

@@ -151,6 +151,30 @@ fn what_is_wrong_is_named_with_its_line_and_a_remedy() {
             &["line 1", "health.interval_ms = 5", "100"],
         ),
         (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { path = \"/\" }",
+            &["line 1", "health.path is about probes", "set probe"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { timeout_ms = 50 }",
+            &["line 1", "health.timeout_ms is about probes", "set probe"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { probe = \"tcp\", path = \"/\" }",
+            &["line 1", "health.path is for probe = \"http\"", "leave the path out"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { probe = \"http\", path = \"/a b\" }",
+            &["line 1", "health.path = \"/a b\"", "write one like"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { probe = \"tcp\", timeout_ms = 600 }",
+            &["line 1", "health.timeout_ms = 600", "raise the interval"],
+        ),
+        (
+            "[[service]]\naddress = \"10.0.0.1:80\"\nbackends = [\"10.0.0.2:80\"]\nhealth = { probe = \"udp\" }",
+            &["line", "udp", "tcp"],
+        ),
+        (
             "[[service]]\naddress=\"10.0.0.1:80\"\nbackends=[\"10.0.0.2:1\"]\n[[service]]\naddress=\"10.0.0.1:80\"\nbackends=[\"10.0.0.3:1\"]",
             &["line 4", "there already", "keep one"],
         ),
@@ -305,4 +329,25 @@ fn a_service_and_its_backend_may_both_be_denied() {
     assert_eq!(decide("[[rule]]\nport = 8080\naction = \"deny\""), (Action::Deny, Some(0)));
     let named = "[[rule]]\naddress = \"10.96.0.0/16\"\nport = 80\naction = \"deny\"";
     assert_eq!(decide(named), (Action::Deny, Some(0)));
+}
+
+#[test]
+fn more_probes_in_a_second_than_may_be_are_refused() {
+    let service = |number: u8, interval_ms: u32| {
+        let backends: Vec<_> = (0..100).map(|n| format!("\"10.0.{number}.{n}:80\"")).collect();
+        format!(
+            "[[service]]\naddress = \"10.96.0.{number}:80\"\nbackends = [{}]\nhealth = {{ probe = \"tcp\", interval_ms = {interval_ms} }}\n",
+            backends.join(", ")
+        )
+    };
+    let full = service(1, 100);
+    let policy = Policy::parse(&full).unwrap();
+    assert!(policy.services[0].to_string().ends_with("rise 1, fall 1, probed by connecting within 100 ms"));
+    let why = Policy::parse(&(full.clone() + &service(2, 3_600_000))).unwrap_err().to_string();
+    for word in ["line 5", "service 10.96.0.2:80", "1001 probes in a second", "raise health.interval_ms"] {
+        assert!(why.contains(word), "{why}");
+    }
+    // One without probes fits.
+    Policy::parse(&(full + "[[service]]\naddress = \"10.96.0.3:80\"\nbackends = [\"10.0.3.1:80\"]\n"))
+        .unwrap();
 }

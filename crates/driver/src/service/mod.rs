@@ -12,4 +12,7 @@ mod choice;
 mod slots;
 
 pub use choice::{Asker, Services};
-pub use slots::{Chosen, Slot, Slots, BACKLOG_FULL, NO_LISTENER, STICKY_WORDS};
+pub use slots::{
+    Chosen, Slot, Slots, BACKLOG_FULL, NO_LISTENER, PROBED, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT,
+    STICKY_WORDS,
+};

@@ -28,6 +28,15 @@ pub const NO_LISTENER: u64 = 2;
 /// Nothing more fits into the backlog of its listener.
 pub const BACKLOG_FULL: u64 = 4;
 
+/// A probe was refused.
+pub const PROBE_REFUSED: u64 = 8;
+/// A probe was not answered in time.
+pub const PROBE_TIMED_OUT: u64 = 16;
+/// A probe was answered with another status than 2xx or 3xx, or not with HTTP.
+pub const PROBE_BAD_ANSWER: u64 = 32;
+/// All that a probe can find: the fabric leads to none of these, either.
+pub const PROBED: u64 = PROBE_REFUSED | PROBE_TIMED_OUT | PROBE_BAD_ANSWER;
+
 /// A backend of a service, or a service; a proxy of a rule, or a rule that leads through proxies.
 #[derive(Debug)]
 #[repr(C)]

@@ -17,6 +17,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use crate::live::Sample;
+use crate::services::{is_up, state};
 
 /// The content type of the page in the older form.
 pub const CONTENT_TYPE_PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -174,6 +175,17 @@ impl Collector for Page {
             });
             family(&mut encoder, (name, help), kind, each)?;
         }
+        let down = sample.names.services.iter().flat_map(|service| {
+            service.backends.iter().filter(|backend| !is_up(backend)).map(move |backend| {
+                let addresses = [service.address, backend.address].map(|address| address.to_string());
+                let [service, backend_name] = addresses;
+                let reason = state(backend).replace(' ', "_");
+                ([("service", service), ("backend", backend_name), ("reason", reason)], 1)
+            })
+        });
+        let name =
+            ("pipedevice_service_backend_down", "1 for each backend that gets no new connections, by reason");
+        family(&mut encoder, name, MetricType::Gauge, down)?;
         for (name, help, of, kind) in OF_PROXIES {
             let each = sample.names.sidecars.iter().flat_map(|chain| {
                 let labels = move |proxy: &ProxyReport| {
@@ -290,7 +302,11 @@ const OF_BACKENDS: [(&str, &str, OfBackend, MetricType); 6] = [
     (
         "pipedevice_service_backend_up",
         "1 if the backend gets new connections on the kernel, else 0",
-        |backend| u64::from(!(backend.drain || backend.no_listener || backend.backlog_full)),
+        |backend| {
+            u64::from(
+                !(backend.drain || backend.no_listener || backend.backlog_full || backend.probe.is_some()),
+            )
+        },
         MetricType::Gauge,
     ),
 ];

@@ -7,7 +7,7 @@ use pd_driver::admin::{Report, ServiceReport};
 use pd_driver::policy::Balance;
 use serde::Serialize;
 
-use crate::services::is_up;
+use crate::services::{is_up, state};
 
 /// A service. `sent` is what clients sent to backends. Bytes count when their connection is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -18,6 +18,8 @@ pub struct ServiceView {
     /// Backends that get new connections.
     pub backends_up: u64,
     pub backends: u64,
+    /// Why others do not, with how many of each.
+    pub down: String,
     pub connections_open: u64,
     pub connections_made: u64,
     pub connections_failed: u64,
@@ -37,6 +39,7 @@ impl From<&ServiceReport> for ServiceView {
             balance: service.balance,
             backends_up: service.backends.iter().filter(|backend| is_up(backend)).count() as u64,
             backends: service.backends.len() as u64,
+            down: reasons(service),
             connections_open: counts.connections_open,
             connections_made: counts.connections_made,
             connections_failed: counts.connections_failed,
@@ -48,6 +51,15 @@ impl From<&ServiceReport> for ServiceView {
             received_gbit_per_second: 0.0,
         }
     }
+}
+
+fn reasons(service: &ServiceReport) -> String {
+    let mut counts = BTreeMap::new();
+    for backend in service.backends.iter().filter(|backend| !is_up(backend)) {
+        *counts.entry(state(backend)).or_insert(0) += 1;
+    }
+    let each: Vec<_> = counts.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+    each.join(", ")
 }
 
 /// Services in the order of the policy. A service that was there `seconds` before has rates.

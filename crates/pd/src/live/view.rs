@@ -277,6 +277,7 @@ pub mod tests {
             on_fabric: true,
             no_listener: false,
             backlog_full: false,
+            probe: None,
             counts,
         };
         let drained = BackendReport {
@@ -376,6 +377,7 @@ pub mod tests {
         let view = view();
         let service = &view.services[0];
         assert_eq!((service.backends_up, service.backends), (1, 2));
+        assert_eq!(service.down, "1 drained");
         assert_eq!((service.connections_made, service.connections_made_per_second), (2_000_000, 1e6));
         assert!((service.sent_gbit_per_second - 100e6 * 8e-9).abs() < 1e-9);
 

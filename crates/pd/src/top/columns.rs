@@ -107,7 +107,7 @@ pub const TRAFFIC: [Column<TrafficView>; 9] = [
 ];
 
 /// Services. What clients send is in. Bytes count when their connection is over.
-pub const SERVICES: [Column<ServiceView>; 10] = [
+pub const SERVICES: [Column<ServiceView>; 11] = [
     words("SERVICE", 22, 0, |s| s.address.to_string(), |a, b| a.address.cmp(&b.address)),
     words(
         "UP",
@@ -130,6 +130,7 @@ pub const SERVICES: [Column<ServiceView>; 10] = [
         |s| s.balance.to_string(),
         |a, b| a.balance.to_string().cmp(&b.balance.to_string()),
     ),
+    words("DOWN", 24, 10, |s| s.down.clone(), |a, b| a.down.cmp(&b.down)),
 ];
 
 /// The columns that fit into `width`, the more important ones first to be kept, in their order.
