@@ -8,6 +8,7 @@
 //! - [`nitro`]: heavy hitters by NitroSketch.
 //! - [`kv`]: a key-value store as MICA, with a client.
 //! - [`logmon`]: a monitor of log lines.
+//! - [`tcp`]: TCP by smoltcp, which has a loop of its own and only ever runs over pipes.
 //! - [`traffic`]: frames and lines that these get in tests and benchmarks, the same for the same seed.
 //!
 //! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
@@ -20,6 +21,7 @@ pub mod maglev;
 pub mod nitro;
 pub mod random;
 mod source;
+pub mod tcp;
 pub mod traffic;
 
 pub use source::{over_packets, over_pipe, App, Verdict};

@@ -1,0 +1,25 @@
+//! `tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]`: a server of TCP at port 7, or another, that sends back what comes. It answers ARP, too.
+#![forbid(unsafe_code)]
+
+use anyhow::{anyhow, bail, Context, Result};
+use pd_apps::tcp::echo::Echo;
+use pd_apps::tcp::{address, Host};
+
+/// Connections at once.
+const CONNECTIONS: usize = 64;
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (port, own, tcp_port) = match &words[..] {
+        [port, own] => (port, own, 7),
+        [port, own, tcp_port] => (port, own, tcp_port.parse()?),
+        _ => bail!("usage: tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]"),
+    };
+    let mut host = Host::open(port, address(own).context("an address is as 10.0.0.2/24")?)?;
+    let mut echo = Echo::new(&mut host.sockets, tcp_port, CONNECTIONS);
+    loop {
+        host.poll()?;
+        echo.turn(&mut host.sockets).map_err(|why| anyhow!("cannot listen: {why}"))?;
+        host.sleep()?;
+    }
+}

@@ -1,0 +1,28 @@
+//! `tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES`: a client of `tcp_echo`. Sends bytes on several connections at once, closes
+//! its half of each, and checks that all come back.
+#![forbid(unsafe_code)]
+
+use anyhow::{bail, ensure, Context, Result};
+use pd_apps::tcp::load::Load;
+use pd_apps::tcp::{address, Host};
+
+fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [port, own, server, connections, bytes] = &words[..] else {
+        bail!("usage: tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES")
+    };
+    let (connections, bytes) = (connections.parse()?, bytes.parse()?);
+    ensure!((1..=1000).contains(&connections) && bytes > 0, "1 to 1000 connections, at least a byte");
+    let mut host = Host::open(port, address(own).context("an address is as 10.0.0.2/24")?)?;
+    let mut load = Load::begin(&mut host, server.parse()?, connections, bytes)?;
+    loop {
+        host.poll()?;
+        if load.turn(&mut host.sockets)? {
+            break;
+        }
+        host.sleep()?;
+    }
+    host.finish()?;
+    println!("{connections} connections, {bytes} bytes each, all back");
+    Ok(())
+}
