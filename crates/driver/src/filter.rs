@@ -53,6 +53,11 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pidfd_open,
     libc::SYS_pipe2,
     libc::SYS_ppoll,
+    // Wake a client of memif; see `pd_pipe`.
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_setup,
+    libc::SYS_io_submit,
     // Files.
     libc::SYS_faccessat,
     libc::SYS_faccessat2,

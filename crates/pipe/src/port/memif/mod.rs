@@ -6,14 +6,15 @@
 //! copied out of the region, and looked at afterwards.
 //!
 //! One client at a time; another waits in the socket's queue. A frame for which the client has no buffer is lost. The agent writes to no
-//! eventfd of a client: a client that sleeps is woken by a thread ([`waker`]).
+//! eventfd of a client: a client that sleeps is woken by a thread ([`waker`]), and by a call that never blocks ([`signaller`]).
 mod message;
 mod rings;
+mod signaller;
 mod waker;
 
 use self::message::{ack, connected, disconnect, hello, Message, Refused, MESSAGE_BYTES};
 use self::rings::{Got, Ring, Shared};
-use self::waker::{Blocked, Waker};
+use self::waker::Waker;
 use super::device::{Device, Taken};
 use pd_abi::pipe::FRAME_BYTES_MAX;
 use rustix::event::epoll;
@@ -26,6 +27,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{sync_channel, SyncSender, TrySendError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Turns between two looks at the socket while frames come or go.
@@ -36,8 +38,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 const SKIPPED_MAX: usize = 16;
 /// Foreign descriptors that wait to be closed.
 const CLOSING_MAX: usize = 8;
-/// Threads of clients that have gone which still write to an eventfd. While all are there, no client is heard.
-const BLOCKED_MAX: usize = 8;
+/// Threads of clients that have gone which have not ended yet. While all are there, no client is heard.
+const ENDING_MAX: usize = 8;
 
 /// A client.
 #[derive(Debug)]
@@ -75,7 +77,7 @@ pub struct Memif {
     closer: SyncSender<OwnedFd>,
     /// Those for which it has no room. Until it has, no client is heard.
     unclosed: Vec<OwnedFd>,
-    blocked: Vec<Blocked>,
+    ending: Vec<JoinHandle<()>>,
 }
 
 /// Returns whether closing a descriptor takes no time that a client chooses: memory, or an eventfd.
@@ -111,7 +113,7 @@ impl Memif {
             missed: 0,
             closer,
             unclosed: Vec::new(),
-            blocked: Vec::new(),
+            ending: Vec::new(),
         };
         this.watch(&this.listener)?;
         Ok(this)
@@ -137,8 +139,8 @@ impl Memif {
         for fd in std::mem::take(&mut self.unclosed) {
             self.close(fd);
         }
-        self.blocked.retain(Blocked::free);
-        if !self.unclosed.is_empty() || self.blocked.len() >= BLOCKED_MAX {
+        self.ending.retain(|thread| !thread.is_finished());
+        if !self.unclosed.is_empty() || self.ending.len() >= ENDING_MAX {
             return false;
         }
         if self.client.is_none() {
@@ -266,7 +268,7 @@ impl Memif {
             if let Some(doorbell) = &client.doorbell {
                 let _ = epoll::delete(&self.watched, doorbell);
             }
-            self.blocked.extend(client.waker.and_then(Waker::end));
+            self.ending.extend(client.waker.and_then(Waker::end));
         }
     }
 
@@ -380,6 +382,9 @@ impl Device for Memif {
 impl Drop for Memif {
     fn drop(&mut self) {
         self.refuse(Refused("the port was removed"));
-        self.blocked.retain(Blocked::free);
+        for thread in self.ending.drain(..) {
+            // None of them waits for a client.
+            let _ = thread.join();
+        }
     }
 }
