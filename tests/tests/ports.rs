@@ -699,6 +699,15 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
     let entry = |length: u32, offset: u32| {
         [&[0; 4][..], &length.to_ne_bytes(), &offset.to_ne_bytes(), &[0; 4]].concat()
     };
+    // It sleeps, and is woken by a frame.
+    rustix::io::pwrite(&memory, &entry(2048, 16_384), 256 + 128).unwrap();
+    rustix::io::pwrite(&memory, &1u16.to_ne_bytes(), 256 + 6).unwrap();
+    let mut sender = stand.open(Direction::Send, "dpdk", Flow::default()).unwrap();
+    sender.pipe.send(&[9; 64], 0).unwrap();
+    sender.pipe.flush();
+    let patience = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let mut woken = [rustix::event::PollFd::new(&bell, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut woken, Some(&patience)), Ok(1), "it is woken");
     rustix::io::pwrite(&memory, &[7; 100], 8192).unwrap();
     rustix::io::pwrite(&memory, &entry(100, 8192), 128).unwrap();
     rustix::io::pwrite(&memory, &entry(100, u32::MAX), 144).unwrap();
