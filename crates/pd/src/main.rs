@@ -7,6 +7,7 @@
 mod cdi;
 mod demo;
 mod doctor;
+mod dpdk;
 mod driver_cmd;
 mod dump;
 mod enter_cmd;

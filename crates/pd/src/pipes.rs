@@ -8,6 +8,7 @@ use pd_driver::admin::{add_port, ask, Answer, Ask, PipesReport, PortSpec};
 use pd_driver::openers::namespace_file;
 use pd_harness::config::DEFAULT_ADMIN_SOCKET;
 
+use crate::dpdk::{self, DpdkArgs};
 use crate::dump::{self, DumpArgs};
 use crate::live::no_answer;
 
@@ -99,6 +100,8 @@ enum Kind {
         #[arg(long, default_value_t = 0)]
         id: u32,
     },
+    /// A device of DPDK: stays in the foreground, and passes frames on by dpdk-testpmd and memif
+    Dpdk(DpdkArgs),
 }
 
 /// Lists pipes of clients, and copies their frames.
@@ -140,6 +143,7 @@ pub fn port(args: PortArgs) -> Result<i32> {
                 Kind::Memif { socket, id } => {
                     (PortSpec::Memif { socket: std::path::absolute(socket)?, id }, None)
                 }
+                Kind::Dpdk(args) => return dpdk_port(socket, &name, &args),
             };
             let namespace = netns.as_deref().map(namespace_file);
             let added = add_port(socket, &name, port, namespace.as_deref());
@@ -171,6 +175,12 @@ pub fn port(args: PortArgs) -> Result<i32> {
         }
     }
     Ok(0)
+}
+
+fn dpdk_port(socket: &Path, name: &str, args: &DpdkArgs) -> Result<i32> {
+    let is_there = || report(socket).is_ok_and(|report| report.ports.iter().any(|port| port.name == name));
+    let remove = || drop(tell(socket, &Ask::PortRemove { name: name.to_owned() }));
+    dpdk::run(socket, name, args, is_there, remove)
 }
 
 /// Runs `pd pipe`; returns the status to exit with.
