@@ -828,7 +828,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
     sender.pipe.send(&[9; 64], 0).unwrap();
     sender.pipe.flush();
     let patience = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
-    let mut woken = [rustix::event::PollFd::new(&bell, rustix::event::PollFlags::IN)];
+    let mut woken = [rustix::event::PollFd::new(&doorbell, rustix::event::PollFlags::IN)];
     assert_eq!(rustix::event::poll(&mut woken, Some(&patience)), Ok(1), "it is woken");
     rustix::io::pwrite(&memory, &[7; 100], 8192).unwrap();
     rustix::io::pwrite(&memory, &entry(100, 8192), 128).unwrap();
