@@ -497,7 +497,8 @@ fn a_side_that_sends_no_more_hears_that_its_peer_steps_aside() {
     // The driver forgets a flow at a tick at the latest.
     std::thread::sleep(Duration::from_millis(300));
     let left = a.socket.step_aside(Departure::Marked).unwrap();
-    assert_eq!(left, Left { owed: 0, unmarked: false, marks: true });
+    // All that comes has come. On the direct path the driver still knows how much that was.
+    assert!(left.owed <= 1000 && !left.unmarked && left.marks, "{left:?}");
     assert!(b.socket.sends_elsewhere());
     assert_eq!(b.socket.recv(1).unwrap_err().errno(), pd_client::core::ELSEWHERE);
     let left = b.socket.step_aside(Departure::Marked).unwrap();
