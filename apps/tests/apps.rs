@@ -1,48 +1,26 @@
 //! The applications as processes, on ports of a driver of their own.
 
+mod stand;
+
 use pd_apps::frame::{is_sound, Parts};
 use pd_apps::traffic::{log_lines, syn_flood, zipf_flows};
-use pd_driver::admin::{ask, Answer, Ask, PipesReport, PortSpec};
-use pd_driver::{Driver, Namespaces, Settings, SystemClock};
+use pd_driver::admin::{Answer, Ask, PipesReport, PortSpec};
 use pd_pipe::Pcap;
+use stand::{Program, Stand};
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
-/// A driver in this process, on sockets in a folder of its own.
-struct Stand {
-    settings: Settings,
-    folder: tempfile::TempDir,
-    _driver: Driver,
-}
-
-/// An application; killed when dropped.
-struct App(Child);
-
-impl Drop for App {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A driver with these ports.
+fn stand(ports: &[(&str, PortSpec)]) -> Stand {
+    let stand = Stand::new();
+    ports.iter().for_each(|(name, port)| stand.add(name, port));
+    stand
 }
 
 impl Stand {
-    fn new(ports: &[(&str, PortSpec)]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            socket: folder.path().join("s"),
-            admin_socket: folder.path().join("a"),
-            budget_bytes: 64 << 20,
-            namespaces: Namespaces::Own,
-            ..Settings::default()
-        };
-        let clock = Arc::new(SystemClock::default());
-        let engine = pd_engine::by_name("cpu").unwrap();
-        let driver = Driver::start(settings.clone(), clock, &*engine).unwrap();
-        let this = Self { settings, folder, _driver: driver };
-        ports.iter().for_each(|(name, port)| this.add(name, port));
-        this
+    fn folder(&self) -> &Path {
+        self.settings.socket.parent().unwrap()
     }
 
     fn add(&self, name: &str, port: &PortSpec) {
@@ -50,23 +28,19 @@ impl Stand {
         assert!(matches!(self.tell(&ask), Answer::Done), "{name}");
     }
 
-    fn tell(&self, what: &Ask) -> Answer {
-        ask(&self.settings.admin_socket, what).unwrap()
-    }
-
-    fn start(&self, app: &str, words: &[&str]) -> App {
+    fn start(&self, app: &str, words: &[&str]) -> Program {
         let mut command = Command::new(app);
         command
             .args(words)
             .env("PD_SOCKET", &self.settings.socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        App(command.spawn().unwrap())
+        Program(command.spawn().unwrap())
     }
 
     /// A port that plays `frames` once.
     fn play(&self, name: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
-        let file = self.folder.path().join(name);
+        let file = self.folder().join(name);
         let to = std::fs::File::create(&file).unwrap();
         let mut played = Pcap::new(None::<&[u8]>, Some(Box::new(to))).unwrap();
         frames.into_iter().for_each(|frame| played.write(&frame));
@@ -79,18 +53,6 @@ impl Stand {
         let mut command = Command::new(app);
         command.args(words).env("PD_SOCKET", &self.settings.socket).output().unwrap()
     }
-
-    fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) {
-        let until = Instant::now() + Duration::from_secs(20);
-        loop {
-            let Answer::Pipes(report) = self.tell(&Ask::Pipes) else { panic!("no report") };
-            if wished(&report) {
-                return;
-            }
-            assert!(Instant::now() < until, "{what}: {report:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
 }
 
 fn gen(frames: u64) -> PortSpec {
@@ -99,7 +61,7 @@ fn gen(frames: u64) -> PortSpec {
 
 #[test]
 fn echo_sends_every_frame_back_and_l2_forward_every_frame_on() {
-    let stand = Stand::new(&[("wan", gen(5000)), ("left", gen(5000)), ("right", PortSpec::Link)]);
+    let stand = stand(&[("wan", gen(5000)), ("left", gen(5000)), ("right", PortSpec::Link)]);
     let _echo = stand.start(env!("CARGO_BIN_EXE_echo"), &["wan"]);
     let _forward = stand.start(env!("CARGO_BIN_EXE_l2_forward"), &["left", "right.0"]);
     // Bytes that go out at the right come back there.
@@ -114,8 +76,8 @@ fn echo_sends_every_frame_back_and_l2_forward_every_frame_on() {
 
 #[test]
 fn a_capture_has_the_frames_of_its_port() {
-    let stand = Stand::new(&[]);
-    let file = stand.folder.path().join("played.pcap");
+    let stand = stand(&[]);
+    let file = stand.folder().join("played.pcap");
     let mut played = Pcap::new(None::<&[u8]>, Some(Box::new(std::fs::File::create(&file).unwrap()))).unwrap();
     (0..500u16).for_each(|number| played.write(&[number as u8; 100][..60 + usize::from(number % 40)]));
     played.finish().unwrap();
@@ -129,7 +91,7 @@ fn a_capture_has_the_frames_of_its_port() {
 
 #[test]
 fn a_balancer_leads_a_flood_to_its_backends_with_right_checksums() {
-    let stand = Stand::new(&[("right", PortSpec::Link)]);
+    let stand = stand(&[("right", PortSpec::Link)]);
     stand.play("flood", syn_flood(7).take(3000));
     let mut capture = stand.start(env!("CARGO_BIN_EXE_capture"), &["right.1", "3000"]);
     let backends = "10.1.0.0/02:01:00:00:00:00,10.1.0.1/02:01:00:00:00:01,10.1.0.2/02:01:00:00:00:02";
@@ -149,7 +111,7 @@ fn a_balancer_leads_a_flood_to_its_backends_with_right_checksums() {
 
 #[test]
 fn a_sketch_tells_the_heavy_hitters_of_a_port() {
-    let stand = Stand::new(&[]);
+    let stand = stand(&[]);
     stand.play("flows", zipf_flows(3, 2000, 1.2).map(|(_, frame)| frame).take(30_000));
     let mut nitro = stand.start(env!("CARGO_BIN_EXE_nitro"), &["flows", "30000"]);
     let mut lines = BufReader::new(nitro.0.stdout.as_mut().unwrap()).lines().map(Result::unwrap);
@@ -164,7 +126,7 @@ fn a_sketch_tells_the_heavy_hitters_of_a_port() {
 
 #[test]
 fn a_store_keeps_what_its_client_sets_in_each_partition() {
-    let stand = Stand::new(&[("wire", PortSpec::Link)]);
+    let stand = stand(&[("wire", PortSpec::Link)]);
     let _kv = stand.start(env!("CARGO_BIN_EXE_kv"), &["wire.0", "2"]);
     let pipes = |report: &PipesReport| report.pipes.len() >= 6;
     stand.wait_for("the store has its pipes", pipes);
@@ -182,7 +144,7 @@ fn a_store_keeps_what_its_client_sets_in_each_partition() {
 
 #[test]
 fn a_monitor_tells_addresses_that_break_rules() {
-    let stand = Stand::new(&[("logs", PortSpec::Link)]);
+    let stand = stand(&[("logs", PortSpec::Link)]);
     let mut logmon = stand.start(env!("CARGO_BIN_EXE_logmon"), &["logs.0", "3", "600"]);
     let text: Vec<u8> = log_lines(2, 20).take(3000).flatten().collect();
     let mut tail = stand.start(env!("CARGO_BIN_EXE_send_lines"), &["logs.1"]);

@@ -1,51 +1,21 @@
 //! TCP by smoltcp over pipes: against itself over a link, and against the kernel's TCP over a TAP device.
 
+mod stand;
+
 use pd_apps::random::Random;
-use pd_driver::admin::{add_port, ask, Answer, Ask, PipesReport, PortSpec};
+use pd_driver::admin::{add_port, PortSpec};
 use pd_driver::openers::namespace_file;
-use pd_driver::{Driver, Namespaces, Settings, SystemClock};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use stand::{Program, Stand};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A driver in this process, on sockets in a folder of its own.
-struct Stand {
-    settings: Settings,
-    _folder: tempfile::TempDir,
-    _driver: Driver,
-}
-
-/// A program; killed when dropped.
-struct Program(Child);
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Stand {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            socket: folder.path().join("s"),
-            admin_socket: folder.path().join("a"),
-            budget_bytes: 64 << 20,
-            namespaces: Namespaces::Own,
-            ..Settings::default()
-        };
-        let engine = pd_engine::by_name("cpu").unwrap();
-        let driver = Driver::start(settings.clone(), Arc::new(SystemClock::default()), &*engine).unwrap();
-        Self { settings, _folder: folder, _driver: driver }
-    }
-
     fn add(&self, name: &str, port: PortSpec, namespace: Option<&str>) {
         let namespace = namespace.map(namespace_file);
         add_port(&self.settings.admin_socket, name, port, namespace.as_deref()).unwrap();
@@ -68,19 +38,6 @@ impl Stand {
     fn load(&self, connections: &str, bytes: &str) -> Command {
         let words = ["wire.1", "10.79.0.2/24", "10.79.0.1:7", connections, bytes];
         self.command(env!("CARGO_BIN_EXE_tcp_load"), &words)
-    }
-
-    fn report(&self) -> PipesReport {
-        let Answer::Pipes(report) = ask(&self.settings.admin_socket, &Ask::Pipes).unwrap() else { panic!() };
-        *report
-    }
-
-    fn wait_for(&self, what: &str, wished: impl Fn(&PipesReport) -> bool) {
-        let until = Instant::now() + PATIENCE;
-        while !wished(&self.report()) {
-            assert!(Instant::now() < until, "{what}: {:?}", self.report());
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 }
 

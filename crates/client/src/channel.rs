@@ -1,7 +1,7 @@
 //! A channel: a request ring and an event ring. Each thread has its own; its lock is contended only
 //! where threads share a socket.
 use crate::attachment::Attachment;
-use crate::epoll::Watch;
+use crate::epoll::watch::Watch;
 use crate::error::{check, Error, Result};
 use crate::lock::{Guard, Lock};
 use crate::own::OwnFd;

@@ -1,6 +1,7 @@
 //! A socket: what control calls, sends and receives share. Each side has a lock of its own, so that
 //! one thread may send while another receives; no lock is held while a thread sleeps.
-use crate::epoll::{Epoll, Registration, Watch};
+use crate::epoll::watch::Watch;
+use crate::epoll::{Epoll, Registration};
 use crate::error::{bad_socket, Result};
 use crate::forks::forks;
 use crate::kernel::Carrier;

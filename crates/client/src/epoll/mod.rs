@@ -10,10 +10,9 @@ pub mod ready;
 mod rest;
 mod sockets;
 mod source;
-mod watch;
+pub(crate) mod watch;
 
 pub(crate) use item::{Item, Rest};
-pub(crate) use watch::Watch;
 
 use crate::channel::Channel;
 use crate::error::{bad_socket, Error, Result};
