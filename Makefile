@@ -140,11 +140,14 @@ need-root:
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
 # programs are built with the tests: alone, dependencies would have fewer features and be built twice.
 BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
+# The longest suites wait more than they compute: two lanes run them side by side, each in this order.
+LANES := preload bench / hostile differential
 test: TESTING := yes
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
-	PD_RTL_REQUIRED=1 $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
+	PD_RTL_REQUIRED=1 CARGO="$(CARGO)" tests/lanes "$(TARGET)/lane.log" "$(LANES)" -- $(TEST_ARGS)
+	PD_RTL_REQUIRED=1 PD_TESTS_DONE="$(LANES)" $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
 	$(MAKE) simulate SEED= MINUTES=1 SIMULATED="--workspace --exclude pd-preload"
 	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
