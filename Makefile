@@ -140,8 +140,8 @@ need-root:
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
 # programs are built with the tests: alone, dependencies would have fewer features and be built twice.
 BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
-# The longest suites wait more than they compute: two lanes run them side by side, each in this order.
-LANES := preload bench / hostile differential
+# Long suites that wait more than they compute: two lanes run them side by side, each in this order.
+LANES := bench differential / hostile
 test: TESTING := yes
 test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
