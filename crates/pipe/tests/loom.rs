@@ -30,7 +30,7 @@ struct Words {
     wanted: AtomicU32,
     need_wakeup: AtomicU32,
     doorbell: Edge,
-    doorbell: Doorbell,
+    sleep: Doorbell,
     ring: Vec<UnsafeCell<u64>>,
     weak: Weak,
 }
@@ -43,7 +43,7 @@ impl Words {
             wanted: AtomicU32::new(0),
             need_wakeup: AtomicU32::new(0),
             doorbell: Edge::default(),
-            doorbell: Doorbell::new(weak),
+            sleep: Doorbell::new(weak),
             ring: (0..ring).map(|_| UnsafeCell::new(0)).collect(),
             weak,
         })
@@ -168,7 +168,7 @@ fn no_notification_is_lost() {
                     }
                     if let Some(position) = announcer.announce(&*words) {
                         notifications += 1;
-                        waker.wake(&words.doorbell, position);
+                        waker.wake(&words.sleep, position);
                         busy = true;
                     }
                     busy
@@ -200,13 +200,9 @@ fn no_notification_is_lost() {
                     reader.answer(&*words);
                 }
                 words.ring(&mut rung);
-                wait::sleep(
-                    &words.doorbell,
-                    known + 1,
-                    &mut Spin::new(Duration::ZERO),
-                    Duration::MAX,
-                    || words.load_producer() != known,
-                );
+                wait::sleep(&words.sleep, known + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, || {
+                    words.load_producer() != known
+                });
                 continue;
             }
             reader.consume(reader.unread());

@@ -535,7 +535,7 @@ fn events_waiting() {
         let mover = {
             let (ring, words) = (ring.clone(), Arc::clone(&words));
             thread::spawn(move || {
-                let (waiting, doorbell, doorbell) = &*words;
+                let (waiting, eventfd, doorbell) = &*words;
                 let mut waker = Waker::default();
                 let mut producer = Producer::new(ring);
                 let mut written = 0;
@@ -563,19 +563,19 @@ fn events_waiting() {
                         if !overflowing {
                             break;
                         }
-                        doorbell.wait();
+                        eventfd.wait();
                     }
                 }
             })
         };
-        let (waiting, doorbell, doorbell) = &*words;
+        let (waiting, eventfd, doorbell) = &*words;
         let mut consumer = Consumer::new(ring.clone());
         while consumer.position() < EVENTS {
             if consumer.read().unwrap().is_some() {
                 consumer.release();
                 weak.fence("fence of the client");
                 if waiting.load(Relaxed) != 0 {
-                    doorbell.write();
+                    eventfd.write();
                 }
             } else {
                 let position = consumer.position();
