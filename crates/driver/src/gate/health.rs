@@ -8,7 +8,9 @@ use super::sweep::{listeners, Found};
 use crate::policy::Health as How;
 use crate::policy::Service;
 use crate::probe::{Prober, Question, Verdict, PROBES_MAX};
-use crate::service::{Slots, BACKLOG_FULL, NO_LISTENER, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT};
+use crate::service::{
+    Slots, BACKLOG_FULL, NO_LISTENER, PROBED, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT,
+};
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Parts of a state that are found here.
 const PARTS: [u64; 5] = [NO_LISTENER, BACKLOG_FULL, PROBE_REFUSED, PROBE_TIMED_OUT, PROBE_BAD_ANSWER];
-const ALL: u64 = NO_LISTENER | BACKLOG_FULL | PROBE_REFUSED | PROBE_TIMED_OUT | PROBE_BAD_ANSWER;
+const ALL: u64 = NO_LISTENER | BACKLOG_FULL | PROBED;
 /// A reply is given up so long after the backend's time.
 const GRACE: Duration = Duration::from_secs(1);
 /// Replies in a row that did not come before a backend is judged by its listener.
@@ -32,8 +34,6 @@ pub struct Health {
     watched: Vec<Watched>,
     prober: Option<Prober>,
     asked: u64,
-    /// Questions without a reply, and the slots that they are about.
-    open: HashMap<u64, u16>,
 }
 
 #[derive(Debug)]
@@ -110,6 +110,11 @@ impl Watched {
         }
     }
 
+    /// Returns the questions without a reply.
+    fn open(&self) -> &[u64] {
+        self.waits.as_ref().map_or(&[], |(ids, _)| ids)
+    }
+
     /// A look has found nothing out. After some of these the listener counts, which is there.
     fn miss(&mut self, slots: &Slots) {
         self.missed += 1;
@@ -152,11 +157,6 @@ impl Health {
                 self.watched.push(known.unwrap_or(fresh));
             }
         }
-        let waits = |id: &u64| {
-            let of = |watched: &Watched| watched.waits.as_ref().is_some_and(|(ids, _)| ids.contains(id));
-            self.watched.iter().any(of)
-        };
-        self.open.retain(|id, _| waits(id));
     }
 
     /// How long until it is to look again, at most `longest`.
@@ -176,8 +176,7 @@ impl Health {
         let Ok(replies) = prober.replies() else { return self.lose() };
         for (id, verdict) in replies {
             // Others are late, or invented.
-            let Some(slot) = self.open.remove(&id) else { continue };
-            let Some(watched) = self.watched.iter_mut().find(|watched| watched.slot == slot) else {
+            let Some(watched) = self.watched.iter_mut().find(|watched| watched.open().contains(&id)) else {
                 continue;
             };
             let Some((ids, until)) = watched.waits.take() else { continue };
@@ -187,7 +186,6 @@ impl Health {
                 // In one network is enough.
                 Some((None, why)) => {
                     watched.missed = 0;
-                    self.open.retain(|id, _| !left.contains(id));
                     watched.conclude(None, &why, slots);
                 }
                 _ if !left.is_empty() => watched.waits = Some((left, until)),
@@ -204,7 +202,6 @@ impl Health {
     fn lose(&mut self) {
         tracing::error!("the process that probes backends has ended: a listener is enough until the driver is started again");
         self.prober = None;
-        self.open.clear();
         let now = Instant::now();
         for watched in &mut self.watched {
             if watched.waits.take().is_some() {
@@ -223,11 +220,12 @@ impl Health {
         slots: &Slots,
     ) {
         let mut seen: HashMap<u32, Option<Vec<Found>>> = HashMap::new();
+        let mut open: usize = self.watched.iter().map(|watched| watched.open().len()).sum();
         let mut has_ended = false;
         for watched in self.watched.iter_mut().filter(|watched| watched.due <= now) {
             match watched.waits.take() {
                 Some((ids, until)) if until <= now => {
-                    self.open.retain(|id, _| !ids.contains(id));
+                    open -= ids.len();
                     watched.miss(slots);
                 }
                 Some((ids, until)) => {
@@ -257,7 +255,7 @@ impl Health {
                 continue;
             };
             listening.truncate(PLACES_MAX);
-            if self.open.len() + listening.len() > PROBES_MAX {
+            if open + listening.len() > PROBES_MAX {
                 watched.due = now + AGAIN;
                 continue;
             }
@@ -276,7 +274,7 @@ impl Health {
                 watched.due = now + AGAIN;
                 continue;
             }
-            self.open.extend(ids.iter().map(|id| (*id, watched.slot)));
+            open += ids.len();
             watched.waits = Some((ids, now + probe.timeout + GRACE));
         }
         if has_ended {
@@ -347,8 +345,6 @@ mod tests {
     }
 
     fn open(health: &mut Health, id: u64) {
-        let slot = health.watched[0].slot;
-        health.open.insert(id, slot);
         let (mut ids, until) = health.watched[0].waits.take().unwrap_or((Vec::new(), Instant::now() + GRACE));
         ids.push(id);
         health.watched[0].waits = Some((ids, until));
@@ -378,7 +374,7 @@ mod tests {
         open(&mut health, 5);
         assert_eq!(reply(&mut health, 4, Verdict::Refused), PROBE_BAD_ANSWER);
         assert_eq!(reply(&mut health, 5, Verdict::Well), 0);
-        assert!(health.open.is_empty() && health.watched[0].waits.is_none());
+        assert!(health.watched[0].waits.is_none());
     }
 
     #[test]
@@ -396,7 +392,7 @@ mod tests {
         open(&mut health, 10);
         drop(theirs);
         health.hear_replies(&slots);
-        assert!(health.replies().is_none() && health.open.is_empty() && health.watched[0].waits.is_none());
+        assert!(health.replies().is_none() && health.watched[0].waits.is_none());
     }
 
     #[test]
