@@ -821,7 +821,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
     let entry = |length: u32, offset: u32| {
         [&[0; 4][..], &length.to_ne_bytes(), &offset.to_ne_bytes(), &[0; 4]].concat()
     };
-    // It sleeps, and is woken by a frame.
+    // The client sleeps, and is woken by a frame.
     rustix::io::pwrite(&memory, &entry(2048, 16_384), 256 + 128).unwrap();
     rustix::io::pwrite(&memory, &1u16.to_ne_bytes(), 256 + 6).unwrap();
     let mut sender = stand.open(Direction::Send, "dpdk", Flow::default()).unwrap();

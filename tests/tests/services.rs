@@ -313,7 +313,7 @@ fn a_hung_backend_is_avoided_by_probes() {
     let mut other = stage.0.start("b", Way::Native);
     other.ok("connect c 10.96.0.1:80");
     assert_eq!(stage.made()[3], 1, "on the fabric alone");
-    // It stops, and goes on.
+    // The backend stops, and goes on.
     well.signal(Signal::STOP);
     stage.wait_for("it is stopped", |backends| states(backends) == [out, out, bad, fabric, none]);
     assert_eq!(connect(&mut client, Way::Static, MANY), libc::ECONNREFUSED);

@@ -31,7 +31,7 @@ impl Load {
     /// Begins `connections` connections to `server`, each for `bytes` bytes, which is not 0.
     ///
     /// # Errors
-    /// Those of [`Host::connect`].
+    /// Errors of [`Host::connect`].
     pub fn begin(host: &mut Host, server: SocketAddrV4, connections: u16, bytes: usize) -> Result<Self> {
         let mut random = Random::new(7);
         let once: Vec<u8> = (0..bytes).map(|_| random.word() as u8).collect();

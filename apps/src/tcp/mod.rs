@@ -57,7 +57,7 @@ impl Host {
     /// Opens the pipes. The host has all frames of the port that no other pipe is bound to, and a MAC address made of `address`.
     ///
     /// # Errors
-    /// Those of [`Pipe::open`].
+    /// Errors of [`Pipe::open`].
     pub fn open(port: &str, (address, prefix): (Ipv4Addr, u8)) -> Result<Self> {
         let from = Pipe::open(&Options::new(Direction::Receive, port))?;
         let mut to = Pipe::open(&Options::new(Direction::Send, port))?;

@@ -581,7 +581,7 @@ impl Socket {
     /// Sets the connections that a listener takes from now on, or from when it listens. Those in its backlog stay.
     ///
     /// # Errors
-    /// Those of asking the driver.
+    /// Errors of asking the driver.
     pub fn set_takes(&self, takes: Takes) -> Result<()> {
         self.check_usable()?;
         let mut control = lock(&self.control);

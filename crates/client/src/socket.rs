@@ -89,7 +89,7 @@ pub enum Takes {
     /// All.
     #[default]
     All,
-    /// Those of other networks, by a map of the policy's: the kernel cannot bring them.
+    /// Connections of other networks, by a map of the policy's: the kernel cannot bring them.
     OtherNetworks,
     /// None.
     None,

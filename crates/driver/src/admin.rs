@@ -451,14 +451,14 @@ pub struct BackendReport {
     pub no_listener: bool,
     /// Whether nothing more fits into the backlog of its listener there.
     pub backlog_full: bool,
-    /// What a probe has found wrong, if anything.
+    /// Fault that a probe has found, if any.
     pub probe: Option<ProbeFailure>,
     /// Connections through the service. `connections_failed`: those on the kernel that came to nothing.
     #[serde(flatten)]
     pub counts: ServiceCounts,
 }
 
-/// What a probe of a backend has found wrong.
+/// Fault that a probe of a backend has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProbeFailure {

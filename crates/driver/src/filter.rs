@@ -190,7 +190,7 @@ fn conditions() -> Vec<Condition> {
     conditions.into_iter().chain(gate).chain(old).collect()
 }
 
-/// What the process that probes may call ([`crate::probe`]): no files, and sockets of TCP.
+/// System calls of the process that probes ([`crate::probe`]): no files, and sockets of TCP.
 const ALLOWED_TO_PROBES: &[c_long] = &[
     libc::SYS_brk,
     libc::SYS_madvise,

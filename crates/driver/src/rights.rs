@@ -179,7 +179,7 @@ pub fn limits(settings: &Settings) -> Vec<String> {
 /// set stays as it is, of which nothing can be gained: the driver executes no program.
 ///
 /// # Errors
-/// Those of `capset` and `prctl`.
+/// Errors of `capset` and `prctl`.
 pub(crate) fn drop_others(part: Part) -> Result<()> {
     let held = capabilities(None)?.permitted;
     let kept = held & kept(part);
@@ -204,7 +204,7 @@ pub(crate) fn drop_others(part: Part) -> Result<()> {
 /// Has the programs that the calling thread executes keep the capabilities of a part, also where the user is not root.
 ///
 /// # Errors
-/// Those of `capset` and `prctl`.
+/// Errors of `capset` and `prctl`.
 pub(crate) fn hand_on(part: Part) -> Result<()> {
     let sets = capabilities(None)?;
     let inheritable = sets.permitted & kept(part);

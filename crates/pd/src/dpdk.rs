@@ -52,7 +52,7 @@ fn arguments(name: &str, device: &str, eal: &[String], socket: &Path) -> Vec<Str
     }
     words.push(format!("--vdev={memif}"));
     words.extend_from_slice(eal);
-    // It ends where one of the two is missing, which would send frames back to the other.
+    // Without this count a device that is missing has frames sent back to the other one.
     let own = ["--", "--nb-ports=2", "--forward-mode=io", "--auto-start", "--total-num-mbufs=8192"];
     words.extend(own.map(str::to_owned));
     words

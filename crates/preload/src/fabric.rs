@@ -182,7 +182,7 @@ pub(crate) fn listen_short(
 /// A listener that the driver knows of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
-    /// It is in a network of the policy's: connections may come to it that the kernel cannot bring.
+    /// The listener is in a network of the policy's: connections may come to it that the kernel cannot bring.
     pub(crate) in_a_network: bool,
 }
 

@@ -96,7 +96,7 @@ struct Binding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     None,
-    /// Those that come by a map of the policy's, which the kernel cannot bring.
+    /// Connections that come by a map of the policy's, which the kernel cannot bring.
     OtherNetworks,
     All,
 }

@@ -28,7 +28,7 @@ impl Prober {
     /// Starts `PROGRAM internal-probe`, which calls [`super::supervise`]. It ends with the driver, whose end of the channel it sees closed.
     ///
     /// # Errors
-    /// Those of making a process.
+    /// Errors of making a process.
     pub fn start(program: &Path) -> Result<Self> {
         let (channel, theirs) = pair()?;
         let mut command = Command::new(program);

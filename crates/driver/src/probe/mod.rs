@@ -4,7 +4,7 @@
 //! question and again if that dies. Each question ([`wire`]) has the backend's address and the descriptor of its network namespace; each
 //! reply is a [`Verdict`]. The worker keeps nothing between questions and has one right, to enter namespaces.
 //!
-//! What backends answer is read by the worker alone: at most [`PREFIX_BYTES`] of it. The driver checks replies as it would a client's.
+//! Answers of backends are read by the worker alone: at most [`PREFIX_BYTES`] of each. The driver checks replies as it would a client's.
 mod driver_end;
 mod wire;
 mod worker;

@@ -26,9 +26,9 @@ const RESTART_AFTER: Duration = Duration::from_millis(200);
 /// place: it kept nothing.
 ///
 /// # Errors
-/// Those of giving up rights and of making processes.
+/// Errors of giving up rights and of making processes.
 pub fn supervise() -> Result<()> {
-    // What the driver has inherited, such as a lock of the program that started it, is not for this process to keep.
+    // Descriptors that the driver has inherited, such as a lock of the program that started it, are not for this process to keep.
     // SAFETY: this process has opened nothing yet.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     rights::drop_others(Part::Probe)?;
@@ -58,7 +58,7 @@ fn has_hung_up() -> rustix::io::Result<bool> {
 /// Answers questions until the driver has closed its end of the channel.
 ///
 /// # Errors
-/// Those of confining itself and of the channel.
+/// Errors of confining itself and of the channel.
 pub fn work() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let home = open("/proc/self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -78,7 +78,7 @@ struct Probe {
 enum Stage {
     /// Then this is asked, if anything.
     Connecting(Option<Vec<u8>>),
-    /// What has come of the answer.
+    /// Part of the answer that has come.
     Answering(Vec<u8>),
 }
 
@@ -103,7 +103,7 @@ fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         if ready[0] && probes.len() == PROBES_MAX {
-            // It was not asked for: the driver has gone.
+            // The wait asked for no questions: the driver has gone.
             return Ok(());
         }
         let (now, mut place) = (Instant::now(), 0);
@@ -185,7 +185,7 @@ fn request(path: &str, host: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// What a failed connect says of a backend.
+/// Verdict of a failed connect.
 fn of_errno(errno: Errno) -> Verdict {
     match errno {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::HOSTUNREACH | Errno::NETUNREACH => Verdict::Refused,

@@ -44,9 +44,9 @@ pub(crate) struct Listening {
     opening: Mutex<()>,
     /// The connections that the fabric's end takes, as the driver was told.
     takes: Mutex<Takes>,
-    /// It takes none until it is used again.
+    /// The listener takes no connections until it is used again.
     paused: AtomicBool,
-    /// It is in a network of the policy's.
+    /// The listener is in a network of the policy's.
     in_a_network: AtomicBool,
     /// The process accepts from it, or waits for it.
     used: AtomicBool,

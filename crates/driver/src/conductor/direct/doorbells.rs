@@ -26,7 +26,7 @@ pub struct Doorbell {
     _lease: Lease,
 }
 
-/// Those that a client sleeps on: by its epoll instance, and by the peer with its serial. Connections keep them.
+/// Doorbells that a client sleeps on: by its epoll instance, and by the peer with its serial. Connections keep them.
 #[derive(Debug, Default)]
 pub struct Doorbells(HashMap<(u64, ClientId, u64), Weak<Doorbell>>);
 

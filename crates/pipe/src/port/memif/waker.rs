@@ -56,7 +56,7 @@ impl Waker {
 
 fn run(signaller: &Signaller, doorbell: &OwnedFd, notes: &Receiver<()>) {
     for () in notes {
-        // What fails once fails again: the client is not woken, and has itself alone to blame.
+        // A failure comes again: the client is not woken, and has itself alone to blame.
         let _ = signaller.signal(doorbell);
     }
 }
