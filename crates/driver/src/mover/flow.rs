@@ -316,7 +316,7 @@ impl Flow {
             if self.sink.is_quiet() {
                 self.source.drop_sends();
             }
-            if !self.source_gone() {
+            if !self.source_gone() && self.is_source_last() {
                 self.source.publish_end(send_end);
                 news.source = true;
             }
@@ -335,11 +335,17 @@ impl Flow {
     pub fn replace_source(&mut self, source: Endpoint) -> (Endpoint, News) {
         let former = self.source.replace_end(source);
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
-        if self.aborted || self.finish.is_some() {
+        if (self.aborted || self.finish.is_some()) && self.is_source_last() {
             self.source.publish_end(if self.aborted { self.ends_told.0 } else { ENDED });
             news.source = true;
         }
         (former, news)
+    }
+
+    /// Whether no client comes after the source. One that has a successor knows by the same word that it sends no more, and is not to
+    /// forget that.
+    fn is_source_last(&self) -> bool {
+        self.migration.as_ref().is_none_or(|migration| migration.last_successor().is_none())
     }
 
     /// Whether the receiving end may go to another client: no copy is under way to it.
