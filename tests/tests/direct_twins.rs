@@ -196,3 +196,43 @@ fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
         holder.kill();
     }
 }
+
+/// A socket that changes hands before there are rings stays on the direct path. What a former process was brought, or has sent, comes
+/// before what the rings have.
+#[test]
+fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {
+    const BEFORE: u64 = 600_000;
+    const RING_BYTES: u64 = 16 << 10;
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    // One message: a ring would begin with the next.
+    let by_driver = |side: &TwinSide| side.send(0, BEFORE as usize);
+    let by_ring = |side: &TwinSide, from: u64| (0..200).for_each(|at| side.send(from + 50 * at, 50));
+    // Brought: the new process has little room, so that it is brought the rest in many pieces.
+    let (_fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    by_driver(&a);
+    let limit = Instant::now() + Duration::from_secs(10);
+    while b.socket.received() < BEFORE && Instant::now() < limit {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    b.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
+    let mut holder = Holder::new(&accepted, 1);
+    holder.tell("take");
+    by_ring(&a, BEFORE);
+    assert_eq!(a.socket.path(), Path::Direct);
+    holder.tell(&format!("receive 0 {}", BEFORE + 10_000));
+    holder.kill();
+    // Sent: the peer has little room, so that it is still on its way.
+    let (_fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    a.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
+    by_driver(&b);
+    let mut holder = Holder::new(&accepted, 1);
+    holder.tell("take");
+    by_ring(&a, 0);
+    holder.tell("receive 0 10000");
+    holder.tell(&format!("send {BEFORE} 5000"));
+    a.receive(0, BEFORE + 5_000);
+    holder.kill();
+}

@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 13ull
+#define PD_ABI_VERSION 14ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -94,6 +94,10 @@
 #define PD_ABI_PATH_SENDS_OFFLOADED 32ull
 /* Added to DIRECT: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them. */
 #define PD_ABI_PATH_TRUSTED 64ull
+/* Added to DIRECT: the driver has still to bring bytes that a former client of the socket was brought and has not read. The peer's ring is not read before them. */
+#define PD_ABI_PATH_RECV_UNDRAINED 128ull
+/* Added to DIRECT: the driver has still to deliver what a former client of the socket has sent. What this side sends goes by the driver until then. */
+#define PD_ABI_PATH_SEND_UNDRAINED 256ull
 
 /* Values of requests. */
 /* value of Operation::Close: the peer's stream ends with ECONNRESET, after what was sent. */

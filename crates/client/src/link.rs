@@ -75,7 +75,8 @@ impl Link {
     /// Returns whether what is sent may go into the own ring, or is going to.
     #[inline]
     pub(crate) fn goes_direct(&self) -> bool {
-        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED;
+        // SYNC POINT: direct-drained (the driver has delivered what was sent before)
+        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED | path::SEND_UNDRAINED;
         self.direct.is_some() && self.path_word() & asked == path::DIRECT
     }
 
@@ -99,6 +100,13 @@ impl Link {
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         self.path_word() & path::LEFT != 0
+    }
+
+    /// Tells whether the driver has still to bring bytes of a former client's, before those in the peer's ring.
+    #[inline]
+    pub(crate) fn is_undrained(&self) -> bool {
+        // SYNC POINT: direct-drained (what the driver has delivered is seen after this)
+        self.path_word() & path::RECV_UNDRAINED != 0
     }
 
     /// Tells whether the peer writes no more into its ring.

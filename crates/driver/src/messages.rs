@@ -167,6 +167,9 @@ pub struct Parted {
     pub left: bool,
     /// Then what it had not read.
     pub remainder: Option<Remainder>,
+    /// The connection stays on the direct path: the conductor wants to know when nothing of the former client's is under way
+    /// ([`ToConductor::Drained`]).
+    pub stays: bool,
     /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
     /// read the ring of the former.
     pub held: bool,
@@ -328,6 +331,8 @@ pub enum ToConductor {
     LetGo { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
+    /// Nothing is under way that concerns the former clients of one end of a flow, which has changed so many times.
+    Drained { flow: FlowId, end: FlowEnd, moves: u32 },
     /// A client has said that it leaves the direct path, in one direction.
     Gone { flow: FlowId, gone: Gone },
     /// From whoever runs the driver: this policy is in force from now on.
@@ -338,6 +343,15 @@ pub enum ToConductor {
     Staged { staged: Result<Staged, String> },
     /// From the gate: the kernel may have counted something.
     KernelCounted,
+}
+
+/// One end of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowEnd {
+    /// What its former clients have sent is delivered.
+    Source,
+    /// It has what its former clients were brought and had not read.
+    Destination,
 }
 
 /// Why a client is cut off.

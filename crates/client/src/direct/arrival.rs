@@ -41,7 +41,9 @@ impl Arrival {
     /// Returns whether it has come, or the stream has ended, or goes on elsewhere.
     #[inline]
     fn has_come(&self) -> bool {
+        let is_undrained = self.origin.is_none() && self.link.is_undrained();
         let came = match (&self.pair, self.leaving) {
+            _ if is_undrained => false,
             (_, Leaving::Until(written)) => written >= self.in_ring,
             (Some((_, peer)), _) => peer.load(direct::PRODUCER) >= self.in_ring,
             (None, Leaving::Not) => self.link.direct.is_some() && self.link.peer_is_ready(),
@@ -49,7 +51,7 @@ impl Arrival {
         };
         let delivered = || self.origin.is_none() && self.link.recv_producer() >= self.wake_at;
         let leaves = || match self.leaving {
-            Leaving::Not => self.link.has_left(),
+            Leaving::Not => !is_undrained && self.link.has_left(),
             Leaving::Until(_) => self.link.is_last(),
             _ => false,
         };

@@ -27,7 +27,7 @@ impl RecvSide {
             let Some(pair) = self.link.rings()? else { return Ok(false) };
             self.incoming.pair = Some(Box::new(pair));
         }
-        if !self.peer_has_begun() {
+        if !self.peer_has_begun() || self.link.is_undrained() {
             return Ok(false);
         }
         if !self.receives_shared && !self.link.trusts_peer() {
@@ -64,7 +64,7 @@ impl RecvSide {
     #[cold]
     fn leave(&mut self) -> Result<()> {
         if matches!(self.incoming.leaving, Leaving::Not | Leaving::Until(_)) {
-            if self.link.direct.is_none() {
+            if self.link.direct.is_none() || self.link.is_undrained() {
                 return Ok(());
             }
             // SYNC POINT: direct-left (the peer has written its last byte before the driver says so)
@@ -127,7 +127,8 @@ impl RecvSide {
 
     /// Returns whether what is there is the last that comes by the driver: it waits for no more, which lie elsewhere.
     pub(crate) fn is_remainder(&self) -> bool {
-        self.incoming.origin.is_none() && self.cursor != self.producer && self.peer_has_begun()
+        let comes_last = || self.peer_has_begun() && !self.link.is_undrained();
+        self.incoming.origin.is_none() && self.cursor != self.producer && comes_last()
     }
 
     /// Bytes that lie in the peer's ring already, while bytes that the driver has delivered come first.

@@ -104,6 +104,9 @@ pub struct Direct {
     since: Duration,
     /// Sides that are another client's than they were: with one of them the connection is offloaded again.
     left: [bool; 2],
+    /// By side, for what it receives and what it sends: how often it has gone to another client since nothing was under way for a former
+    /// one.
+    undrained: [[u32; 2]; 2],
     /// Which sides' sends may go by rings.
     plan: Plan,
     /// The sides' `path` words.
@@ -138,7 +141,7 @@ impl Conductor {
         let words = plan.words();
         let clients = Side::BOTH.map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, second, reported, left, doorbells, recall) = Default::default();
+        let (rings, second, reported, left, undrained, doorbells, recall) = Default::default();
         Direct {
             rings,
             second,
@@ -146,6 +149,7 @@ impl Conductor {
             reported,
             since: self.clock.now(),
             left,
+            undrained,
             plan,
             words,
             doorbells,
@@ -166,10 +170,14 @@ impl Conductor {
     /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
     /// left the direct path.
     pub(super) fn say(&mut self, index: ConnectionId, side: Side, more: u32) {
+        self.change_word(index, side, |word| word | more);
+    }
+
+    fn change_word(&mut self, index: ConnectionId, side: Side, change: impl FnOnce(u32) -> u32) {
         let Some(Connection { sides, direct: Some(direct), .. }) = self.connections.get_mut(index) else {
             return;
         };
-        direct.words[side] |= more;
+        direct.words[side] = change(direct.words[side]);
         if direct.left[side] {
             return;
         }

@@ -43,7 +43,7 @@ use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::{Endpoint, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
+use crate::messages::{Endpoint, FlowEnd, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::pipes::Pipes;
@@ -329,6 +329,7 @@ impl Conductor {
                 }
             }
             ToConductor::FlowDone { flow } => self.flow_done(flow),
+            ToConductor::Drained { flow, end, moves } => self.drained(flow, end, moves),
             ToConductor::Gone { flow, gone } => self.gone(flow, gone),
             ToConductor::Apply { ref mut policy } => self.begin_apply(std::mem::take(policy), None),
             ToConductor::Staged { ref mut staged } => {
@@ -377,6 +378,9 @@ impl Conductor {
 
     fn flow_done(&mut self, flow: FlowId) {
         let index = flow.connection();
+        for end in [FlowEnd::Source, FlowEnd::Destination] {
+            self.drained(flow, end, u32::MAX);
+        }
         self.befall(index, flow.side(), Event::FlowOver);
         self.end_connection(index);
     }

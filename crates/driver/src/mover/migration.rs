@@ -14,7 +14,7 @@
 use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{Endpoint, Former, Gone, Leave, Parted, ToConductor, ToMover};
+use crate::messages::{Endpoint, FlowEnd, Former, Gone, Leave, Parted, ToConductor, ToMover};
 use pd_abi::layout::{moved, socket_status, ELSEWHERE};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -61,9 +61,12 @@ impl Mover {
     /// Flow `id` delivers to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
         let end = parted.peers_end();
-        let Parted { former, left, remainder, .. } = parted;
+        let Parted { former, left, remainder, stays, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
+            if stays {
+                self.tell_conductor(ToConductor::Drained { flow: id, end: FlowEnd::Destination, moves: 1 });
+            }
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
@@ -75,6 +78,9 @@ impl Mover {
         let migration = flow.migration_mut();
         // The client that should have had it meanwhile learns the same as the former one.
         let between = migration.retarget(destination, former, left);
+        if stays {
+            migration.ask_drained(FlowEnd::Destination);
+        }
         if let Some(remainder) = remainder {
             let is_last = migration.drain(remainder) || finished;
             self.drains.add(id);
@@ -124,6 +130,17 @@ impl Mover {
         self.tell(id, news);
         self.resume(id);
         self.let_go_formers(id);
+        self.tell_drained(id);
+    }
+
+    /// Tells the conductor which ends have nothing of their former clients' under way, if it has asked.
+    fn tell_drained(&mut self, id: FlowId) {
+        for end in [FlowEnd::Source, FlowEnd::Destination] {
+            let migration = self.flows.used(id).and_then(|flow| flow.migration());
+            if let Some(moves) = migration.and_then(|migration| migration.take_drained(end)) {
+                self.tell_conductor(ToConductor::Drained { flow: id, end, moves });
+            }
+        }
     }
 
     /// The flow touches the line of this socket no more.
@@ -143,6 +160,9 @@ impl Mover {
         let end = parted.peers_end();
         let Some(flow) = self.flows.get(id) else {
             self.let_go(parted.former);
+            if parted.stays {
+                self.tell_conductor(ToConductor::Drained { flow: id, end: FlowEnd::Source, moves: 1 });
+            }
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, end);
             Waker::default().wake_always(&memory.send_wait(slot));
@@ -162,7 +182,11 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         let successor = (source.client, source.slot);
         let (base, _) = flow.sends();
-        let taken = flow.migration_mut().hand_over(base, source, parted.held);
+        let migration = flow.migration_mut();
+        let taken = migration.hand_over(base, source, parted.held);
+        if parted.stays {
+            migration.ask_drained(FlowEnd::Source);
+        }
         self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
         if parted.unclaimed {
             self.tell_moved(&former, socket_status::RECV_END, u32::from(stale));
@@ -188,7 +212,7 @@ impl Mover {
                 }
                 continue;
             }
-            let Some(successor) = migration.inherit(sends_done) else { return };
+            let Some(successor) = migration.inherit(sends_done) else { return self.tell_drained(id) };
             let (former, news) = flow.replace_source(successor);
             counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
             let Endpoint { client, serial, slot, .. } = former;

@@ -262,6 +262,7 @@ impl World {
                 }
                 ToConductor::RegionAdded { .. }
                 | ToConductor::LetGo { .. }
+                | ToConductor::Drained { .. }
                 | ToConductor::Gone { .. }
                 | ToConductor::BrokeRing { .. } => {}
                 ToConductor::Apply { .. } | ToConductor::Staged { .. } | ToConductor::KernelCounted => {

@@ -1,11 +1,12 @@
 //! Direct connections one side of which goes to another client: they are offloaded from then on.
 use crate::conductor::{Conductor, Connection};
-use crate::ids::{ClientId, ConnectionId, Side, Slot};
+use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
 use crate::memory::DirectRing;
 use crate::memory::Remainder;
-use crate::messages::Leave;
+use crate::messages::{FlowEnd, Leave};
 use pd_abi::layout::path;
 use rustix::io::Errno;
+use std::sync::atomic::{fence, Ordering};
 
 /// What becomes of a direct connection one side of which goes to another client.
 #[derive(Debug, Default)]
@@ -18,6 +19,8 @@ pub(in crate::conductor) struct Parting {
     pub(in crate::conductor) held: bool,
     /// What its peer is told.
     pub(in crate::conductor) leave: Option<Leave>,
+    /// The connection stays on the direct path.
+    pub(in crate::conductor) stays: bool,
 }
 
 impl Conductor {
@@ -59,11 +62,13 @@ impl Conductor {
             };
             if stays {
                 self.exit_direct(former);
+                let word = word | path::RECV_UNDRAINED | path::SEND_UNDRAINED;
                 let entered = owner.map_or((ClientId::NOBODY, 0), |owner| self.enter_direct(owner, word));
                 if let Some(direct) = self.direct_mut(index) {
-                    direct.clients[side] = entered;
+                    (direct.clients[side], direct.words[side]) = (entered, word);
+                    direct.undrained[side].iter_mut().for_each(|moves| *moves += 1);
                 }
-                return Ok(Parting::default());
+                return Ok(Parting { stays: true, ..Parting::default() });
             }
         }
         self.report_sides(index);
@@ -91,5 +96,23 @@ impl Conductor {
             parting.leave = to.map(|to| Leave { to, path });
         }
         Ok(parting)
+    }
+
+    /// Nothing is under way that concerns the former clients of one end of a flow: the ring may be used.
+    pub(in crate::conductor) fn drained(&mut self, flow: FlowId, end: FlowEnd, moves: u32) {
+        let index = flow.connection();
+        let (side, what, bit) = match end {
+            FlowEnd::Destination => (flow.side().other(), 0, path::RECV_UNDRAINED),
+            FlowEnd::Source => (flow.side(), 1, path::SEND_UNDRAINED),
+        };
+        let Some(direct) = self.direct_mut(index) else { return };
+        let open = &mut direct.undrained[side][what];
+        *open = open.saturating_sub(moves);
+        if *open == 0 && direct.words[side] & bit != 0 {
+            // SYNC POINT: direct-drained (all was delivered before a client reads, or writes, a ring)
+            self.change_word(index, side, |word| word & !bit);
+            fence(Ordering::SeqCst);
+            self.kick(index);
+        }
     }
 }

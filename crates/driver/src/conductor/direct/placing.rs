@@ -126,7 +126,7 @@ impl Conductor {
         let Some(direct) = self.direct_mut(index) else { return };
         direct.plan = plan;
         for (word, begins) in direct.words.iter_mut().zip(plan.words()) {
-            *word = begins | *word & path::PEER_READY;
+            *word = begins | *word & (path::PEER_READY | path::RECV_UNDRAINED | path::SEND_UNDRAINED);
         }
         Side::BOTH.into_iter().for_each(|side| self.say(index, side, 0));
         self.kick(index);

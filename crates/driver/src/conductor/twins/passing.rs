@@ -99,7 +99,7 @@ impl Conductor {
         to: Endpoint,
         owner: Option<(ClientId, Slot)>,
     ) {
-        let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
+        let Ok(Parting { left, remainder, held, leave, stays }) = self.part(index, side, owner) else {
             return self.cut(index);
         };
         let Some(connection) = self.connections.get_mut(index) else { return };
@@ -124,6 +124,7 @@ impl Conductor {
                         former,
                         left,
                         remainder,
+                        stays,
                         elsewhere,
                         ..Parted::default()
                     })),
@@ -139,6 +140,7 @@ impl Conductor {
                     former,
                     held,
                     leave,
+                    stays,
                     unclaimed: !claimed,
                     elsewhere,
                     ..Parted::default()

@@ -3,7 +3,7 @@
 use super::Flow;
 use crate::ids::ClientId;
 use crate::memory::Remainder;
-use crate::messages::{Endpoint, Former, Ring};
+use crate::messages::{Endpoint, FlowEnd, Former, Ring};
 use pd_abi::layout::direct;
 use pd_shm::Mapping;
 use std::collections::VecDeque;
@@ -26,6 +26,9 @@ pub struct Migration {
     undrained: VecDeque<Undrained>,
     /// Bytes of them that were counted when they were delivered first.
     counted: u64,
+    /// Changes of the destination, and of the source, after which the conductor wants to know when nothing of former clients' is under
+    /// way.
+    asked: [u32; 2],
     /// Senders to come, each with the number of sends that were accepted before it.
     successors: VecDeque<(u64, Endpoint)>,
     /// Sends accepted before those of the present sender.
@@ -171,6 +174,21 @@ impl Migration {
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         self.held = false;
         self.next.replace(destination)
+    }
+
+    /// The conductor wants to know when nothing of former clients of this end is under way.
+    pub fn ask_drained(&mut self, end: FlowEnd) {
+        self.asked[end as usize] += 1;
+    }
+
+    /// How many changes of this end the conductor has asked about, if nothing of former clients' is under way.
+    pub fn take_drained(&mut self, end: FlowEnd) -> Option<u32> {
+        let is_drained = match end {
+            FlowEnd::Source => self.successors.is_empty(),
+            FlowEnd::Destination => self.next.is_none() && self.undrained.is_empty(),
+        };
+        let asked = &mut self.asked[end as usize];
+        (is_drained && *asked > 0).then(|| std::mem::take(asked))
     }
 
     /// The sender's ring is read here from now on. Returns whether the sender has left it.
