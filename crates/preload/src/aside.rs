@@ -81,9 +81,9 @@ impl Progress {
         self.has(OVER)
     }
 
-    /// Another process has had it go on in the kernel, in both directions.
+    /// Another process has had it go on in the kernel, in both directions, and has taken the mark off.
     pub(crate) fn is_over_elsewhere(&self) {
-        self.set(SENDS | OVER);
+        self.set(SENDS | MARKED | OVER);
     }
 
     /// Position up to which the driver brings what the peer has sent, if this side has left or is about to; 0 else.

@@ -266,6 +266,11 @@ impl Twin {
         self.is_shared() || self.passed.load(Ordering::Relaxed)
     }
 
+    /// Its descriptor has gone to another process in a message.
+    pub(crate) fn has_passed(&self) {
+        self.passed.store(true, Ordering::Relaxed);
+    }
+
     /// The slot that a family of processes shares.
     pub(crate) fn slot(&self) -> Option<&'static Slot> {
         self.slot.get().copied()

@@ -1,11 +1,13 @@
 //! The peer's mark: the first byte of the kernel's stream, which is taken off before the program's bytes.
 use super::{MARKED, UNMARKED};
 use crate::call::{errno, interrupts, lock, Failure, Outcome, AGAIN};
+use crate::entry::Entry;
 use crate::sleep::kernel_poll;
 use crate::twin::Twin;
 use crate::{closed, real};
 use libc::c_int;
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The first byte over the kernel's connection: of who stays there...
@@ -27,8 +29,17 @@ pub(super) enum Mark {
     Never,
 }
 
-/// Takes the peer's mark off the kernel's stream, if it is there.
-pub(super) fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
+/// Takes the peer's mark off the kernel's stream, if it is there. Of several images that hold the socket the one that has the end does:
+/// what another one has read since is no mark.
+pub(super) fn take_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) -> Outcome<Mark> {
+    if !twin.progress().has(MARKED | UNMARKED) && !closed::is_closed() {
+        // Taking the end over tells whether a mark comes.
+        match twin.with_present(entry, |_| Ok(())) {
+            Ok(()) => {}
+            Err(Failure::Kernel) => return Ok(Mark::Off),
+            Err(_) => return Ok(Mark::NotYet),
+        }
+    }
     let _one = lock(&twin.aside.marking);
     // Nor does another process.
     let _alone = twin.slot().map(|slot| slot.lock_mark());
@@ -77,12 +88,18 @@ pub(super) fn take_mark(twin: &Twin, fd: c_int) -> Outcome<Mark> {
 }
 
 /// Takes the mark off; waits for it as said. Where none comes the kernel's stream begins at once.
-pub(super) fn await_mark(twin: &Twin, fd: c_int, waits: bool, until: Option<Instant>) -> Outcome<Mark> {
+pub(super) fn await_mark(
+    entry: &Arc<Entry>,
+    twin: &Twin,
+    fd: c_int,
+    waits: bool,
+    until: Option<Instant>,
+) -> Outcome<Mark> {
     if twin.progress().has(UNMARKED) {
         return Ok(Mark::Off);
     }
     loop {
-        match take_mark(twin, fd)? {
+        match take_mark(entry, twin, fd)? {
             Mark::NotYet => {}
             found => return Ok(found),
         }

@@ -40,7 +40,7 @@ pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u
         return told;
     }
     ask_for_mark(entry, twin);
-    let mark = take_mark(twin, fd);
+    let mark = take_mark(entry, twin, fd);
     tell_mark(entry, twin);
     match mark {
         Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
@@ -83,7 +83,7 @@ pub(crate) fn received_all(
 ) -> Outcome<Option<c_int>> {
     leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    match await_mark(twin, fd, waits, until) {
+    match await_mark(entry, twin, fd, waits, until) {
         // The kernel says that of every empty stream that is shut.
         Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
         Ok(_) => settle(entry, twin),
@@ -106,7 +106,7 @@ pub(crate) fn kernels_part(
 ) -> Outcome<c_int> {
     leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    let found = await_mark(twin, fd, waits, until);
+    let found = await_mark(entry, twin, fd, waits, until);
     tell_mark(entry, twin);
     found.map(|_| fd)
 }
@@ -115,7 +115,7 @@ pub(crate) fn kernels_part(
 /// of a stream that has begun, or ended, in the kernel. False: nothing comes that the kernel does not tell of.
 pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool {
     let Some(fd) = entry.any_fd() else { return false };
-    let is_due = || end.position() < twin.progress().owed() || take_mark(twin, fd) != Ok(Mark::NotYet);
+    let is_due = || end.position() < twin.progress().owed() || take_mark(entry, twin, fd) != Ok(Mark::NotYet);
     let due = is_due();
     tell_mark(entry, twin);
     if !due {
@@ -177,7 +177,7 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
 pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
     if twin.names.is_none() && twin.current().is_some_and(|end| end.sends_elsewhere()) {
         ask_for_mark(entry, twin);
-        let _ = take_mark(twin, fd);
+        let _ = take_mark(entry, twin, fd);
         tell_mark(entry, twin);
     }
 }

@@ -6,6 +6,7 @@ use crate::counts::Moves;
 use crate::epoll_set::registering;
 use crate::pipe::numbers;
 use crate::short::passing;
+use crate::twin::Twin;
 use crate::unix::connecting;
 use crate::{lookup, reach, real, short, table};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
@@ -124,7 +125,14 @@ unsafe fn note_passed(message: *const msghdr) {
     // SAFETY: the caller's message, which the kernel has read.
     unsafe {
         if (*message).msg_controllen > 0 {
-            aside(|| each_passed(message, registering::passed));
+            aside(|| {
+                each_passed(message, |fd| {
+                    registering::passed(fd);
+                    if let Some(entry) = table::entry(fd) {
+                        entry.twin().into_iter().for_each(Twin::has_passed);
+                    }
+                });
+            });
         }
     }
 }

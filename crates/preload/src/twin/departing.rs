@@ -106,9 +106,12 @@ impl Twin {
             back.finish_receiving(&end);
         }
         let head = self.window().map_or(0, Back::head_bytes);
-        let is_unread = |end: Arc<Socket>| end.received() > head || receiving::has_unread(fd, self);
+        // Bytes of an end that another process has taken are that one's.
+        let is_unread = |end: Arc<Socket>| {
+            end.check_present().is_ok() && (end.received() > head || receiving::has_unread(fd, self))
+        };
         let unread = self.is_sole() && self.current().is_some_and(is_unread);
-        if unread {
+        if unread && !self.passed.load(Ordering::Relaxed) {
             receiving::reset_with(fd, self);
         } else {
             receiving::before_close(entry, fd, self);
