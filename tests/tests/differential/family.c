@@ -14,6 +14,8 @@ struct family {
     // Whose turn it is to send, and to receive.
     _Atomic uint32_t turn[2];
     _Atomic uint32_t locked, done, leaves;
+    // Images so far: what one does follows from its number, so that none repeats the one before without end.
+    _Atomic uint32_t images;
     _Atomic uint64_t sent, received;
 };
 
@@ -119,7 +121,7 @@ static void run(void) __attribute__((noreturn));
 
 static void become(unsigned member) {
     me = member;
-    random_state = mixed(seed * 64 + side * 8 + me) + family->sent + family->received;
+    random_state = mixed(seed * 64 + side * 8 + me) + family->sent + family->received + mixed(family->images++);
 }
 
 // This process goes on in another image.

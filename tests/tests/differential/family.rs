@@ -48,7 +48,6 @@ fn families_share_connections_offloaded() {
 }
 
 #[test]
-#[ignore = "one seed of 50 skips bytes before a departure, where memory is scarce"]
 fn families_share_connections_on_the_direct_path() {
     all(Way::Direct, &["tcp", "unix"]);
 }
