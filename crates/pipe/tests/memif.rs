@@ -5,7 +5,7 @@
 mod oracle;
 
 use self::oracle::{Client, Stand, Things, BUFFERS};
-use pd_pipe::{Agent, Direction, Made, Pipe, Route, Shape, Unit};
+use pd_pipe::{Agent, Device, Direction, Made, Pipe, Route, Shape, Unit};
 use proptest::prelude::*;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fcntl_setfl, OFlags};
@@ -121,6 +121,80 @@ fn a_client_of_memif_that_polls_is_not_woken() {
         (0..20).for_each(|_| send(pipe));
         assert_eq!(own.tail(1), 20);
         assert_eq!(rustix::io::read(&own.doorbell, &mut [0; 8]), Err(Errno::AGAIN));
+    });
+}
+
+/// A ring that is polled says so, and one that a port sleeps over does not. After the change a client may have seen the old word.
+#[test]
+fn a_client_of_memif_need_not_ring_while_its_port_polls() {
+    let (mut stand, own) = (Stand::new(), Things::new());
+    let client = stand.connect().unwrap();
+    client.shake(&own, || {
+        stand.turn(|_| {});
+    });
+    let mut sent = 0;
+    let mut send = |stand: &mut Stand| {
+        own.set(0, usize::from(sent), 64 << 32, BUFFERS as u32);
+        sent += 1;
+        own.move_head(0, sent);
+        let mut came = 0;
+        stand.turn(|_| came += 1);
+        assert_eq!((came, own.tail(0)), (1, sent));
+    };
+    assert_eq!((own.flags(0), stand.port.rest()), (0, false), "nothing has come");
+    for _ in 0..3 {
+        send(&mut stand);
+        send(&mut stand);
+        assert_eq!(own.flags(0), MASK_INT);
+        assert!(stand.port.rest(), "another look is due");
+        assert_eq!(own.flags(0), 0);
+        assert!(!stand.turn(|_| {}) && !stand.port.rest(), "once");
+        assert_eq!(own.flags(0), 0);
+    }
+}
+
+/// A client that rings only where it is asked to loses no frame, whenever the agent sleeps.
+#[test]
+fn an_agent_that_sleeps_is_rung_for_by_a_client_of_memif_that_obeys_the_mask() {
+    let Stand { port, address } = Stand::new();
+    let mut agent = Agent::new().unwrap();
+    let port = agent.add_device(Box::new(port)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let runs = scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                if !agent.turn() {
+                    // Longer than the test has patience for.
+                    agent.wait(2 * PATIENCE);
+                }
+            }
+            agent.port_counts(port).frames_unbound
+        });
+        let own = Things::new();
+        let client = connected(&address, &own);
+        for sent in 1..=2000u16 {
+            if sent % 100 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            own.set(0, usize::from(sent - 1), 64 << 32, BUFFERS as u32);
+            own.move_head(0, sent);
+            if own.flags(0) & MASK_INT == 0 {
+                rustix::io::write(&own.far_doorbell, &1u64.to_ne_bytes()).unwrap();
+            }
+            let until = std::time::Instant::now() + PATIENCE;
+            while own.tail(0).wrapping_add(32) < sent {
+                assert!(std::time::Instant::now() < until, "the agent sleeps over frame {sent}");
+                std::thread::yield_now();
+            }
+        }
+        let until = std::time::Instant::now() + PATIENCE;
+        while own.tail(0) != 2000 {
+            assert!(std::time::Instant::now() < until, "the agent sleeps over the last frames");
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Release);
+        drop(client);
+        assert_eq!(runs.join().unwrap(), 2000);
     });
 }
 

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A party's right to a region's bytes.
 pub trait Access: Copy + std::fmt::Debug + Send + Sync + 'static {
@@ -228,6 +228,15 @@ impl<A: Writable> Region<A> {
     pub fn store_u32(&self, offset: usize, value: u32, ordering: Ordering) {
         self.access.check();
         self.atomic_u32(offset).store(value, ordering);
+    }
+
+    /// Stores a quarter word, beside whatever another party stores into the rest of the word.
+    pub fn store_u16(&self, offset: usize, value: u16, ordering: Ordering) {
+        self.access.check();
+        self.check(offset, 2, 2);
+        // SAFETY: as for `atomic_u64`.
+        let word = unsafe { AtomicU16::from_ptr(self.base.byte_add(offset).cast().as_ptr()) };
+        word.store(value, ordering);
     }
 
     /// Copies an entry in, word by word.

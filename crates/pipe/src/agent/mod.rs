@@ -42,6 +42,8 @@ pub const PIPES_MAX: usize = 1024;
 const TURN_FRAMES: usize = 256;
 /// Longest piece that is copied out at once.
 const SCRATCH_BYTES: usize = 64 << 10;
+/// Longest sleep after which a device may not have been told of all.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Longest sleep of an agent that a stop flag ends.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -642,10 +644,11 @@ impl Agent {
         self.sleep = self.sleep.wrapping_add(1).max(1);
         let sleep = self.sleep;
         self.ask_wakeup(|end| if end.waits() { sleep } else { 0 });
+        let is_early = self.ports.iter_mut().fold(false, |is_early, port| port.rest() | is_early);
         // SYNC POINT: pipe-need-wakeup
         fence(Ordering::SeqCst);
         if !self.turn() {
-            self.doorbells.wait(timeout);
+            self.doorbells.wait(if is_early { timeout.min(LOOK_AGAIN) } else { timeout });
         }
         self.ask_wakeup(|_| 0);
     }

@@ -126,6 +126,14 @@ impl PortSlot {
         }
     }
 
+    /// Prepares for a sleep. Returns whether another look is due soon.
+    pub(super) fn rest(&mut self) -> bool {
+        match &mut self.port {
+            Port::Device(device) => device.rest(),
+            _ => false,
+        }
+    }
+
     /// Returns whether it loses frames for which a pipe has no room.
     pub(super) fn leads_out(&mut self) -> bool {
         self.port.device().is_some()

@@ -31,6 +31,12 @@ pub trait Device: std::fmt::Debug + Send {
     /// after which another turn is due.
     fn flush(&mut self) -> bool;
 
+    /// Prepares for a sleep of the agent, which news of a descriptor ends: the other side is to ring from now on. Called before the agent's
+    /// last look. Returns whether the other side may have missed it, so that another look is due within a millisecond.
+    fn rest(&mut self) -> bool {
+        false
+    }
+
     /// Descriptors whose edges say that frames may have come.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 

@@ -60,7 +60,7 @@ impl Stand {
     }
 
     /// A turn as an agent takes it. Returns whether another is due.
-    fn turn(&mut self, mut see: impl FnMut(&[u8])) -> bool {
+    pub fn turn(&mut self, mut see: impl FnMut(&[u8])) -> bool {
         let mut is_busy = false;
         for _ in 0..BURST {
             let Some(frame) = self.port.peek() else { break };
@@ -72,7 +72,7 @@ impl Stand {
         self.port.flush() | is_busy
     }
 
-    fn connect(&mut self) -> Option<Client> {
+    pub fn connect(&mut self) -> Option<Client> {
         let client = Self::client(&self.address);
         // Also where the queue of the socket is full, which a turn empties.
         self.turn(|_| {});
@@ -146,7 +146,7 @@ pub struct Things {
     memory: OwnedFd,
     region: Region<Own>,
     /// The port's, and its own.
-    far_doorbell: OwnedFd,
+    pub far_doorbell: OwnedFd,
     pub doorbell: OwnedFd,
 }
 
@@ -173,6 +173,15 @@ impl Things {
     pub fn head(&self, ring: usize, head: u16, flags: u16) {
         let word = u32::from(flags) | u32::from(head) << 16;
         self.region.store_u32(RINGS[ring] + 4, word, Ordering::Release);
+    }
+
+    /// Moves the head alone, as clients do: the flags are the reader's.
+    pub fn move_head(&self, ring: usize, head: u16) {
+        self.region.store_u16(RINGS[ring] + 6, head, Ordering::Release);
+    }
+
+    pub fn flags(&self, ring: usize) -> u16 {
+        self.region.load_u32(RINGS[ring] + 4, Ordering::Relaxed) as u16
     }
 
     pub fn tail(&self, ring: usize) -> u16 {
@@ -356,12 +365,13 @@ fn honest(stand: &mut Stand) {
         (0..64).for_each(|n| own.region.store_u32(BUFFERS + at + n * 4, word(number), Ordering::Relaxed));
         own.set(0, number, len << 32, (BUFFERS + at) as u32);
     }
-    own.head(0, 63, 1);
+    own.move_head(0, 63);
     let (missed, mut came) = (stand.port.missed(), Vec::new());
     while stand.turn(|frame| came.push(frame.to_vec())) {}
     let wanted: Vec<_> = (60..63).map(|number| vec![number as u8 | 0x40; 40 + number]).collect();
     assert!(came == wanted, "frames {:?}", came.iter().map(Vec::len).collect::<Vec<_>>());
     assert_eq!((stand.port.missed() - missed, own.tail(0)), (60, 63));
+    assert_eq!(own.flags(0), 1, "the port polls");
     // Two buffers, three frames.
     for number in 0..2 {
         own.set(1, number, 2048 << 32, (BUFFERS + number * 2048) as u32);

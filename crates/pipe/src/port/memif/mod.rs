@@ -55,6 +55,8 @@ struct Client {
     /// Wakes it when frames are in its receive ring.
     waker: Option<Waker>,
     is_connected: bool,
+    /// Its transmit ring says that this side polls.
+    is_polled: bool,
 }
 
 /// The socket, and the client that it has.
@@ -160,6 +162,7 @@ impl Memif {
                 doorbell: None,
                 waker: None,
                 is_connected: false,
+                is_polled: false,
             });
         }
         let Some(client) = &self.client else { return false };
@@ -272,6 +275,18 @@ impl Memif {
         }
     }
 
+    /// Says in the client's transmit ring whether this side polls it. Returns whether that is news.
+    fn set_polled(&mut self, is_polled: bool) -> bool {
+        let Some(client) = self.client.as_mut().filter(|client| client.is_connected) else { return false };
+        let (Some(memory), [Some(ring), _]) = (&client.memory, &client.rings) else { return false };
+        if client.is_polled == is_polled {
+            return false;
+        }
+        client.is_polled = is_polled;
+        ring.set_polled(memory, is_polled);
+        true
+    }
+
     /// The memory and a ring of a client that is connected.
     fn ring(&mut self, to_client: bool) -> Option<(&Shared, &mut Ring)> {
         let client = self.client.as_mut().filter(|client| client.is_connected)?;
@@ -366,8 +381,17 @@ impl Device for Memif {
         }
         self.turns = self.turns.wrapping_add(1);
         let is_busy = std::mem::take(&mut self.is_busy);
+        if is_busy {
+            // The mask stays off while nothing comes, so that it is taken off once for many sleeps.
+            self.set_polled(true);
+        }
         let is_due = std::mem::take(&mut self.has_skipped);
         (!is_busy || self.turns % LOOK_TURNS == 0) && self.look() || is_due
+    }
+
+    fn rest(&mut self) -> bool {
+        // Clients store the head and read the flag without a fence between: one may read the flag as it was. Its store arrives soon.
+        self.set_polled(false)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

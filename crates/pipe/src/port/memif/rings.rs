@@ -22,8 +22,8 @@ const HEAD: usize = 4;
 const TAIL: usize = 64;
 const ENTRIES: usize = 128;
 const ENTRY_BYTES: usize = 16;
-/// Flag of a ring, in the word of the head: the client polls (`MEMIF_RING_FLAG_MASK_INT`).
-const MASK_INT: u32 = 1;
+/// Flag of a ring, in the word of the head: who reads it polls (`MEMIF_RING_FLAG_MASK_INT`).
+const MASK_INT: u16 = 1;
 /// Flag of a descriptor: the frame goes on in the next one.
 const NEXT: u16 = 1;
 /// `TMPFS_MAGIC`: memory of ordinary pages.
@@ -201,7 +201,12 @@ impl Ring {
     /// the tail once more.
     pub fn wants_wakeup(&self, memory: &Shared) -> bool {
         fence(Ordering::SeqCst);
-        memory.0.load_u32(self.at + HEAD, Ordering::Relaxed) & MASK_INT == 0
+        memory.0.load_u32(self.at + HEAD, Ordering::Relaxed) & u32::from(MASK_INT) == 0
+    }
+
+    /// Says whether this side polls a ring that it reads: then the client need not ring. The head lies in the other half of the word.
+    pub fn set_polled(&self, memory: &Shared, is_polled: bool) {
+        memory.0.store_u16(self.at + HEAD, if is_polled { MASK_INT } else { 0 }, Ordering::Relaxed);
     }
 }
 
