@@ -30,6 +30,7 @@ mod mailbox;
 mod memory;
 mod messages;
 mod metrics;
+mod mirror;
 mod mover;
 mod nodes;
 pub mod openers;

@@ -5,6 +5,7 @@ use crate::gate::Staged;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::mailbox::Mailbox;
 use crate::memory::{Account, ClientMemory, Events, Lease, Remainder, Requests};
+use crate::mirror::Showing;
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile, Replies};
@@ -239,6 +240,8 @@ pub enum ToMover {
     /// A direction of a connection; this mover serves its source. If it serves the destination, too, there is no
     /// [`Self::Incoming`].
     AddFlow(Option<Box<NewFlow>>),
+    /// A flow's mirrors from now on; none: it has none.
+    Show { flow: FlowId, showing: Option<Box<Showing>> },
     /// Both ends of a direct flow shall look again.
     Kick { flow: FlowId },
     /// The source of a direct flow says that it has sent so much more.

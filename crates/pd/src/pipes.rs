@@ -85,9 +85,9 @@ enum Kind {
         #[arg(long)]
         netns: Option<String>,
     },
-    /// Copies of another port's frames, for pipes of tenants that a [[bind]] with mirror = true names
+    /// Copies of another port's frames, or of what sockets' connections carry, for pipes of tenants that a [[bind]] with mirror = true names
     Mirror {
-        /// The other port
+        /// The other port; connections:TENANT for a tenant's connections, connections: for all
         #[arg(long)]
         of: String,
     },

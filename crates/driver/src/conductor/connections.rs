@@ -5,6 +5,7 @@ use super::table::Table;
 use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
+use crate::mirror::Subject;
 use crate::service::Chosen;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -76,6 +77,8 @@ pub struct Connection {
     pub twin: Option<Box<Twin>>,
     /// On the direct path.
     pub direct: Option<Box<Direct>>,
+    /// As mirrors show it, since the first did.
+    pub subject: Option<Arc<Subject>>,
 }
 
 /// Addresses by which the ends of a connection between two networks know each other.
@@ -159,6 +162,7 @@ impl Connections {
             through,
             twin,
             direct,
+            subject: None,
         };
         self.table.put(id, connection);
     }

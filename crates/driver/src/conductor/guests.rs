@@ -112,6 +112,7 @@ impl Conductor {
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
                 asked @ (Asked::AddPort { .. }
                 | Asked::AddTap(_)
+                | Asked::Show { .. }
                 | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes | Ask::MayUse { .. })) => {
                     self.hear_of_pipes(asked, reply);
                 }

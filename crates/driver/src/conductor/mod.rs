@@ -15,6 +15,7 @@ mod families;
 mod gate;
 mod guests;
 mod kernel;
+mod mirrors;
 mod movers;
 mod names;
 mod networks;
@@ -111,6 +112,7 @@ pub struct Conductor {
     gate: gate::Teller,
     /// The agent of pipes.
     pipes: Arc<Pipes>,
+    mirrors: mirrors::Mirrors,
     services: Services,
     on_kernel: services::OnKernel,
     chains: sidecars::Chains,
@@ -196,6 +198,7 @@ impl Conductor {
             chains: sidecars::Chains::default(),
             gate,
             pipes,
+            mirrors: mirrors::Mirrors::default(),
             settings,
             clock,
             inboxes,

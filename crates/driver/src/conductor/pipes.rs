@@ -15,7 +15,7 @@ impl Conductor {
     }
 
     /// Carries out an administrator's question about ports and pipes. The agent answers.
-    pub(super) fn hear_of_pipes(&self, asked: Asked, reply: Sender<Answer>) {
+    pub(super) fn hear_of_pipes(&mut self, asked: Asked, reply: Sender<Answer>) {
         let message = match asked {
             Asked::AddPort { name, kind, port } => {
                 if let Err(error) = self.pipes.start() {
@@ -25,8 +25,14 @@ impl Conductor {
                 self.tell_pipes();
                 ToNic::AddPort { name, kind, port, reply }
             }
+            Asked::Show { name, tenant, copies } => {
+                let shown = self.add_mirror(name, tenant.as_deref(), copies);
+                let _ = reply.send(shown.map_or_else(Answer::Error, |()| Answer::Done));
+                return;
+            }
             Asked::AddTap(tap) if self.pipes.is_started() => ToNic::AddTap { tap, reply },
             Asked::Plain(Ask::PortRemove { name }) if self.pipes.is_started() => {
+                self.remove_mirror(&name);
                 ToNic::RemovePort { name, reply }
             }
             Asked::Plain(Ask::MayUse { tenant, ports }) if self.pipes.is_started() => {

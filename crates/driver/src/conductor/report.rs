@@ -31,6 +31,7 @@ impl Conductor {
             | Asked::Register(_)
             | Asked::AddPort { .. }
             | Asked::AddTap(_)
+            | Asked::Show { .. }
             | Asked::Plain(
                 Ask::Counters
                 | Ask::Apply { .. }

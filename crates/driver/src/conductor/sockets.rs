@@ -274,6 +274,7 @@ impl Conductor {
             counted: true,
         };
         self.connections.begin(reserved, connection);
+        Side::BOTH.into_iter().for_each(|side| self.show(index, side));
         self.tenants.open(tenants);
         if let Some(chosen) = &through {
             self.services.open(chosen);

@@ -147,6 +147,7 @@ impl Conductor {
                 }
             }
         }
+        let mut changed = Vec::new();
         for (index, connection) in self.connections.iter_mut() {
             let was = connection.tenants;
             let now = Side::BOTH.map(|side| {
@@ -162,7 +163,9 @@ impl Conductor {
                 let flow = index.flow(side);
                 self.movers.send(connection.movers[side], ToMover::SetTenant { flow, tenant: now[side] });
             }
+            changed.push(index);
         }
+        changed.into_iter().for_each(|index| self.show_again(index));
     }
 
     /// The same, when a container has come or gone: connections travel as it says for their tenants by now.

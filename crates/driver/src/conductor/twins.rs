@@ -323,6 +323,7 @@ impl Conductor {
             let (id, tenant, serial) = (index.flow(Side::Connecting), tenants[0], self.serial);
             self.add_flow(NewFlow { id, tenant, source, destination, send_ring_bytes, serial });
         }
+        self.show(index, Side::Connecting);
         self.twins.unclaimed.entry(key).or_default().push(index);
         // Not proved yet: it must not take anybody's place.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
@@ -385,6 +386,7 @@ impl Conductor {
             .send(movers[0], ToMover::Retarget { flow: there, destination: endpoint.clone(), parted: None });
         let (source, destination) = (endpoint, other);
         self.add_flow(NewFlow { id: back, tenant, source, destination, send_ring_bytes, serial });
+        self.show(index, Side::Accepting);
         if let Some(send_end) = send_end {
             self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
         } else {

@@ -5,6 +5,7 @@ use super::messages::{Asked, FromDoor, Registering, Registration};
 use super::{Door, TOKEN_ADMIN};
 use crate::admin::{self, Answer, Ask, PortSpec, TapOf};
 use crate::mailbox::Mailbox;
+use crate::mirror::{Copies, Frames, OF_CONNECTIONS};
 use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};
 use crate::policy::Policy;
@@ -126,12 +127,34 @@ impl Desk {
 
     fn add_port(&self, name: String, port: &PortSpec, opened: Vec<OwnedFd>) -> Result<Answer, String> {
         let kind = port.kind();
+        if let PortSpec::Mirror { of } = port {
+            if let Some(tenant) = of.strip_prefix(OF_CONNECTIONS) {
+                return self.add_mirror(name, kind, tenant);
+            }
+        }
         let port = match (port.make(opened)?, port) {
             (Some(made), _) => NewPort::One(Box::new(made)),
             (None, PortSpec::Mirror { of }) => NewPort::Mirror { of: of.clone() },
             (None, _) => NewPort::Link,
         };
         self.ask_conductor(Asked::AddPort { name, kind, port })
+    }
+
+    /// Adds a mirror of connections: of a tenant, or of all if that has no name. Once its port is there it shows them.
+    fn add_mirror(&self, name: String, kind: &'static str, tenant: &str) -> Result<Answer, String> {
+        let tenant = (!tenant.is_empty()).then(|| tenant.to_owned());
+        let copies = Copies::new().map_err(|errno| format!("port {name}: {errno}"))?;
+        let frames = Box::new(Frames::new(Arc::clone(&copies)));
+        let port = NewPort::Connections { frames, tenant: tenant.clone() };
+        match self.ask_conductor(Asked::AddPort { name: name.clone(), kind, port })? {
+            Answer::Done => {}
+            answer => return Ok(answer),
+        }
+        let shown = self.ask_conductor(Asked::Show { name: name.clone(), tenant, copies });
+        if !matches!(shown, Ok(Answer::Done)) {
+            let _ = self.ask_conductor(Asked::Plain(Ask::PortRemove { name }));
+        }
+        shown
     }
 
     fn ask(&self, ask: Ask) -> Result<Answer, String> {

@@ -5,6 +5,7 @@ use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Lent, Region};
 use crate::messages::{NewChannel, Payer, Violation};
+use crate::mirror::Copies;
 use crate::pipes::{NewPipe, NewPort, NewTap};
 use crate::refusal::Refused;
 use crate::standing::Place;
@@ -142,6 +143,8 @@ pub enum Asked {
     Register(Registering),
     /// [`Ask::PortAdd`], made.
     AddPort { name: String, kind: &'static str, port: NewPort },
+    /// Show connections of a tenant, or of all, at a port that the agent of pipes has.
+    Show { name: String, tenant: Option<String>, copies: Arc<Copies> },
     /// [`Ask::Tap`], made and mapped.
     AddTap(Box<NewTap>),
 }

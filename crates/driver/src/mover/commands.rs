@@ -1,6 +1,7 @@
 //! What the conductor tells a mover to do.
 use super::channel::Channel;
 use super::clients::{Client, Socket};
+use super::flows::Place;
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
 use crate::messages::{Asking, Endpoint, NewChannel, Parted, Ring, ToConductor, ToMover};
@@ -92,6 +93,11 @@ impl Mover {
                     }
                 }
                 self.flows.add(new);
+            }
+            ToMover::Show { flow, ref mut showing } => {
+                // One that is over, or has not begun, has nothing to show.
+                let is_there = !matches!(self.flows.place(flow), Place::Free);
+                self.mirrors.set(self.outbox.own(), flow, showing.take().filter(|_| is_there));
             }
             ToMover::Incoming { client, slot, flow, mover } => {
                 if let Some(socket) = self.clients.socket_mut(client, slot) {

@@ -19,10 +19,12 @@ use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
 use allowance::Own;
 use migration::Migration;
 use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_shm::Mapping;
 use rustix::io::Errno;
 use schedule::Schedule;
 use sink::Sink;
 use source::Source;
+use std::ops::Range;
 use std::time::Duration;
 
 /// A flow. All of its state is private to one mover; shared memory only ever gets copies.
@@ -278,6 +280,11 @@ impl Flow {
             }
         }
         news
+    }
+
+    /// The last `len` bytes that it has delivered: see [`Sink::last_delivered`].
+    pub fn last_delivered(&self, len: u64) -> Option<(&Mapping, [Range<usize>; 2])> {
+        self.sink.last_delivered(len)
     }
 
     /// The source sends no more. What it has sent is still delivered, until the deadline.

@@ -17,6 +17,7 @@ mod flow;
 mod flows;
 pub mod load;
 mod migration;
+mod mirrors;
 mod outbox;
 mod price;
 mod requests;
@@ -45,6 +46,7 @@ use doorbells::{Doorbells, Rung};
 use engines::Engines;
 use flows::Flows;
 use migration::Drains;
+use mirrors::Mirrors;
 use outbox::Outbox;
 use pd_engine::Engine;
 use pd_shm::Spin;
@@ -93,6 +95,7 @@ pub struct Mover {
     /// What receive rings may have.
     division: Division,
     drains: Drains,
+    mirrors: Mirrors,
     engines: Engines,
     outbox: Outbox,
     doorbells: Doorbells,
@@ -144,6 +147,7 @@ impl Mover {
             throttle: Throttle::default(),
             division: Division::default(),
             drains: Drains::default(),
+            mirrors: Mirrors::default(),
             ticks: Ticks::default(),
             node: None,
             bytes_taken: 0,

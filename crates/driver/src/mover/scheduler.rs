@@ -405,6 +405,17 @@ impl Scheduler {
         self.entries[id as usize].credit -= bytes as i64;
     }
 
+    /// Charges what was done for a payer in another's turn, up to a debt of [`STEP_BYTES`]: a payer that is not served here owes no more.
+    pub fn charge_beside(&mut self, payer: Payer, bytes: u64) {
+        self.spent += bytes;
+        // Time that the payer whose turn it is shall not be charged for.
+        self.charged += bytes;
+        if let Some(&id) = self.known.get(&payer) {
+            let credit = &mut self.entries[id as usize].credit;
+            *credit = (*credit - bytes as i64).max((*credit).min(-(STEP_BYTES as i64)));
+        }
+    }
+
     /// A request that is being taken costs so much more.
     #[inline]
     pub fn owe(&mut self, bytes: u64) {

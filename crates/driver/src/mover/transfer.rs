@@ -203,6 +203,7 @@ impl Mover {
         old.outbox.drop_touched(id);
         old.scheduler.drop_flow(id);
         old.throttle.forget(id);
+        self.mirrors.receive(&mut old.mirrors, id);
         *self.flows.place(id) = std::mem::take(old.flows.place(id));
     }
 

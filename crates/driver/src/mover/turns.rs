@@ -95,6 +95,9 @@ impl Mover {
             flow.touched = false;
             let news = flow.publish(self.now);
             counting::count(&self.metrics, self.outbox.own(), flow, &news.moved);
+            if self.mirrors.are_there() {
+                self.mirrors.see(self.outbox.own(), flow, news.moved.bytes, &mut self.scheduler);
+            }
             let has_moved = flow.has_migrated();
             self.tell(id, news);
             if has_moved {
@@ -173,6 +176,7 @@ impl Mover {
         if flow.take_ring_asked() {
             self.division.give(&mut self.scheduler, flow.ring_payer());
         }
+        self.mirrors.end(self.outbox.own(), id);
         self.tell_conductor(ToConductor::FlowDone { flow: id });
         let client = flow.source().client;
         if let Some(socket) = self.clients.socket_mut(client, flow.source().slot) {

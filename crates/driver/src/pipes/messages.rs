@@ -5,6 +5,7 @@ use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use crate::memory::{Exhausted, Lease, Lent};
 use crate::messages::Payer;
+use crate::mirror::Frames;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
@@ -29,6 +30,11 @@ pub enum NewPort {
     /// Copies of a port's frames.
     Mirror {
         of: String,
+    },
+    /// Copies of what movers deliver between connections of a tenant, or of all.
+    Connections {
+        frames: Box<Frames>,
+        tenant: Option<String>,
     },
 }
 

@@ -12,7 +12,7 @@ use crate::ids::{ClientId, TenantId};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::messages::Payer;
-use crate::policy::bind::Binds;
+use crate::policy::bind::{Binds, Denied};
 use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
@@ -40,6 +40,14 @@ struct Port {
     kind: &'static str,
     /// The port whose frames it copies.
     of: Option<String>,
+    /// It shows connections: of this tenant, or of all.
+    connections: Option<Option<String>>,
+}
+
+impl Port {
+    fn new(id: PortId, kind: &'static str) -> Self {
+        Self { id, kind, of: None, connections: None }
+    }
 }
 
 #[derive(Debug)]
@@ -244,12 +252,12 @@ impl Nic {
                     }
                     port => self.agent.add_port(port),
                 };
-                self.ports.insert(name.to_owned(), Port { id, kind, of: None });
+                self.ports.insert(name.to_owned(), Port::new(id, kind));
             }
             NewPort::Link => {
                 let (near, far) = self.agent.add_link();
-                self.ports.insert(format!("{name}.0"), Port { id: near, kind, of: None });
-                self.ports.insert(format!("{name}.1"), Port { id: far, kind, of: None });
+                self.ports.insert(format!("{name}.0"), Port::new(near, kind));
+                self.ports.insert(format!("{name}.1"), Port::new(far, kind));
             }
             NewPort::Mirror { of } => {
                 let copied = self.ports.get(&of).ok_or_else(|| no_port(&of))?;
@@ -257,7 +265,11 @@ impl Nic {
                     Errno::MFILE => "a driver has 16 mirrors at most".to_owned(),
                     _ => format!("port {of} is a mirror itself: copy the port that it copies"),
                 })?;
-                self.ports.insert(name.to_owned(), Port { id, kind, of: Some(of) });
+                self.ports.insert(name.to_owned(), Port { of: Some(of), ..Port::new(id, kind) });
+            }
+            NewPort::Connections { frames, tenant } => {
+                let id = self.agent.add_device(frames).map_err(|errno| format!("port {name}: {errno}"))?;
+                self.ports.insert(name.to_owned(), Port { connections: Some(tenant), ..Port::new(id, kind) });
             }
         }
         Ok(())
@@ -291,7 +303,9 @@ impl Nic {
     fn check_ports(&self, tenant: &str, ports: &[String]) -> Result<(), String> {
         for port in ports {
             let denied = self.binds.check_port(tenant, port, self.is_mirror(port));
-            denied.map_err(|why| format!("tenant {tenant} may have no pipe on port {port}: {why}"))?;
+            denied
+                .and_then(|()| self.may_see(tenant, [&**port]))
+                .map_err(|why| format!("tenant {tenant} may have no pipe on port {port}: {why}"))?;
             if !self.ports.contains_key(port) {
                 return Err(no_port(port));
             }
@@ -300,7 +314,18 @@ impl Nic {
     }
 
     fn is_mirror(&self, port: &str) -> bool {
-        self.ports.get(port).is_some_and(|port| port.of.is_some())
+        self.ports.get(port).is_some_and(|port| port.of.is_some() || port.connections.is_some())
+    }
+
+    /// Tells whether a tenant may see what its pipes on these ports would show of connections: its own alone, whatever a binding says.
+    fn may_see<'a>(&self, tenant: &str, ports: impl IntoIterator<Item = &'a str>) -> Result<(), Denied> {
+        for name in ports {
+            let of = self.ports.get(name).and_then(|port| port.connections.as_ref());
+            if of.is_some_and(|of| of.as_deref() != Some(tenant)) {
+                return Err(Denied::Connections(name.to_owned()));
+            }
+        }
+        Ok(())
     }
 
     fn add_tap(&mut self, tap: NewTap) -> Result<(), String> {
@@ -349,6 +374,7 @@ impl Nic {
         let tenant = self.tenant(payer.0).name.clone();
         // First, so that a tenant learns nothing of ports that it may not use.
         let judged = self.binds.judge(&tenant, &names, &flow, |port| self.is_mirror(port));
+        let judged = judged.and_then(|lease| self.may_see(&tenant, names.iter().copied()).map(|()| lease));
         let lease = judged.map_err(|why| (Errno::ACCESS, why.to_string()))?;
         let mut ids = Vec::new();
         for name in &names {
@@ -455,7 +481,8 @@ impl Nic {
         let (id, payer) = (pipe.id, pipe.payer);
         let names: Vec<&str> = pipe.ports.iter().map(String::as_str).collect();
         let tenant = self.tenants.get(payer.0.index()).map_or("", |tenant| &*tenant.name);
-        match self.binds.judge(tenant, &names, &pipe.flow, |port| self.is_mirror(port)) {
+        let judged = self.binds.judge(tenant, &names, &pipe.flow, |port| self.is_mirror(port));
+        match judged.and_then(|lease| self.may_see(tenant, names.iter().copied()).map(|()| lease)) {
             Ok(lease) => {
                 self.agent.set_lease(id, lease);
                 self.set_purse(id, payer);

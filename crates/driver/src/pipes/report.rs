@@ -43,9 +43,9 @@ pub enum PortSpec {
         /// Its name, in the network namespace of the process that makes it.
         interface: String,
     },
-    /// Copies of another port's frames, both ways. A pipe needs a binding that says `mirror = true`.
+    /// Copies of another port's frames, both ways, or of what connections carry. A pipe needs a binding that says `mirror = true`.
     Mirror {
-        /// The other port.
+        /// The other port; `connections:` and a tenant for its connections, `connections:` for all.
         of: String,
     },
     /// Frames of a program with memif, which connects to a socket.

@@ -109,6 +109,9 @@ pub enum Denied {
     /// No binding is about mirrors.
     #[error("port {0} is a mirror: no [[bind]] with mirror = true allows this")]
     Mirror(String),
+    /// It shows connections of others.
+    #[error("port {0} shows connections of another tenant, or of all: pd pipe dump has them")]
+    Connections(String),
     /// The ports want different sources.
     #[error("the policy has other addresses for each of the ports: open a pipe for each")]
     Leases,

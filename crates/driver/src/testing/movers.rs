@@ -95,6 +95,7 @@ impl Inboxes {
             Kick { flow }
             | NudgeSource { flow, .. }
             | Reported { flow, .. }
+            | Show { flow, .. }
             | SetSendRing { flow, .. }
             | Ring { flow, .. }
             | Finish { flow, .. }

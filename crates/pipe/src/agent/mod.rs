@@ -269,7 +269,7 @@ impl Agent {
             let port = self.ports.get(number).filter(|port| !port.is_free()).ok_or(Errno::INVAL)?;
             // What is sent into the far end of the own link would come back to this port's pipes.
             let loops = place > 0 && matches!(port.port, Port::Link(peer) if peer == ports[0]);
-            let mirrors = matches!(port.port, Port::Mirror) && (place > 0 || shape.sends());
+            let mirrors = port.is_mirror() && (place > 0 || shape.sends());
             if loops
                 || mirrors
                 || port.unit.is_some_and(|unit| unit != shape.unit())
@@ -344,6 +344,7 @@ impl Agent {
         if slot.end.shape().receives() && slot.end.is_open() {
             let (port, flow) = (slot.ports[0], slot.flow);
             self.ports[port].admit(id.slot, flow);
+            self.look_who_watches(port);
         }
         Ok(())
     }
@@ -440,7 +441,14 @@ impl Agent {
         let Some(slot) = self.pipes[number].as_ref().filter(|slot| slot.end.ended().is_none()) else {
             return;
         };
-        self.ports[slot.ports[0]].leave(number, slot.end.shape());
+        let (port, shape) = (slot.ports[0], slot.end.shape());
+        self.ports[port].leave(number, shape);
+        self.look_who_watches(port);
+    }
+
+    fn look_who_watches(&mut self, port: usize) {
+        let is_tapped = self.taps.are_of(port);
+        self.ports[port].set_watched(is_tapped);
     }
 
     fn cut_off(&mut self, number: usize, violation: Violation) {
@@ -609,13 +617,18 @@ impl Agent {
     /// Fills the rings of a port's pipes from its source.
     fn fill(&mut self, number: usize) -> bool {
         let port = &mut self.ports[number];
-        let leads_out = port.leads_out();
+        let (leads_out, is_mirror) = (port.leads_out(), port.is_mirror());
         let mut busy = false;
         for _ in 0..self.burst {
             let Some((frame, choice)) = port.peek() else { break };
             match choice {
                 Choice::Wait => break,
-                Choice::Nobody => port.drop_next(),
+                Choice::Nobody => {
+                    if is_mirror {
+                        self.taps.see(number, 0, frame, Way::In);
+                    }
+                    port.drop_next();
+                }
                 Choice::Pipe(receiver) => {
                     let Some(slot) = &mut self.pipes[receiver] else { break };
                     let len = frame.len();

@@ -126,6 +126,23 @@ impl PortSlot {
         }
     }
 
+    /// Returns whether nothing can be sent here.
+    pub(super) fn is_mirror(&self) -> bool {
+        match &self.port {
+            Port::Mirror => true,
+            Port::Device(device) => device.is_mirror(),
+            _ => false,
+        }
+    }
+
+    /// Tells a mirror of its own frames whether anybody sees them.
+    pub(super) fn set_watched(&mut self, is_tapped: bool) {
+        let is_watched = is_tapped || !self.groups.0.is_empty();
+        if let Port::Device(device) = &mut self.port {
+            device.set_watched(is_watched);
+        }
+    }
+
     /// Prepares for a sleep. Returns whether another look is due soon.
     pub(super) fn rest(&mut self) -> bool {
         match &mut self.port {
@@ -273,7 +290,7 @@ impl Agent {
     /// `EINVAL` where that is no port, or a mirror itself; `EMFILE` at 16 mirrors.
     pub fn add_mirror(&mut self, of: PortId) -> Result<PortId> {
         let own = self.ports.get(of.0).filter(|port| !port.free).ok_or(Errno::INVAL)?;
-        if matches!(own.port, Port::Mirror) {
+        if own.is_mirror() {
             return Err(Errno::INVAL);
         }
         self.mirrors.check()?;

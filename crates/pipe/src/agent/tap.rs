@@ -110,6 +110,11 @@ impl Taps {
         !self.taps.is_empty()
     }
 
+    /// Returns whether a port has one.
+    pub(super) fn are_of(&self, port: usize) -> bool {
+        self.taps.iter().any(|tap| matches!(tap.of, Tapped::Port(id) if id.slot() == port))
+    }
+
     /// Copies a frame that went between `port` and the pipe of this generation, for the taps of either.
     #[inline]
     pub(super) fn see(&mut self, port: usize, pipe: u64, frame: &[u8], way: Way) {
@@ -208,12 +213,19 @@ impl Agent {
         let id = TapId(self.taps.last);
         let snap = snap.min(Record::SNAP_MAX);
         self.taps.taps.push(Tap { id, of, end, doorbell, snap, counts: TapCounts::default() });
+        if let Tapped::Port(port) = of {
+            self.look_who_watches(port.slot());
+        }
         Ok(id)
     }
 
     /// Removes a tap. Its observer finds `ECONNRESET`.
     pub fn remove_tap(&mut self, id: TapId) {
+        let of = self.taps.taps.iter().find(|tap| tap.id == id).map(|tap| tap.of);
         self.taps.remove(id, &self.doorbells);
+        if let Some(Tapped::Port(port)) = of {
+            self.look_who_watches(port.slot());
+        }
     }
 
     /// What a tap has seen.

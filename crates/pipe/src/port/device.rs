@@ -48,6 +48,14 @@ pub trait Device: std::fmt::Debug + Send {
         usize::MAX
     }
 
+    /// Returns whether it shows copies of frames, so that nothing can be sent there. Taps of its port see frames that no pipe is bound to.
+    fn is_mirror(&self) -> bool {
+        false
+    }
+
+    /// Says whether a pipe or a tap sees its frames from now on. A mirror that nobody watches need not copy.
+    fn set_watched(&mut self, _is_watched: bool) {}
+
     /// Frames that were lost before the agent could see them.
     fn missed(&self) -> u64 {
         0

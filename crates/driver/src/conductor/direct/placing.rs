@@ -62,6 +62,9 @@ impl Conductor {
         reached: SocketAddr,
         twin: bool,
     ) -> Option<Plan> {
+        if self.is_shown(tenants, reached) {
+            return None;
+        }
         let [from, to] = [self.client(sides[0].0)?, self.client(sides[1].0)?];
         let kin = from.identity.namespace == to.identity.namespace && from.identity.uid == to.identity.uid;
         let (path, trusted) = self.tenants.path(tenants, kin, reached);

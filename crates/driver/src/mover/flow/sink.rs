@@ -8,6 +8,7 @@ use crate::mover::table::BufferTable;
 use pd_abi::layout::socket_status;
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
+use std::ops::Range;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
@@ -315,6 +316,15 @@ impl Sink {
             self.end.memory.publish_u64(self.end.slot, socket_status::RECV_PRODUCER, self.delivered);
         }
         bytes
+    }
+
+    /// The last `len` bytes that were delivered, in the mapping that the ring lies in. They stay as they are until the next copy begins.
+    pub fn last_delivered(&self, len: u64) -> Option<(&Mapping, [Range<usize>; 2])> {
+        let ring = self.ring.as_ref().filter(|ring| len <= ring.bytes())?;
+        let first = (self.delivered.wrapping_sub(len) & (ring.bytes() - 1)) as usize;
+        let before_end = (ring.bytes() as usize - first).min(len as usize);
+        let (at, begin) = (ring.offset() + first, ring.offset());
+        Some((&ring.map, [at..at + before_end, begin..begin + len as usize - before_end]))
     }
 
     /// How it stands, for those who wonder.

@@ -289,3 +289,24 @@ fn a_payer_of_nobody_is_forgotten_at_once() {
     scheduler.end(&turn, false);
     assert_eq!((scheduler.payers(), scheduler.begin_step()), (before, 0));
 }
+
+#[test]
+fn what_is_done_beside_a_turn_is_its_payers_and_ends_in_a_bounded_debt() {
+    let mut scheduler = Scheduler::default();
+    let [sender, observer] = [1, 2].map(|tenant| payer(TenantId::new(tenant), 0));
+    let ids = [sender, observer].map(|payer| scheduler.enter(payer));
+    for (at, id) in ids.into_iter().enumerate() {
+        scheduler.add_flow(id, FlowId::at(at));
+    }
+    scheduler.begin_step();
+    let turn = scheduler.begin().unwrap();
+    scheduler.charge(turn.payer, 1000);
+    let credit = scheduler.entries[turn.payer as usize].credit;
+    (0..10).for_each(|_| scheduler.charge_beside(observer, STEP_BYTES));
+    assert_eq!(scheduler.entries[turn.payer as usize].credit, credit, "the sender pays for what it moves");
+    assert_eq!(scheduler.entries[ids[1] as usize].credit, -(STEP_BYTES as i64));
+    assert!(scheduler.is_step_over());
+    // Of a payer that the mover does not know there is nothing to charge.
+    scheduler.charge_beside(payer(TenantId::new(3), 0), 1000);
+    scheduler.charge_beside(DRIVER, 1000);
+}

@@ -1,0 +1,258 @@
+//! Copies on their way from movers to the agent of pipes.
+use super::Subject;
+use crate::ids::{MoverId, Side};
+use rustix::event::{eventfd, EventfdFlags};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Lanes of a mirror. Movers beyond share them.
+pub(super) const LANES: usize = 8;
+/// Bytes that a lane has room for: what a mover moves in four turns of a flow.
+pub const LANE_BYTES: usize = 1 << 20;
+/// Records that a lane has room for.
+const LANE_RECORDS: usize = 8192;
+/// Times that a mover tries a lane before its bytes are lost. The agent has one for the time of an exchange of pointers.
+const TRIES_MAX: usize = 256;
+
+/// What befell a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It began.
+    Begin,
+    /// Bytes were delivered.
+    Bytes,
+    /// A side's stream has ended.
+    End,
+}
+
+/// A record of a lane.
+#[derive(Debug)]
+pub(super) struct Record {
+    /// Number among the records of all lanes.
+    pub number: u64,
+    pub subject: Arc<Subject>,
+    pub side: Side,
+    pub kind: Kind,
+    /// Positions of the first byte, and of the other side's next one.
+    pub positions: [u64; 2],
+    /// Bytes of the lane.
+    pub bytes: Range<usize>,
+}
+
+/// Records, and their bytes.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    pub records: Vec<Record>,
+    pub bytes: Vec<u8>,
+    /// Records that the agent is done with.
+    pub done: usize,
+}
+
+impl Lane {
+    fn new() -> Self {
+        // Pages that nobody has written to take no memory.
+        Self { records: Vec::with_capacity(LANE_RECORDS), bytes: Vec::with_capacity(LANE_BYTES), done: 0 }
+    }
+
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.bytes.clear();
+        self.done = 0;
+    }
+
+    /// The oldest record that the agent is not done with.
+    pub fn next(&self) -> Option<&Record> {
+        self.records.get(self.done)
+    }
+}
+
+/// The copies of a mirror that the agent has not taken yet.
+#[derive(Debug)]
+pub struct Copies {
+    lanes: [Mutex<Lane>; LANES],
+    /// Number of the next record. Taken while its lane is held.
+    next_number: AtomicU64,
+    /// There is something in a lane.
+    is_filled: AtomicBool,
+    /// Somebody sees the copies.
+    is_watched: AtomicBool,
+    /// The agent is to be woken.
+    is_asleep: AtomicBool,
+    doorbell: OwnedFd,
+    frames_lost: AtomicU64,
+}
+
+impl Copies {
+    /// Without any.
+    ///
+    /// # Errors
+    /// Those of `eventfd`.
+    pub fn new() -> rustix::io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            lanes: std::array::from_fn(|_| Mutex::new(Lane::new())),
+            next_number: AtomicU64::new(0),
+            is_filled: AtomicBool::new(false),
+            is_watched: AtomicBool::new(false),
+            is_asleep: AtomicBool::new(false),
+            doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            frames_lost: AtomicU64::new(0),
+        }))
+    }
+
+    /// Copies `pieces` of a side's stream for the agent, as far as there is room; of another record than bytes there are none. `copy`
+    /// appends a piece to memory that has room for it. Returns how many bytes were copied. Neither waits nor allocates.
+    pub fn put(
+        &self,
+        mover: MoverId,
+        of: (&Arc<Subject>, Side, Kind),
+        positions: [u64; 2],
+        pieces: [Range<usize>; 2],
+        copy: impl Fn(&mut Vec<u8>, Range<usize>),
+    ) -> u64 {
+        let (subject, side, kind) = of;
+        if !self.is_watched.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let wanted: usize = pieces.iter().map(ExactSizeIterator::len).sum();
+        let lane = &self.lanes[mover.index() % LANES];
+        let Some(mut lane) = (0..TRIES_MAX).find_map(|_| {
+            let free = lane.try_lock().ok();
+            if free.is_none() {
+                std::hint::spin_loop();
+            }
+            free
+        }) else {
+            self.lose(wanted);
+            return 0;
+        };
+        if lane.records.len() == LANE_RECORDS {
+            self.lose(wanted);
+            return 0;
+        }
+        let first = lane.bytes.len();
+        for piece in pieces {
+            let room = LANE_BYTES - lane.bytes.len();
+            let fits = piece.start..piece.start + piece.len().min(room);
+            copy(&mut lane.bytes, fits);
+        }
+        let bytes = first..lane.bytes.len();
+        let copied = bytes.len();
+        if copied < wanted {
+            self.lose(wanted - copied);
+        }
+        if copied > 0 || kind != Kind::Bytes {
+            let subject = Arc::clone(subject);
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+            lane.records.push(Record { number, subject, side, kind, positions, bytes });
+        }
+        drop(lane);
+        self.is_filled.store(true, Ordering::Release);
+        self.ring();
+        copied as u64
+    }
+
+    fn lose(&self, bytes: usize) {
+        let frames = bytes.div_ceil(super::SEGMENT_BYTES_MAX).max(1);
+        self.frames_lost.fetch_add(frames as u64, Ordering::Relaxed);
+    }
+
+    /// Wakes the agent, if it sleeps or is about to.
+    fn ring(&self) {
+        // SYNC POINT: mirror-dekker
+        fence(Ordering::SeqCst);
+        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
+            // Fails only when the counter is full, which wakes as well.
+            let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// The agent is about to sleep, and looks once more after this and a fence.
+    pub(super) fn rest(&self) {
+        self.is_asleep.store(true, Ordering::Relaxed);
+        // SYNC POINT: mirror-dekker
+        fence(Ordering::SeqCst);
+    }
+
+    /// Exchanges lanes for those of `taken` that the agent is done with. Returns the number before which all records are in `taken`; none if there
+    /// is nothing new. A record's number is taken while its lane is held: a number seen before the lane was held is that of a record in it.
+    pub(super) fn take(&self, taken: &mut [Lane; LANES]) -> Option<u64> {
+        if !self.is_filled.swap(false, Ordering::Acquire) {
+            return None;
+        }
+        let mut end = self.next_number.load(Ordering::Relaxed);
+        for (lane, taken) in self.lanes.iter().zip(taken) {
+            if let Some(last) = taken.records.last().filter(|_| taken.next().is_some()) {
+                // What is in the lane comes behind these.
+                end = end.min(last.number + 1);
+                self.is_filled.store(true, Ordering::Relaxed);
+                continue;
+            }
+            taken.clear();
+            let mut lane = lock(lane);
+            if !lane.records.is_empty() {
+                std::mem::swap(&mut *lane, taken);
+            }
+        }
+        Some(end)
+    }
+
+    pub(super) fn set_watched(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Ordering::Relaxed);
+    }
+
+    pub(super) fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    pub(super) fn frames_lost(&self) -> u64 {
+        self.frames_lost.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn empty_lanes() -> [Lane; LANES] {
+        std::array::from_fn(|_| Lane::new())
+    }
+}
+
+fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Keeps a mover's lane from it.
+    pub fn hold(copies: &Copies, mover: usize) -> MutexGuard<'_, Lane> {
+        lock(&copies.lanes[mover % LANES])
+    }
+
+    #[test]
+    fn a_sleeping_agent_is_rung_for_once() {
+        let copies = Copies::new().unwrap();
+        copies.set_watched(true);
+        let subject = Subject::new(["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()]);
+        let put = || {
+            let of = (&subject, Side::Connecting, Kind::End);
+            copies.put(MoverId::new(0), of, [0; 2], [0..0, 0..0], |_, _| {})
+        };
+        let rung = || rustix::io::read(&copies.doorbell, &mut [0; 8]).is_ok();
+        put();
+        assert!(!rung(), "it is awake");
+        copies.rest();
+        put();
+        put();
+        assert!(rung());
+        put();
+        assert!(!rung(), "until it sleeps again");
+        let mut taken = Copies::empty_lanes();
+        assert_eq!(copies.take(&mut taken), Some(4));
+        assert_eq!((taken[0].records.len(), copies.take(&mut taken)), (4, None));
+        // What was not looked at stays, and what comes behind it waits.
+        put();
+        assert_eq!((copies.take(&mut taken), taken[0].records.len()), (Some(4), 4));
+        taken[0].done = 4;
+        assert_eq!((copies.take(&mut taken), taken[0].records.len()), (Some(5), 1));
+    }
+}
