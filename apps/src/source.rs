@@ -1,5 +1,5 @@
 //! Where the frames of an application come from.
-use pd_pipe::packetised::Packets;
+use pd_pipe::packetised::{Packets, Rings};
 use pd_pipe::Pipe;
 use rustix::io::{Errno, Result};
 
@@ -68,7 +68,7 @@ pub fn over_pipe(pipe: &mut Pipe, mut answers: Option<&mut Pipe>, app: &mut impl
 
 /// Hands a burst of frames of the packetised interface to `app`. Returns how many there were.
 #[inline]
-pub fn over_packets(packets: &mut Packets, app: &mut impl App) -> usize {
+pub fn over_packets(packets: &mut Packets<impl Rings>, app: &mut impl App) -> usize {
     packets.turn(|room, length| match app.process(&mut room[..length]) {
         Verdict::Back | Verdict::To(_) => Some(length),
         Verdict::Cut(cut) => Some(cut.min(length)),

@@ -11,7 +11,8 @@ use pd_apps::nitro::Nitro;
 use pd_apps::random::Random;
 use pd_apps::traffic::{backends, log_lines, syn_flood, zipf_flows, SERVICE};
 use pd_apps::{over_packets, over_pipe, App, Verdict};
-use pd_pipe::{packetised, Agent, Direction, Pcap, Pipe, Port, Shape, Trace, Unit};
+use pd_pipe::packetised::{self, memif};
+use pd_pipe::{Agent, Direction, Pcap, Pipe, Port, Shape, Trace, Unit};
 use std::io::{Cursor, Write};
 use std::sync::{Arc, Mutex};
 
@@ -90,6 +91,19 @@ fn by_packets(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     back.frames(nic.port())
 }
 
+/// The same over memif.
+fn by_memif(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
+    let (back, port) = File::port(frames);
+    let (mut nic, mut packets) = memif::pair(port).unwrap();
+    let mut left = frames.len();
+    while left > 0 {
+        nic.turn();
+        left -= over_packets(&mut packets, app);
+    }
+    (0..100).for_each(|_| nic.turn());
+    back.frames(nic.port())
+}
+
 #[test]
 fn a_balancer_leads_the_same_frames_to_the_same_backends_over_both() {
     let mut frames: Vec<_> = syn_flood(3).take(5000).collect();
@@ -100,6 +114,8 @@ fn a_balancer_leads_the_same_frames_to_the_same_backends_over_both() {
     assert_eq!(over_pipe.len(), 5000);
     assert!(over_pipe == over_packets && over_pipe.iter().all(|frame| is_sound(frame)));
     assert_eq!((a.counts(), a.counts().foreign), (b.counts(), 200));
+    let mut c = new();
+    assert!(by_memif(&frames, &mut c) == over_pipe && c.counts() == b.counts());
 }
 
 #[test]
@@ -110,6 +126,8 @@ fn a_sketch_counts_the_same_over_both() {
     assert!(by_pipe(&frames, &mut a) == frames && by_packets(&frames, &mut b) == frames);
     assert_eq!((a.heavy(), a.frames()), (b.heavy(), 20_000));
     assert!(!a.heavy().is_empty());
+    let mut c = new();
+    assert!(by_memif(&frames, &mut c) == frames && c.heavy() == a.heavy());
 }
 
 #[test]
@@ -142,6 +160,10 @@ fn a_store_gives_the_same_answers_over_both() {
     over_packets.sort_unstable();
     assert_eq!((over_pipe.len(), a.counts()), (4000, b.counts()));
     assert!(over_pipe == over_packets && over_pipe.iter().all(|frame| is_sound(frame)));
+    let mut c = new();
+    let mut over_memif = by_memif(&frames, &mut c);
+    over_memif.sort_unstable();
+    assert!(over_memif == over_pipe && c.counts() == a.counts());
     longer += over_pipe.iter().filter(|frame| frame.len() > 200).count();
     assert!(longer > 100, "{longer}");
 }

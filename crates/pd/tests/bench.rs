@@ -123,7 +123,7 @@ fn many_connections_parts_of_cpu_time_and_programs_have_figures_or_say_why_not()
 fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
     let dir = tempfile::tempdir().unwrap();
     let rows = bench(dir.path(), &["pipe"]);
-    for scheme in ["packetised", "pipe", "pipe-each"] {
+    for scheme in ["packetised", "memif", "pipe", "pipe-each"] {
         let row = rows.iter().find(|row| row["scheme"] == scheme).unwrap();
         for metric in
             ["packets_per_s", "over_packetised", "packets_per_notification", "cpu_share_percent_program"]
@@ -132,7 +132,7 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
         }
     }
     for app in ["maglev", "nitro", "kv", "logmon"] {
-        for scheme in ["packetised", "pipe"] {
+        for scheme in ["packetised", "memif", "pipe"] {
             // Rows of a latency have requests under way.
             let own = |row: &&Value| {
                 row["app"] == app && row["scheme"] == scheme && row["requests_under_way"].is_null()

@@ -4,6 +4,10 @@
 //! The program owns the pool. It posts free buffers to the receive ring; the NIC copies a frame into the oldest and says so in the
 //! descriptor. The program posts the buffer to the send ring; the NIC copies the frame out and says so, and the buffer is free again.
 //! Both sides are of one process, and trust each other.
+//!
+//! The program is the same over any [`Rings`]: those of this file, and those of [`memif`].
+pub mod memif;
+
 use crate::port::Port;
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Own, Region};
@@ -77,15 +81,128 @@ pub struct PacketNic {
     scratch: Vec<u8>,
 }
 
-/// The program's side.
+/// Descriptor rings as a program has them. Buffers are named by their numbers in the pool.
+pub trait Rings {
+    /// The memory that the pool lies in, and where it begins.
+    fn memory(&self) -> (&Region<Own>, usize);
+
+    /// Takes the oldest frame received: its buffer, and its length.
+    fn take(&mut self) -> Option<(usize, usize)>;
+
+    /// Frames for which the send ring has room.
+    fn room(&self) -> usize;
+
+    /// Puts a frame of this length into the send ring.
+    fn send(&mut self, buffer: usize, length: usize);
+
+    /// Takes back a buffer whose frame has left.
+    fn reclaim(&mut self) -> Option<usize>;
+
+    /// Returns whether the receive ring has room for a free buffer.
+    fn wants_buffer(&self) -> bool;
+
+    /// Puts a free buffer into the receive ring.
+    fn post(&mut self, buffer: usize);
+
+    /// Tells the NIC of what was sent and posted since the last time.
+    fn publish(&mut self);
+}
+
+/// The rings of this file.
 #[derive(Debug)]
-pub struct Packets {
+pub struct OwnRings {
     shared: Arc<Shared>,
-    free: Vec<usize>,
     posted: u64,
     taken: u64,
     sent: u64,
     reclaimed: u64,
+    /// Sent and posted, as the NIC was told.
+    published: (u64, u64),
+}
+
+impl OwnRings {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, posted: 0, taken: 0, sent: 0, reclaimed: 0, published: (0, 0) }
+    }
+}
+
+impl Rings for OwnRings {
+    fn memory(&self) -> (&Region<Own>, usize) {
+        (&self.shared.buffers, 0)
+    }
+
+    #[inline]
+    fn take(&mut self) -> Option<(usize, usize)> {
+        if self.taken == self.posted {
+            return None;
+        }
+        let received = self.shared.receive.at(self.taken).load(Ordering::Acquire);
+        self.taken += u64::from(received & DONE != 0);
+        (received & DONE != 0).then(|| parts(received))
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        DESCRIPTORS - (self.sent - self.reclaimed) as usize
+    }
+
+    #[inline]
+    fn send(&mut self, buffer: usize, length: usize) {
+        self.shared.send.at(self.sent).store(descriptor(buffer, length), Ordering::Relaxed);
+        self.sent += 1;
+    }
+
+    #[inline]
+    fn reclaim(&mut self) -> Option<usize> {
+        if self.reclaimed == self.sent {
+            return None;
+        }
+        let sent = self.shared.send.at(self.reclaimed).load(Ordering::Acquire);
+        self.reclaimed += u64::from(sent & DONE != 0);
+        (sent & DONE != 0).then(|| parts(sent).0)
+    }
+
+    #[inline]
+    fn wants_buffer(&self) -> bool {
+        self.posted - self.taken < DESCRIPTORS as u64
+    }
+
+    #[inline]
+    fn post(&mut self, buffer: usize) {
+        self.shared.receive.at(self.posted).store(descriptor(buffer, 0), Ordering::Relaxed);
+        self.posted += 1;
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        if self.published.0 != self.sent {
+            self.shared.send.posted.0.store(self.sent, Ordering::Release);
+        }
+        if self.published.1 != self.posted {
+            self.shared.receive.posted.0.store(self.posted, Ordering::Release);
+        }
+        self.published = (self.sent, self.posted);
+    }
+}
+
+/// The program's side.
+#[derive(Debug)]
+pub struct Packets<R = OwnRings> {
+    rings: R,
+    free: Vec<usize>,
+}
+
+/// A pool that has been used: its buffers are in no order.
+fn free_buffers() -> Vec<usize> {
+    let mut free: Vec<usize> = (0..BUFFERS).collect();
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    for last in (1..BUFFERS).rev() {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        free.swap(last, (random % (last as u64 + 1)) as usize);
+    }
+    free
 }
 
 /// Makes both sides, with all buffers free. The port is no link.
@@ -98,18 +215,9 @@ pub fn pair(port: Port) -> Result<(PacketNic, Packets)> {
     let buffers = Region::<Own>::new(&file, bytes)?;
     buffers.populate(0, bytes)?;
     let shared = Arc::new(Shared { buffers, receive: Descriptors::new(), send: Descriptors::new() });
-    // A pool that has been used: its buffers are in no order.
-    let mut free: Vec<usize> = (0..BUFFERS).collect();
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
-    for last in (1..BUFFERS).rev() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        free.swap(last, (random % (last as u64 + 1)) as usize);
-    }
     let scratch = vec![0; BUFFER_BYTES];
     let nic = PacketNic { shared: Arc::clone(&shared), port, received: 0, sent: 0, scratch };
-    Ok((nic, Packets { shared, free, posted: 0, taken: 0, sent: 0, reclaimed: 0 }))
+    Ok((nic, Packets { rings: OwnRings::new(shared), free: free_buffers() }))
 }
 
 impl PacketNic {
@@ -158,7 +266,7 @@ impl PacketNic {
     }
 }
 
-impl Packets {
+impl<R: Rings> Packets<R> {
     /// Takes a burst, hands each frame to `each`, sends what that returns, and posts free buffers. `each` gets a buffer of
     /// [`PACKET_BYTES_MAX`] and the length of the frame in it. It returns the length of the frame to send from there; none drops it.
     /// Returns how many frames there were.
@@ -167,78 +275,47 @@ impl Packets {
         let mut burst = [(0, 0); BURST];
         let mut count = 0;
         // As drivers do, all buffers of a burst are asked for before the first is used.
-        while count < BURST
-            && self.taken < self.posted
-            && self.sent + (count as u64) < self.reclaimed + DESCRIPTORS as u64
-        {
-            let received = self.shared.receive.at(self.taken).load(Ordering::Acquire);
-            if received & DONE == 0 {
-                break;
-            }
-            let (buffer, length) = parts(received);
-            self.shared.buffers.prefetch_to_write(buffer * BUFFER_BYTES + FRAME_OFFSET);
+        while count < BURST.min(self.rings.room()) {
+            let Some((buffer, length)) = self.rings.take() else { break };
             self.header(buffer, length);
             burst[count] = (buffer, length);
-            self.taken += 1;
             count += 1;
         }
-        let before = self.sent;
         for &(buffer, length) in &burst[..count] {
-            let place = self.shared.buffers.address(buffer * BUFFER_BYTES + FRAME_OFFSET, PACKET_BYTES_MAX);
+            let (memory, pool) = self.rings.memory();
+            let place = memory.address(pool + buffer * BUFFER_BYTES + FRAME_OFFSET, PACKET_BYTES_MAX);
             // SAFETY: inside the pool (checked); a buffer that the NIC is done with is the program's.
             let room = unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), PACKET_BYTES_MAX) };
             match each(room, length) {
-                Some(length) => {
-                    let length = length.min(PACKET_BYTES_MAX);
-                    self.shared.send.at(self.sent).store(descriptor(buffer, length), Ordering::Relaxed);
-                    self.sent += 1;
-                }
+                Some(length) => self.rings.send(buffer, length.min(PACKET_BYTES_MAX)),
                 None => self.free.push(buffer),
             }
         }
-        if self.sent > before {
-            self.shared.send.posted.0.store(self.sent, Ordering::Release);
+        for _ in 0..BURST {
+            let Some(buffer) = self.rings.reclaim() else { break };
+            self.free.push(buffer);
         }
-        self.reclaim();
-        self.post();
+        for _ in 0..BURST {
+            if !self.rings.wants_buffer() {
+                break;
+            }
+            let Some(buffer) = self.free.pop() else { break };
+            self.rings.post(buffer);
+        }
+        self.rings.publish();
         count
     }
 
-    /// Writes what a driver writes into the header of each frame, and the program reads.
+    /// Asks for the frame, and writes what a driver writes into the header of each frame, and the program reads.
+    #[inline]
     fn header(&self, buffer: usize, length: usize) {
-        let at = buffer * BUFFER_BYTES;
-        let words = &self.shared.buffers;
-        words.store_u64(at, buffer as u64, Ordering::Relaxed);
-        words.store_u64(at + 8, length as u64, Ordering::Relaxed);
-        words.store_u64(at + 16, FRAME_OFFSET as u64, Ordering::Relaxed);
-        words.store_u64(at + 24, 0, Ordering::Relaxed);
-    }
-
-    fn reclaim(&mut self) {
-        for _ in 0..BURST {
-            if self.reclaimed == self.sent {
-                break;
-            }
-            let sent = self.shared.send.at(self.reclaimed).load(Ordering::Acquire);
-            if sent & DONE == 0 {
-                break;
-            }
-            self.free.push(parts(sent).0);
-            self.reclaimed += 1;
-        }
-    }
-
-    fn post(&mut self) {
-        let mut posted = 0;
-        while posted < BURST && self.posted - self.taken < DESCRIPTORS as u64 {
-            let Some(buffer) = self.free.pop() else { break };
-            self.shared.receive.at(self.posted).store(descriptor(buffer, 0), Ordering::Relaxed);
-            self.posted += 1;
-            posted += 1;
-        }
-        if posted > 0 {
-            self.shared.receive.posted.0.store(self.posted, Ordering::Release);
-        }
+        let (memory, pool) = self.rings.memory();
+        let at = pool + buffer * BUFFER_BYTES;
+        memory.prefetch_to_write(at + FRAME_OFFSET);
+        memory.store_u64(at, buffer as u64, Ordering::Relaxed);
+        memory.store_u64(at + 8, length as u64, Ordering::Relaxed);
+        memory.store_u64(at + 16, FRAME_OFFSET as u64, Ordering::Relaxed);
+        memory.store_u64(at + 24, 0, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,9 @@
 //! `pipe`: a program that echoes frames, and the applications of `apps/`, over a pipe and over the packetised interface of today's NICs
 //! (Ensō).
 //!
-//! One software NIC, one generator and one program for both, so that only the interface differs. The NIC copies each frame in and out
+//! `memif` is the packetised interface of DPDK's memif without copies: the driver's port, and the twin's program as its client.
+//!
+//! One software NIC, one generator and one program for all, so that only the interface differs. The NIC copies each frame in and out
 //! and checks what comes back; the echo swaps the MAC addresses of each frame. NIC and program are threads that look without
 //! sleeping. The schemes take turns round by round. The program's time for a frame is that of its turns with frames, by a clock read
 //! around each [`SAMPLED`]th turn.
@@ -16,6 +18,7 @@ use anyhow::{ensure, Context, Result};
 use pd_abi::pipe::PIPE_RING_BYTES_DEFAULT;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
+use pd_pipe::packetised::memif::{self, MemifNic};
 use pd_pipe::packetised::{self, PacketNic};
 use pd_pipe::{Agent, Direction, Gen, GenCounts, Pipe, Port, Recipe, Shape, Unit};
 use rustix::time::{clock_gettime, ClockId};
@@ -28,7 +31,7 @@ use crate::run::undisturbed::undisturbed;
 /// Sizes of frames: the smallest, and the simple Internet mix.
 const SIZES: [(&str, &[usize]); 3] =
     [("64", &[64]), ("imix", &[64, 64, 594, 64, 64, 594, 64, 594, 64, 64, 594, 1518]), ("1518", &[1518])];
-const SCHEMES: [&str; 3] = ["packetised", "pipe", "pipe-each"];
+const SCHEMES: [&str; 4] = ["packetised", "memif", "pipe", "pipe-each"];
 /// A part of a round that is not counted: pages and caches are filled.
 const WARM_UP: u32 = 5;
 /// Turns between two looks at the clock.
@@ -109,6 +112,18 @@ impl Nic for PacketNic {
     }
 }
 
+impl Nic for MemifNic {
+    fn turn(&mut self) {
+        MemifNic::turn(self);
+    }
+    fn counts(&mut self) -> GenCounts {
+        counts(self.port())
+    }
+    fn notifications(&mut self) -> u64 {
+        self.received()
+    }
+}
+
 fn swap_addresses(frame: &mut [u8]) {
     if let Some(addresses) = frame.first_chunk_mut::<12>() {
         addresses.rotate_left(6);
@@ -151,13 +166,20 @@ fn open(port: Port, direction: Direction, unit: Unit, burst: Option<usize>) -> R
 /// One round of a scheme of the echo.
 fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
     let port = Port::Gen(generator(sizes)?);
-    if scheme == "packetised" {
-        let (nic, mut program) = packetised::pair(port)?;
-        let mut each = |room: &mut [u8], length: usize| {
-            swap_addresses(&mut room[..length]);
-            Some(length)
-        };
-        return run(nic, move || program.turn(&mut each), round);
+    let mut each = |room: &mut [u8], length: usize| {
+        swap_addresses(&mut room[..length]);
+        Some(length)
+    };
+    match scheme {
+        "packetised" => {
+            let (nic, mut program) = packetised::pair(port)?;
+            return run(nic, move || program.turn(&mut each), round);
+        }
+        "memif" => {
+            let (nic, mut program) = memif::pair(port)?;
+            return run(nic, move || program.turn(&mut each), round);
+        }
+        _ => {}
     }
     let burst = (scheme == "pipe-each").then_some(1);
     let (nic, mut pipe) = open(port, Direction::Forward, Unit::Frames, burst)?;

@@ -15,13 +15,14 @@ use pd_apps::nitro::Nitro;
 use pd_apps::random::{Random, Zipf};
 use pd_apps::traffic::{backends, log_lines, syn_flood, zipf_flows, SERVICE};
 use pd_apps::{over_packets, over_pipe, App, Verdict};
-use pd_pipe::{packetised, Check, Direction, GenCounts, Port, Trace, Unit};
+use pd_pipe::packetised::{self, memif, Packets, Rings};
+use pd_pipe::{Check, Direction, GenCounts, Port, Trace, Unit};
 use serde_json::json;
 
 use super::{open, run, Cell, Measure, Nic};
 use crate::row::Metrics;
 
-const SCHEMES: [&str; 2] = ["packetised", "pipe"];
+const SCHEMES: [&str; 3] = ["packetised", "memif", "pipe"];
 /// Frames that are played over and over. The flows of a flood are more than a cache of flows has.
 const FRAMES: usize = 16_384;
 const SEED: u64 = 1;
@@ -71,12 +72,19 @@ impl Traffic {
 
 /// One round of an application that sends frames back.
 fn measure<A: App + Send>(scheme: &str, traffic: &Traffic, mut app: A, round: Duration) -> Result<Metrics> {
-    let mut metrics = if scheme == "packetised" {
-        let (nic, mut packets) = packetised::pair(traffic.port()?)?;
-        run(nic, move || over_packets(&mut packets, &mut app), round)?
-    } else {
-        let (nic, mut pipe) = open(traffic.port()?, Direction::Forward, Unit::Frames, None)?;
-        run(nic, move || over_pipe(&mut pipe, None, &mut app).unwrap_or(0), round)?
+    let mut metrics = match scheme {
+        "packetised" => {
+            let (nic, mut packets) = packetised::pair(traffic.port()?)?;
+            run(nic, move || over_packets(&mut packets, &mut app), round)?
+        }
+        "memif" => {
+            let (nic, mut packets) = memif::pair(traffic.port()?)?;
+            run(nic, move || over_packets(&mut packets, &mut app), round)?
+        }
+        _ => {
+            let (nic, mut pipe) = open(traffic.port()?, Direction::Forward, Unit::Frames, None)?;
+            run(nic, move || over_pipe(&mut pipe, None, &mut app).unwrap_or(0), round)?
+        }
     };
     if traffic.window > 0 {
         // Little's law.
@@ -85,19 +93,28 @@ fn measure<A: App + Send>(scheme: &str, traffic: &Traffic, mut app: A, round: Du
     Ok(metrics)
 }
 
+/// Has the monitor read a burst of packets.
+fn feed(packets: &mut Packets<impl Rings>, app: &mut Logmon) -> usize {
+    packets.turn(|room, length| {
+        app.feed(&room[..length], 0);
+        None
+    })
+}
+
 /// One round of the monitor of logs.
 fn monitor(scheme: &str, traffic: &Traffic, round: Duration) -> Result<Metrics> {
     let filters = Filters::parse(FILTERS).map_err(anyhow::Error::msg)?;
     let mut app = Logmon::new(filters, Rules { threshold: 5, window_s: 600 });
-    if scheme == "packetised" {
-        let (nic, mut packets) = packetised::pair(traffic.port()?)?;
-        let program = move || {
-            packets.turn(|room, length| {
-                app.feed(&room[..length], 0);
-                None
-            })
-        };
-        return run(OneWay(nic), program, round);
+    match scheme {
+        "packetised" => {
+            let (nic, mut packets) = packetised::pair(traffic.port()?)?;
+            return run(OneWay(nic), move || feed(&mut packets, &mut app), round);
+        }
+        "memif" => {
+            let (nic, mut packets) = memif::pair(traffic.port()?)?;
+            return run(OneWay(nic), move || feed(&mut packets, &mut app), round);
+        }
+        _ => {}
     }
     let (nic, mut pipe) = open(traffic.port()?, Direction::Receive, Unit::Bytes, None)?;
     let mut bytes = 0;
