@@ -1,5 +1,5 @@
 //! `kv_client PORT PARTITIONS COMMAND`: a client of `kv`. Commands are `get KEY`, `set KEY VALUE`, `delete KEY`, and `load KEYS REQUESTS`, which
-//! sets and gets keys by Zipf's law, checks each value, and tells the rate.
+//! sets and gets keys by Zipf's law, checks each value, and tells the rate and how long answers took.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, ensure, Context, Result};
@@ -20,6 +20,8 @@ const ENDS: Ends = Ends {
 };
 /// Requests under way in a load.
 const WINDOW: usize = 32;
+/// Answers that are timed, the first ones.
+const TIMES_MAX: u64 = 1 << 20;
 /// How long an answer is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -83,7 +85,8 @@ impl Link {
         let (zipf, mut random) = (Zipf::new(keys, 0.99), Random::new(7));
         let (mut sets, mut gets, mut hits, mut wrong) = (vec![0u32; keys], 0u64, 0u64, 0u64);
         // A request under way, and the least that a value that is found may be.
-        let mut under_way: Vec<(u32, usize, Option<u32>)> = Vec::new();
+        let mut under_way: Vec<(u32, usize, Option<u32>, Instant)> = Vec::new();
+        let mut times = Vec::with_capacity(requests.min(TIMES_MAX) as usize);
         let (begun, mut made, mut done) = (Instant::now(), 0, 0);
         while done < requests {
             while made < requests && under_way.len() < WINDOW {
@@ -94,15 +97,18 @@ impl Link {
                     sets[rank] += 1;
                     let value = [&key[..], &sets[rank].to_be_bytes()].concat();
                     let number = self.send(Op::Set, &key, &value, 0)?;
-                    under_way.push((number, rank, None));
+                    under_way.push((number, rank, None, Instant::now()));
                 } else {
                     let number = self.send(Op::Get, &key, b"", 12)?;
-                    under_way.push((number, rank, Some(sets[rank])));
+                    under_way.push((number, rank, Some(sets[rank]), Instant::now()));
                 }
             }
             self.receive(|number, status, value| {
                 let Some(at) = under_way.iter().position(|&(other, ..)| other == number) else { return };
-                let (_, rank, wanted) = under_way.swap_remove(at);
+                let (_, rank, wanted, asked) = under_way.swap_remove(at);
+                if times.len() < TIMES_MAX as usize {
+                    times.push(asked.elapsed());
+                }
                 done += 1;
                 // A partition answers in order, so that the last value set before is found.
                 let Some(set) = wanted else { return wrong += u64::from(status != Status::Done) };
@@ -120,7 +126,15 @@ impl Link {
             })?;
         }
         let rate = requests as f64 / begun.elapsed().as_secs_f64();
-        println!("{requests} requests, {gets} gets, {hits} hits, {wrong} wrong, {rate:.0} requests/s");
+        times.sort_unstable();
+        let part = |part: f64| match times.len().checked_sub(1) {
+            Some(last) => times[(last as f64 * part) as usize].as_secs_f64() * 1e6,
+            None => 0.0,
+        };
+        let (p50, p99) = (part(0.5), part(0.99));
+        println!(
+            "{requests} requests, {gets} gets, {hits} hits, {wrong} wrong, {rate:.0} requests/s, P50 {p50:.1} us, P99 {p99:.1} us"
+        );
         ensure!(wrong == 0, "answers were wrong");
         Ok(())
     }

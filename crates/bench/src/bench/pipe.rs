@@ -71,6 +71,8 @@ trait Nic: Send {
     fn counts(&mut self) -> GenCounts;
     /// Times that the program was told of frames.
     fn notifications(&mut self) -> u64;
+    /// Times that frames took to come back, if they were timed, since the last call.
+    fn times(&mut self) -> Vec<Duration>;
 }
 
 struct PipeNic {
@@ -88,7 +90,17 @@ fn counts(port: &Port) -> GenCounts {
     }
 }
 
+fn times(port: &mut Port) -> Vec<Duration> {
+    match port {
+        Port::Trace(trace) => trace.take_times(),
+        _ => Vec::new(),
+    }
+}
+
 impl Nic for PipeNic {
+    fn times(&mut self) -> Vec<Duration> {
+        times(self.agent.port(self.port))
+    }
     fn turn(&mut self) {
         self.agent.turn();
     }
@@ -101,6 +113,9 @@ impl Nic for PipeNic {
 }
 
 impl Nic for PacketNic {
+    fn times(&mut self) -> Vec<Duration> {
+        times(self.port())
+    }
     fn turn(&mut self) {
         PacketNic::turn(self);
     }
@@ -113,6 +128,9 @@ impl Nic for PacketNic {
 }
 
 impl Nic for MemifNic {
+    fn times(&mut self) -> Vec<Duration> {
+        times(self.port())
+    }
     fn turn(&mut self) {
         MemifNic::turn(self);
     }
@@ -220,13 +238,14 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
             start.elapsed()
         };
         turns(&mut || nic.turn(), round / WARM_UP);
+        nic.times();
         let before = (nic.counts(), nic.notifications());
         let (time, used) = Used::by(|| turns(&mut || nic.turn(), round));
         let after = (nic.counts(), nic.notifications());
         stop.store(true, Ordering::Relaxed);
-        ((before, after, time, used), program.join())
+        ((before, after, time, used, nic.times()), program.join())
     });
-    let (before, after, time, nic_used) = nic_side;
+    let (before, after, time, nic_used, mut times) = nic_side;
     let (program_used, program_ns) = program_side.ok().context("the program panicked")?;
     ensure!(after.0.wrong == 0 && after.0.missing == 0, "frames came back wrong: {:?}", after.0);
     let frames = (after.0.returned.0 - before.0.returned.0) as f64;
@@ -241,6 +260,11 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
         ("cpu_share_percent_program", program_used.share()),
         ("program_ns_per_packet", program_ns),
     ]);
+    times.sort_unstable();
+    if let Some(last) = times.len().checked_sub(1) {
+        let part = |part: f64| times[(last as f64 * part) as usize].as_secs_f64() * 1e6;
+        metrics.extend([("latency_us_p50", part(0.5)), ("latency_us_p99", part(0.99))]);
+    }
     if let Some(mhz) = clock_mhz() {
         metrics.insert("program_cycles_per_packet", program_ns * mhz * 1e-3);
     }
@@ -265,10 +289,12 @@ struct Cell {
 }
 
 /// Figures that are shown as a ratio to the packetised interface's, and the names of the ratios.
-const RATIOS: [(&str, &str); 3] = [
+const RATIOS: [(&str, &str); 5] = [
     ("packets_per_s", "over_packetised"),
     ("program_ns_per_packet", "program_time_over_packetised"),
     ("latency_us_mean", "latency_over_packetised"),
+    ("latency_us_p50", "p50_over_packetised"),
+    ("latency_us_p99", "p99_over_packetised"),
 ];
 
 /// Runs it.

@@ -1,6 +1,12 @@
 //! `trace`: prepared frames, or pieces of a stream, played over and over; what comes back is compared with what was made.
 use super::{Frame, GenCounts};
 use rustix::io::{Errno, Result};
+use std::time::{Duration, Instant};
+
+/// Of so many frames of a window one is timed: two looks at the clock are a good part of what a frame takes.
+const TIMED: u64 = 16;
+/// Times that are kept.
+const TIMES_MAX: usize = 1 << 20;
 
 /// Says for a frame that was made whether another is what a program makes of it.
 pub type Check = fn(made: &[u8], returned: &[u8]) -> bool;
@@ -18,6 +24,9 @@ pub struct Trace {
     window: u64,
     check: Check,
     counts: GenCounts,
+    /// The frame that is timed, by its number, and when it was made.
+    timed: Option<(u64, Instant)>,
+    times: Vec<Duration>,
 }
 
 /// A frame, and where it starts.
@@ -64,7 +73,8 @@ impl Trace {
         }
         let window = if window == 0 { u64::MAX } else { window };
         let (next, back, counts) = (Place::default(), Place::default(), GenCounts::default());
-        Ok(Self { bytes, ends, next, back, window, check, counts })
+        let (timed, times) = (None, Vec::new());
+        Ok(Self { bytes, ends, next, back, window, check, counts, timed, times })
     }
 
     /// The next frame, which [`Self::advance`] counts; none while a window is under way.
@@ -79,6 +89,10 @@ impl Trace {
     /// Counts the frame as made.
     #[inline]
     pub fn advance(&mut self) {
+        let number = self.counts.made.0;
+        if number % TIMED == 0 && self.window < u64::MAX && self.timed.is_none() {
+            self.timed = Some((number, Instant::now()));
+        }
         self.counts.made.0 += 1;
         self.counts.made.1 += self.next.of(&self.bytes, &self.ends).len() as u64;
         self.next.step(&self.ends);
@@ -91,6 +105,11 @@ impl Trace {
             self.counts.wrong += 1;
             return;
         }
+        if let Some((_, made)) = self.timed.take_if(|(number, _)| *number == self.counts.returned.0) {
+            if self.times.len() < TIMES_MAX {
+                self.times.push(made.elapsed());
+            }
+        }
         self.counts.returned.0 += 1;
         self.counts.returned.1 += frame.len() as u64;
         if !(self.check)(self.back.of(&self.bytes, &self.ends), frame) {
@@ -102,6 +121,11 @@ impl Trace {
     /// Counts of what was made, and of what came back.
     pub fn counts(&self) -> GenCounts {
         self.counts
+    }
+
+    /// Times that frames of a window took to come back, of one in some: those since the last call.
+    pub fn take_times(&mut self) -> Vec<Duration> {
+        std::mem::take(&mut self.times)
     }
 }
 
@@ -124,6 +148,7 @@ mod tests {
         }
         assert_eq!(made.concat(), b"onethreexonethreexone");
         assert_eq!((trace.counts().made.0, trace.counts().returned.0, trace.counts().wrong), (7, 6, 0));
+        assert_eq!((trace.take_times().len(), trace.take_times().len()), (1, 0), "one in sixteen");
         trace.take(b"two");
         trace.take(b"none is under way");
         assert_eq!(trace.counts().wrong, 2);

@@ -53,6 +53,9 @@ impl<N: Nic> Nic for OneWay<N> {
     fn notifications(&mut self) -> u64 {
         self.0.notifications()
     }
+    fn times(&mut self) -> Vec<Duration> {
+        self.0.times()
+    }
 }
 
 /// Frames of a cell, of which at most a window is under way.
