@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Dropping the peer first resets the connection, so that nobody waits.
 ///
 /// # Errors
-/// Those of the socket calls.
+/// Errors of the socket calls.
 pub fn lingering(linger: Duration) -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut stream = TcpStream::connect(listener.local_addr()?)?;
@@ -26,7 +26,7 @@ pub fn lingering(linger: Duration) -> std::io::Result<(TcpStream, TcpStream)> {
 /// Sends a message with a descriptor.
 ///
 /// # Errors
-/// Those of `sendmsg`: `EPERM` if the receiver has the kernel refuse descriptors.
+/// Errors of `sendmsg`: `EPERM` if the receiver has the kernel refuse descriptors.
 pub fn send_with(socket: impl AsFd, bytes: &[u8], fd: impl AsFd) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

@@ -27,7 +27,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the driver may take for anything.
+/// Longest time that the driver may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A region as the driver sent it.
@@ -107,7 +107,7 @@ impl Raw {
     /// If there is no driver.
     pub fn try_welcomed(driver: impl AsRef<Path>) -> Result<Self, String> {
         let socket = Self::dial(driver);
-        // Whoever is turned away is told so before it can say anything.
+        // A client that is turned away is told so before it can send anything.
         let _ = send(&socket, &Frame::new(FrameKind::Hello));
         let (frame, mut fds) = receive(&socket).map_err(|error| error.to_string())?;
         if frame.checked_kind() != Some(FrameKind::Welcome) {
@@ -525,7 +525,7 @@ impl Raw {
 /// Sends a frame.
 ///
 /// # Errors
-/// Those of `sendmsg`.
+/// Errors of `sendmsg`.
 pub fn send(socket: impl AsFd, frame: &Frame) -> rustix::io::Result<()> {
     let sent = rustix::net::send(socket, frame.as_bytes(), SendFlags::NOSIGNAL)?;
     assert_eq!(sent, size_of::<Frame>());
