@@ -70,12 +70,12 @@ impl CounterRegion {
         Ok(Arc::new(Self { map, shape, fd }))
     }
 
-    /// How many lines it has.
+    /// Returns the numbers of its lines.
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// To be handed out.
+    /// Returns the descriptor that clients get.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -151,7 +151,7 @@ impl CounterView {
         &self.header
     }
 
-    /// How things stand.
+    /// Returns the present state.
     pub fn gauges(&self) -> Gauges {
         self.map.read(GAUGES)
     }

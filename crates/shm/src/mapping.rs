@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// A party's right to a region's bytes.
 pub trait Access: Copy + std::fmt::Debug + Send + Sync + 'static {
-    /// How the region is mapped.
+    /// Returns the protection of the mapping.
     fn protection(self) -> Protection;
 }
 
 /// The right to store.
 pub trait Writable: Access {
-    /// Panics where the region is not mapped for it. Nothing to do where the type says so.
+    /// Panics if the region is not mapped for stores. Does nothing where the type guarantees it.
     fn check(self) {}
 }
 

@@ -1,7 +1,7 @@
 //! System calls that sleep: on words of shared memory, or for a time.
 //!
-//! They are described first and made by whom they are given to, for who has to know which signal handlers run lets them
-//! through as the last thing before.
+//! A [`Sleep`] describes a call, and its user makes the call. A library that has to know which signal handlers run makes
+//! it as the last step after its checks.
 use crate::{Access, Region};
 use std::marker::PhantomData;
 use std::sync::atomic::AtomicU32;

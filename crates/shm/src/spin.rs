@@ -22,49 +22,50 @@ pub fn spinning_allowed() -> bool {
     })
 }
 
-/// So long a spin pauses between looks before it offers the core to others; twice as long after each offer that
-/// nobody took.
+/// Time for which a spin pauses between looks before it offers the core to others. It doubles with each offer that
+/// nobody takes.
 const PATIENCE_MIN: Duration = Duration::from_micros(1);
 
-/// A yield that took longer has had somebody else run on this core.
+/// Longest yield after which no other thread has run on this core.
 const YIELD_ALONE: Duration = Duration::from_micros(2);
-/// A yield that took longer went to somebody who does not take turns, but keeps the core for as long as the scheduler
-/// lets it: then sleepers, whom the scheduler prefers when they wake up, are better off...
+/// Longest yield to a thread that takes turns. A thread that took longer keeps the core until the scheduler ends its
+/// slice. Beside such a thread a sleep is better than a yield: the scheduler prefers a thread that wakes up.
 const YIELD_FOREIGN: Duration = Duration::from_millis(1);
-/// ...and so many waits do not yield: the least of these the first time, four times as many if it happens again, at most
-/// the most of these.
+/// Waits that do not yield after a yield longer than [`YIELD_FOREIGN`]: the first number once, four times as many with
+/// each repetition, the second number at most.
 const CROWDED: (u32, u32) = (16, 4096);
-/// A crowd so long after the last one is another one: a thread of the kernel now and then is no neighbour.
+/// Time without such a yield after which the number of waits begins anew. A kernel thread that runs now and then is no
+/// neighbour.
 const CROWD_FORGOTTEN: Duration = Duration::from_secs(1);
-/// After so many waits in a row that shared the core a sleep is due: the scheduler places who wakes up, on an idle core
-/// if there is one, but leaves those where they are that take turns.
+/// Waits in a row that share the core before one sleeps. The scheduler leaves threads that take turns on their core, but
+/// places a thread that wakes up on an idle core, if there is one.
 const SHARED_MAX: u32 = 1024;
 
 /// The shortest spin is this part of the limit.
 const LEAST: u32 = 16;
 
-/// A bounded spin before a sleep, which learns: what it waited for came within the limit, by a sleep or without,
-/// then it spins that long again; it did not, then half as long next time. Never longer than the limit, and never
-/// less than a sixteenth of it, so that it can learn again when peers are quick.
+/// A bounded spin before a sleep. It learns from earlier waits. If the awaited event came within the limit, by a sleep
+/// or without, the next spin may last for the limit; otherwise it lasts half as long as this one. A spin lasts at least
+/// a sixteenth of the limit, so that it can learn again when peers are quick.
 ///
-/// Between pause instructions it yields the core, so that a party that shares it can do what is waited for: then two
-/// processes take turns without a sleep, a wake-up and an idle core between them. A yield is a system call: on a core
-/// that nobody shares they become rare, and stay so from one wait to the next. They cease for a while when they went to
-/// somebody who keeps the core.
+/// Between pause instructions it yields the core, so that a party on the same core can cause the event. Two processes
+/// then take turns without a sleep, a wake-up and an idle core between them. A yield is a system call. On a core that
+/// nobody shares yields become rare, and stay so from one wait to the next. They cease for a while after one that went
+/// to a thread which keeps the core.
 #[derive(Clone, Debug)]
 pub struct Spin {
     limit: Duration,
     bound: Duration,
     began: Option<Instant>,
-    /// How long it pauses before the next yield.
+    /// Time of pauses before the next yield.
     patience: Duration,
     /// Waits in a row that shared the core.
     shared: u32,
     /// Waits to come that do not yield.
     crowded: u32,
-    /// How many they are the next time; one less with each yield that was short.
+    /// Value of `crowded` after the next long yield. Each short yield lowers it by one.
     penalty: u32,
-    /// When a yield went to somebody who keeps the core.
+    /// Time of the last yield to a thread that keeps the core.
     crowd: Option<Instant>,
 }
 
@@ -87,7 +88,7 @@ impl Spin {
         }
     }
 
-    /// Spins until `ready` says yes (true) or the bound is reached (false). Who sleeps after that says
+    /// Spins until `ready` returns true or the bound is reached, which is false. A caller that sleeps after that calls
     /// [`Self::slept`].
     pub fn until(&mut self, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
@@ -128,7 +129,7 @@ impl Spin {
         false
     }
 
-    /// How long this spin lasts at most, and when it yields first.
+    /// Returns how long this spin lasts at most, and when it first yields.
     fn plan(&mut self) -> (Duration, Duration) {
         let pausing = |time| if spinning_allowed() { time } else { Duration::ZERO };
         if self.crowded > 0 {
@@ -139,7 +140,7 @@ impl Spin {
         (self.bound, pausing(self.patience))
     }
 
-    /// Learns from a yield that lasted so long and has ended now.
+    /// Learns from a yield that lasted for `yielded` and ended at `now`.
     fn look_for_crowds(&mut self, yielded: Duration, now: Instant) {
         if yielded > YIELD_FOREIGN {
             let last = self.crowd.replace(now);
