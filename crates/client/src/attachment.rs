@@ -24,11 +24,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-/// How long an answer on the attach socket may take.
+/// Longest time for an answer on the attach socket.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
-/// So often an answer is tried again for which there is no descriptor left.
+/// Attempts to receive an answer for whose descriptor there is no room.
 const NO_ROOM_MAX: u32 = 100;
-/// So many ring mappings may stay although no socket uses them, and as many as are used.
+/// Ring mappings that may stay without a socket. As many as are in use may stay beside them.
 const RINGS_KEPT_MAX: usize = 1024;
 
 /// Receive rings as they are mapped here. Those that no socket uses any more stay for a while: rings go to other sockets.
@@ -248,7 +248,7 @@ impl Attachment {
         let map = Region::<Own>::new(&region.fd, region.bytes).map_err(|errno| {
             Error::new(Errno::NOMEM, format!("cannot map a send region of {} bytes: {errno}", region.bytes))
         })?;
-        // It may be the only number that there is for what the driver says next.
+        // The next answer may need this number: the process may have no other.
         drop(region.fd);
         self.ask(&mut wire, &Frame::new(FrameKind::Mapped).with_id(region.id), FrameKind::Ready)?;
         Ok((region.id, map))

@@ -68,7 +68,7 @@ struct Question {
 #[derive(Debug, Default)]
 struct SocketPool {
     sockets: Vec<(SocketId, u64)>,
-    /// How many to ask for next time, beside the one that is needed.
+    /// Sockets to ask for the next time, beside the one that is needed.
     more: u32,
 }
 

@@ -23,11 +23,11 @@ const BACKLOG_LOOK_FIRST: Duration = Duration::from_millis(1);
 const BACKLOG_LOOK_LAST: Duration = Duration::from_millis(50);
 const BACKLOG_WAIT_MAX: Duration = Duration::from_secs(127);
 
-/// How long after a driver was followed by another a listener may be missing that is about to listen there again. Until then a
-/// connect asks the driver again, rather than go over the kernel for good.
+/// Time after a driver's replacement in which listeners come back. A connect that finds no listener asks the new driver
+/// again until then, rather than go over the kernel for good.
 const LISTENERS_RETURN_MAX: Duration = Duration::from_millis(600);
 
-/// How a twin leaves for the kernel: see [`Socket::step_aside`].
+/// Kind of a departure for the kernel: see [`Socket::step_aside`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
     /// A peer that follows marks the kernel's stream.
@@ -443,7 +443,7 @@ impl Socket {
         Ok(())
     }
 
-    /// How the connection's bytes travel; `Offloaded` while there is none.
+    /// Returns the path of the connection's bytes; `Offloaded` while there is no connection.
     pub fn path(&self) -> Path {
         if self.kernel.get().is_some() {
             return Path::Kernel;
@@ -624,7 +624,7 @@ impl Socket {
         }
         let answer = channel.call(&link.attachment, link.request(Operation::Adopt))?;
         if check(answer, || "cannot move the socket to this thread".to_owned()).is_err() {
-            // It may stay where it is.
+            // The socket may stay where it is.
             return Ok(());
         }
         self.set_link(&mut control, Arc::new(link.with_home(channel)));

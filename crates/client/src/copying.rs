@@ -9,7 +9,7 @@ use rustix::io::Errno;
 /// Manner of receiving.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// They stay to be received.
+    /// Leave the bytes to be received again.
     pub peek: bool,
     /// Wait until there is no room any more.
     pub all: bool,

@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the driver is not asked for files after it has refused one for a reason that may pass.
+/// Time without questions for files after the driver has refused one for a reason that may pass.
 const REFUSED: Duration = Duration::from_millis(100);
 
 /// Files that the driver has open for this process.

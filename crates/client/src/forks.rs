@@ -3,8 +3,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// How often this process is a child of one that used the library. Objects remember it: theirs
-/// differing from this means that they belong to the parent.
+/// Returns the number of forks between this process and the first that used the library. Objects remember the number.
+/// An object with another number belongs to an ancestor.
 #[inline]
 pub(crate) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)

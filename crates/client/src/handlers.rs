@@ -107,7 +107,7 @@ pub struct Runs {
     pub interrupting: u32,
 }
 
-/// How many handlers have run so far.
+/// Returns the number of handlers that have run so far.
 pub fn runs() -> Runs {
     HERE.with(|here| Runs { all: here.runs.get(), interrupting: here.interrupts.get() })
 }
@@ -121,7 +121,7 @@ pub fn let_run() {
 
 /// Does what may take long, and nothing of the library's, as if the thread was in no call of the library's.
 pub fn outside<T>(work: impl FnOnce() -> T) -> T {
-    /// Whoever unwinds, or is jumped over, leaves the count as it is to be.
+    /// Sets the count back, also when a panic or a jump leaves the work.
     struct Back(u32);
     impl Drop for Back {
         fn drop(&mut self) {
@@ -181,7 +181,7 @@ fn held() -> Set {
 /// a negative `errno` if it fails.
 ///
 /// # Safety
-/// That of the system call.
+/// The requirements of the system call.
 pub unsafe fn interruptible(
     number: libc::c_long,
     arguments: [usize; 6],
@@ -428,7 +428,7 @@ mod sleep {
     /// Makes the call unless the flag is set.
     ///
     /// # Safety
-    /// That of the call.
+    /// The requirements of the call.
     pub(super) unsafe fn make(
         flag: *const bool,
         number: libc::c_long,
@@ -623,7 +623,7 @@ mod tests {
             while !are_put_off() && SENT.load(Ordering::Acquire) < round {
                 nap(1);
             }
-            // It has been sent; a sleep of an hour ends by it.
+            // The signal has been sent, and ends a sleep of an hour.
             assert_eq!(nap(3600 * 1_000_000_000), -(libc::EINTR as isize), "round {round}");
             assert_eq!(counts().0 - before, round - 1);
             drop(inside);

@@ -176,7 +176,7 @@ impl Link {
     /// Has the driver post an event to the peer of a direct connection.
     #[cold]
     pub(crate) fn nudge(&self) {
-        // It fails only without a driver, of which the peer hears anyway.
+        // The request fails only without a driver, and the peer notices that itself.
         let _ = self.submit(self.request(Operation::Nudge));
     }
 

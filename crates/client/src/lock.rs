@@ -8,8 +8,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// So often in a row a thread takes the lock before it is biased towards it; four times as often after each time that
-/// another thread came all the same, for then all wait for a fence on all cores.
+/// Times in a row that one thread takes the lock before the lock is biased towards it. If another thread comes after
+/// that, everybody waits for a fence on all cores: each such time makes the number four times as large.
 const STREAK: u32 = 256;
 
 /// State under a lock.

@@ -21,9 +21,9 @@ static OWN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 static LOWEST: AtomicI32 = AtomicI32::new(RawFd::MAX);
 /// Descriptors to be given away.
 static KEPT: Mutex<Vec<OwnFd>> = Mutex::new(Vec::new());
-/// So many.
+/// Descriptors kept.
 const KEPT_MAX: usize = 6;
-/// So many of them only for that without which connections end.
+/// Kept descriptors that are given only for what connections need to go on.
 const KEPT_FOR_NEED: usize = 3;
 /// One thread at a time makes room.
 static ROOM: Mutex<()> = Mutex::new(());
@@ -65,7 +65,7 @@ struct Room {
 }
 
 impl Room {
-    /// Leaves so many of what is kept.
+    /// Makes room for one descriptor, and leaves at least `leaving` of the kept ones.
     fn make(leaving: usize) -> Option<Self> {
         let one = lock(&ROOM);
         let limit = getrlimit(Resource::Nofile);

@@ -1,6 +1,6 @@
 //! The ways that a connection's bytes may take.
 
-/// How a connection's bytes travel.
+/// Path of a connection's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// The driver moves them.

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Pause between looks of a wait for more bytes than there is room for.
 const FULL_LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// How a wait ended.
+/// Result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// Look again: something happened, or for no reason, or a part of the time is over.

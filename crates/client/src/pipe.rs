@@ -35,7 +35,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks whether the driver is still there.
+/// Time between two checks of a wait that the driver is still there.
 const LOOK: Duration = Duration::from_millis(250);
 
 impl From<Errno> for Error {

@@ -104,7 +104,7 @@ impl<'a> Call<'a> {
                             Error::with_errno(libc::EMFILE, "no descriptors left to wait for a pipe")
                         })?;
                         match sleeper.0.add_other(other, fd, wanted(entry.events), 0) {
-                            // It is in the list twice: one look tells of both.
+                            // The descriptor is in the list twice: one look serves both entries.
                             Err(error) if error.errno() == libc::EEXIST => {
                                 let all = ready::IN | ready::OUT | ready::RDHUP;
                                 sleeper.0.modify_other(other, all, 0)?;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a normal exit waits for what was sent.
+/// Longest time that a normal exit waits for delivery of sends.
 const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 
 static ATTACHED: PerProcess<Attached> = PerProcess::new();

@@ -80,7 +80,7 @@ impl Socket {
         while let Some(place) = side.early.iter().position(|early| early.0 == end) {
             end = side.early.swap_remove(place).1;
         }
-        // It fails only together with the connection, which the next call tells.
+        // Giving back fails only with the connection; the next call reports that.
         let _ = side.give_back(end);
     }
 

@@ -28,10 +28,10 @@ impl Socket {
         self.send.lock().link.send_end() == ELSEWHERE
     }
 
-    /// Fails with `ESTALE` if another process has taken the socket over, which calls that move no bytes do not find out by themselves.
+    /// Checks that no other process has taken the socket over. Calls that move no bytes do not find that out by themselves.
     ///
     /// # Errors
-    /// That one.
+    /// `ESTALE` if one has.
     pub fn check_present(&self) -> Result<()> {
         match self.send.lock().link.send_end() == MOVED {
             true => Err(moved()),
@@ -64,7 +64,7 @@ impl Socket {
         side.end()
     }
 
-    /// How often the socket has sent so far, on its present path, and bytes sent so and received.
+    /// Returns the number of sends on the present path, and the bytes sent there and received.
     pub fn carried(&self) -> (u64, u64) {
         let (sends, bytes) = self.send.lock().carried();
         (sends, bytes + self.recv.lock().cursor)

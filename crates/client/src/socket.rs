@@ -63,7 +63,7 @@ const NOT_BACK: u8 = 0;
 const BACK: u8 = 1;
 const BACK_TOLD: u8 = 2;
 
-/// How far a socket has come.
+/// State of a socket.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     New,

@@ -55,7 +55,7 @@ impl Deadline {
         Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    /// How long to sleep at most; `None` when the time is over.
+    /// Returns the longest sleep; `None` when the time is over.
     pub(crate) fn next_sleep(&self) -> Option<Duration> {
         let Some(at) = self.0 else { return Some(SLEEP_MAX) };
         let left = at.checked_duration_since(Instant::now())?;
@@ -63,7 +63,7 @@ impl Deadline {
     }
 }
 
-/// How a thread sleeps while another one does on the wake word: on a word of the process's, while it holds a value.
+/// Sleeps of a thread while another one sleeps on the wake word. They are on a word of the process, while it holds a value.
 pub(crate) trait WaitTurn {
     fn wait_turn(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 }

@@ -78,7 +78,7 @@ impl SendBuffer {
 
 impl Drop for SendBuffer {
     fn drop(&mut self) {
-        // It fails only in a forked child, where there is nothing to free.
+        // Freeing fails only in a forked child, which has nothing to free.
         let _ = arena::free(self.ptr.as_ptr());
     }
 }

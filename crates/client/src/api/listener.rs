@@ -11,7 +11,7 @@ pub struct Listener {
     pub(crate) socket: Arc<Socket>,
 }
 
-/// How to listen.
+/// Options of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerOptions {
     /// Connections that may wait to be accepted.
@@ -100,7 +100,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // It fails only in a forked child, where there is nothing to close.
+        // Closing fails only in a forked child, which has nothing to close.
         let _ = self.socket.close();
     }
 }

@@ -173,7 +173,7 @@ impl Stream {
         self.socket.set_send_timeout(timeout)
     }
 
-    /// How the bytes travel. It makes no other difference.
+    /// Returns the path of the bytes. It makes no other difference.
     pub fn path(&self) -> Path {
         self.socket.path()
     }
@@ -286,7 +286,7 @@ impl Write for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // It fails only in a forked child, where there is nothing to close.
+        // Closing fails only in a forked child, which has nothing to close.
         let _ = self.socket.close();
     }
 }

@@ -25,7 +25,7 @@ pub(super) enum Freed {
     Now,
     /// When the last send is done.
     Later,
-    /// It was not allocated.
+    /// Never: the block was not allocated.
     Never,
 }
 

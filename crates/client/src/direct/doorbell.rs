@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The most doorbells of its peer that a connection asks for. Each change of the peer's word could ask for another.
 const ASKED_MAX: u32 = 4;
 
-/// How often a connection begins to sleep on a doorbell: it does again whenever it is added to an instance.
+/// Times that a connection begins to sleep on a doorbell. Each addition to an instance is one. Later attempts fail.
 const BEGUN_MAX: u32 = 16;
 
 /// The doorbell that this side sleeps on, or did.

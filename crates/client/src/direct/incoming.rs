@@ -23,15 +23,15 @@ pub(crate) struct Incoming {
     pub(super) locked_spin: LockedSpin,
 }
 
-/// How far a connection is that leaves the direct path.
+/// Progress of a connection that leaves the direct path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Leaving {
     #[default]
     Not,
-    /// So many bytes had been written into the peer's ring. No more are read until the driver says that the peer writes
-    /// no more: if it goes on all the same, nobody hears of it.
+    /// Bytes written into the peer's ring when leaving began. No more are read until the driver says that the peer has
+    /// stopped writing. Bytes that the peer writes all the same reach no program.
     Until(u64),
-    /// So many bytes were ever written into the peer's ring, and no more will be.
+    /// Bytes ever written into the peer's ring; the number is final.
     At(u64),
     /// All that comes is from the driver.
     Done,

@@ -23,5 +23,6 @@ mod wait;
 
 pub(crate) use wait::Noticing;
 
-/// How often, in bytes of a stream, one looks whether the driver is there: who always finds bytes or room never sleeps.
+/// Bytes of a stream between two checks that the driver is there. A side that always finds bytes or room never sleeps,
+/// and a sleep is the other time of the check.
 const ALIVE_BYTES: u64 = 4 << 20;

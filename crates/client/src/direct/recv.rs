@@ -31,7 +31,7 @@ impl RecvSide {
             return Ok(false);
         }
         if !self.receives_shared && !self.link.trusts_peer() {
-            // It was told that what it sends stays offloaded.
+            // The peer was told that its sends stay offloaded.
             return Err(self.link.break_direct());
         }
         // SYNC POINT: direct-begin (the peer has seen that all before was delivered, then stored its index)
@@ -135,7 +135,7 @@ impl RecvSide {
     pub(crate) fn beyond(&self) -> u64 {
         let Some((_, peer)) = self.incoming.pair.as_deref() else { return 0 };
         match self.incoming.leaving {
-            // It comes by the driver.
+            // The bytes come by the driver.
             Leaving::Done => 0,
             _ => peer.load(direct::PRODUCER).min(peer.bytes),
         }

@@ -1,8 +1,8 @@
 //! Waking the peer, and sleeping until the peer or the driver wakes.
 //!
-//! Whoever publishes an index then looks whether the peer sleeps or has an event coming. Between the two lies a
-//! fence while the peer sleeps often; while it does not, the peer takes the fence over: it makes one on all cores
-//! before it sleeps ([`pd_shm::barrier`]), so that a stream needs none.
+//! A side that publishes an index then checks whether the peer sleeps or awaits an event. While the peer sleeps often, a
+//! fence lies between the two. While the peer seldom sleeps, it takes the fence over: it makes one on all cores before
+//! it sleeps ([`pd_shm::barrier`]). A stream needs no fence then.
 use super::half::Half;
 use crate::due;
 use crate::turn::WaitTurn;
@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// So often in a row something was there without a sleep: then the peer need not fence.
+/// Waits in a row that ended without a sleep before the peer need not fence.
 const AWAKE_MIN: u32 = 256;
 
 /// Where one kind of waiting has its words: three in the sleeper's index page, the doorbell in the waker's.

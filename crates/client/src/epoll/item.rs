@@ -82,9 +82,9 @@ impl Interest {
 /// One source in one epoll instance.
 pub(crate) struct Item {
     pub(crate) source: Weak<dyn Source>,
-    /// That of the instance.
+    /// Ready queue of the instance.
     pub(crate) queue: Weak<ReadyQueue>,
-    /// The source may be in the instance by several.
+    /// Name of the registration. A source may be in the instance under several.
     pub(crate) name: u64,
     pub(crate) interest: Mutex<Interest>,
     pub(crate) removed: AtomicBool,

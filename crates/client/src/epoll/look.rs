@@ -1,8 +1,8 @@
 //! The state machine of readiness: what is wanted, what is reported, what is looked at again.
 //!
-//! It is the kernel's: something that may have become ready is queued; a wait takes it from the queue
-//! and looks at it; if there is something to report, level-triggered items go back into the queue,
-//! edge-triggered ones wait for the next event, one-shot ones for the next `modify`.
+//! The rules are the kernel's. An item that may have become ready is queued. A wait takes it from the queue and looks at
+//! it. If there is something to report, a level-triggered item goes back into the queue, an edge-triggered one waits for
+//! the next event, and a one-shot one for the next `modify`.
 use super::item::{Item, Queue};
 use super::rest::Resting;
 use crate::turn::lock;

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// How often a change looks whether a waiting thread has noticed it.
+/// Attempts of a change to wake the threads that wait.
 const WAKES_MAX: u32 = 200;
 
 /// An epoll instance.
@@ -46,7 +46,7 @@ pub struct Epoll {
     resting: Mutex<Resting>,
     /// [`Self::fd`] has been called.
     exported: AtomicBool,
-    /// It has or had an [`Other`], of which the kernel's instance alone tells.
+    /// Tells whether an [`Other`] is or was a member. Only the kernel's instance reports those.
     has_others: AtomicBool,
     spin: Mutex<Spin>,
     /// Channels that events of its sockets come to, and how many of its sockets each has.
@@ -198,8 +198,8 @@ impl Epoll {
         }
     }
 
-    /// Makes waiting threads look at what was queued outside of the driver's events. They may be just
-    /// about to sleep: hence more than once.
+    /// Makes waiting threads look at what was queued outside of the driver's events. A thread may be about to sleep, and
+    /// miss one attempt.
     fn wake_all(&self) {
         for _ in 0..WAKES_MAX {
             if self.sleepers.load(Ordering::SeqCst) == 0 {
@@ -222,7 +222,7 @@ impl Epoll {
         self.check_usable()?;
         let fd = self.kernel()?.raw_fd();
         if !self.exported.swap(true, Ordering::AcqRel) {
-            // Whoever has it may sleep at any time.
+            // The holder of the descriptor may sleep at any time.
             self.begin_sleep();
         }
         Ok(fd)

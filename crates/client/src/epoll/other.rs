@@ -102,7 +102,7 @@ impl Epoll {
         }
         self.has_others.store(true, Ordering::Relaxed);
         lock(&other.registrations).push(self.registration(&item));
-        // It asks for no doorbell of a peer's: it has one.
+        // The item needs no doorbell of a peer: it has its own.
         item.doorbell_asked.store(true, Ordering::Relaxed);
         let heard = self.kernel().map(|_| self.add_doorbell(other.number, Arc::new(OwnFd::new(fd)), &item));
         if !matches!(heard, Ok(true)) {

@@ -14,7 +14,7 @@ pub(crate) struct Resting {
     sleepers: u32,
 }
 
-/// So many are looked at; of the others an event has to come.
+/// Items that are looked at. The others need an event.
 const RESTING_MAX: usize = 256;
 
 impl Resting {

@@ -134,7 +134,7 @@ impl Source for Socket {
     }
 }
 
-/// How who looks hears that `IN` holds later.
+/// Way in which a wait learns that `IN` holds later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
     /// By an event.
@@ -176,7 +176,7 @@ impl Socket {
                 (there, end, None)
             }
             News::LookedFor => {
-                // Whoever else wants an event adds its item before it takes the lock to ask for it.
+                // Another thread that wants an event adds its item before it takes the lock.
                 if side.awaits_event() && lock(&self.watch.items).len() == 1 {
                     side.disarm();
                 }

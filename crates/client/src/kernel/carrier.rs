@@ -34,7 +34,7 @@ pub(crate) struct Inbox {
     pub(crate) memory: Option<Region<Own>>,
     /// Bytes of the receive ring.
     pub(crate) ring_bytes: u64,
-    /// How the stream has ended; 0: it has not.
+    /// End of the stream as a word; 0: it goes on.
     pub(crate) end: u32,
 }
 

@@ -20,7 +20,7 @@ const ASKS_KERNEL: [Errno; 2] = [Errno::CONNREFUSED, Errno::HOSTUNREACH];
 /// Answers of the kernel that say less than the driver's: it has no way there.
 const SAYS_LESS: [Errno; 4] =
     [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::ADDRNOTAVAIL, Errno::AFNOSUPPORT];
-/// How often a free port of the kernel's is one that the driver has given to another.
+/// Free ports of the kernel that are tried because the driver has given the one before to another client.
 const PORTS_TRIED: u32 = 16;
 
 /// Returns whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.

@@ -73,7 +73,7 @@ impl Socket {
         loop {
             return match ear.accept() {
                 Ok((fd, Some(peer))) => Ok(Some(self.accepted_by_kernel(fd, peer))),
-                // It has gone again.
+                // The peer has gone again.
                 Ok((_, None)) | Err(Errno::CONNABORTED | Errno::PROTO) => continue,
                 Err(Errno::AGAIN) => Ok(None),
                 Err(errno) => Err(failed(errno, || "cannot accept from the kernel".to_owned())),

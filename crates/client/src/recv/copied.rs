@@ -19,7 +19,7 @@ impl RecvSide {
     /// Keeps `len` more bytes, at `from`, as they are now.
     ///
     /// # Safety
-    /// So many bytes that may be read.
+    /// `len` bytes at `from` may be read.
     unsafe fn keep(&mut self, from: *const u8, len: usize) -> Result<()> {
         self.peeked.try_reserve(len).map_err(|_| {
             Error::new(Errno::NOBUFS, format!("no memory to keep {len} bytes that were peeked at"))

@@ -13,7 +13,7 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many fruitless non-blocking calls go by before one looks whether the driver is there.
+/// Non-blocking calls without a result before one checks that the driver is there.
 pub(crate) const IDLE_CALLS: u32 = 1024;
 
 /// The receiving half of a socket; of a listener: its count of connections.
@@ -177,7 +177,7 @@ impl RecvSide {
     pub(crate) fn take(&mut self, max: usize) -> Result<Option<(u64, u64)>> {
         let mut there = self.producer - self.cursor;
         let mut end = 0;
-        // What is known to be there may be the taker's by now.
+        // Another client may have taken the socket, and the bytes that are known to be there with it.
         if self.may_move && self.link.recv_end() == MOVED {
             return Err(moved());
         }

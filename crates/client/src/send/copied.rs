@@ -177,7 +177,7 @@ impl Socket {
         }
     }
 
-    /// How long the next part may be that goes by the driver.
+    /// Returns the longest next part that may go by the driver.
     fn copied_part(&self, mut side: Guard<'_, SendSide>, wanted: u64, first: bool) -> Result<usize> {
         let look = first && side.wants_look();
         if look || side.copied_room(wanted) < wanted {

@@ -160,7 +160,7 @@ impl Socket {
         }
     }
 
-    /// How much of `wanted` bytes there is room for. None: they do not go by the driver.
+    /// Returns how many of `wanted` bytes have room; `None` if the bytes do not go by the driver.
     fn file_part(&self, wanted: u64) -> Result<Option<(Guard<'_, SendSide>, u64)>> {
         let mut side = self.send.lock();
         if side.room() < wanted {

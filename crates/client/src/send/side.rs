@@ -90,7 +90,7 @@ impl SendSide {
         self.posted > 0 || self.out.has_sent()
     }
 
-    /// How often the socket has sent, and how many bytes.
+    /// Returns the number of sends of the socket, and their bytes.
     pub(super) fn carried(&self) -> (u64, u64) {
         let (messages, bytes) = self.out.carried();
         (self.posted + messages, self.sent + bytes)
