@@ -98,7 +98,7 @@ pub(crate) unsafe fn write(
     Ok(())
 }
 
-/// Whether a connection to it can run on the fabric at all.
+/// Returns whether a connection to it can run on the fabric at all.
 pub(crate) fn is_eligible(to: SocketAddr) -> bool {
     let link_local = match to.ip() {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -140,7 +140,7 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
-/// Whether the kernel takes a byte at once that is sent. What it tells of AF_UNIX by `poll` is more: that most of the buffer is free.
+/// Returns whether the kernel takes a byte at once that is sent. What it tells of AF_UNIX by `poll` is more: that most of the buffer is free.
 pub(crate) fn has_room(fd: c_int, unix: bool) -> bool {
     let mut poll = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
     if kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) == Ok(1) {
@@ -171,7 +171,7 @@ pub(crate) fn cookie(fd: c_int) -> Option<u64> {
     (result == 0).then_some(value)
 }
 
-/// Whether it is a TCP socket.
+/// Returns whether it is a TCP socket.
 pub(crate) fn is_tcp(fd: c_int) -> bool {
     let domain = option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN);
     (domain == Some(libc::AF_INET) || domain == Some(libc::AF_INET6))
@@ -179,7 +179,7 @@ pub(crate) fn is_tcp(fd: c_int) -> bool {
         && option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
-/// Whether `SO_LINGER` is on, with no time.
+/// Returns whether `SO_LINGER` is on, with no time.
 pub(crate) fn lingers_never(fd: c_int) -> bool {
     // SAFETY: room for the option, and its size.
     unsafe {
@@ -214,7 +214,7 @@ pub(crate) fn timeout_ns(fd: c_int, name: c_int) -> u64 {
     }
 }
 
-/// Whether calls on the descriptor do not wait.
+/// Returns whether calls on the descriptor do not wait.
 pub(crate) fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: only asks.
     let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };

@@ -98,12 +98,12 @@ impl Progress {
     }
 }
 
-/// Whether the fabric says that the connection goes on in the kernel.
+/// Returns whether the fabric says that the connection goes on in the kernel.
 pub(crate) fn is_elsewhere(failure: Failure) -> bool {
     failure == Failure::Errno(ELSEWHERE)
 }
 
-/// Whether a send failed because the process has no memory or numbers left, or the driver has none for it.
+/// Returns whether a send failed because the process has no memory or numbers left, or the driver has none for it.
 pub(crate) fn lacks_means(failure: Failure) -> bool {
     let lacking = [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENFILE];
     matches!(failure, Failure::Errno(errno) if lacking.contains(&errno))

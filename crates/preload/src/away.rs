@@ -97,7 +97,7 @@ impl Away {
         self.offers.load(Ordering::Relaxed) || self.carried() >= self.next.load(Ordering::Relaxed)
     }
 
-    /// Whether the last megabytes were bulk.
+    /// Returns whether the last megabytes were bulk.
     fn finds_bulk(&self, look: &mut Look) -> bool {
         let (now, bytes, small) = (now_ns(), self.carried(), self.counts.small());
         let moved = bytes - look.bytes;

@@ -65,13 +65,13 @@ impl Back {
         self.done.load(Ordering::Acquire) & what != 0
     }
 
-    /// Whether this side sends by the twin.
+    /// Returns whether this side sends by the twin.
     #[inline]
     pub(crate) fn sends(&self) -> bool {
         self.has(SENDS)
     }
 
-    /// Whether it receives there.
+    /// Returns whether it receives there.
     #[inline]
     pub(crate) fn receives(&self) -> bool {
         self.has(RECEIVES)
@@ -93,7 +93,7 @@ impl Back {
         done & (SENDS | RECEIVES) == SENDS | RECEIVES
     }
 
-    /// Whether that is so since just now.
+    /// Returns whether that is so since just now.
     pub(crate) fn ends_now(&self) -> bool {
         self.is_over() && self.done.fetch_or(DONE, Ordering::AcqRel) & DONE == 0
     }
@@ -138,7 +138,7 @@ impl Back {
         Ok(())
     }
 
-    /// Whether what there is begins with a head; none: nothing is there.
+    /// Returns whether what there is begins with a head; none: nothing is there.
     pub(crate) fn begins(end: &Socket) -> Option<bool> {
         match end.received() {
             0 => None,

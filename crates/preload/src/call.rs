@@ -19,7 +19,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether the call is the kernel's.
+    /// Returns whether the call is the kernel's.
     pub(crate) fn is_kernels(self) -> bool {
         matches!(self, Self::Plain | Self::Kernel)
     }

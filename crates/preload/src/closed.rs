@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A forked child has the filter, too.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the process has one.
+/// Returns whether the process has one.
 #[inline]
 pub(crate) fn is_closed() -> bool {
     CLOSED.load(Ordering::Relaxed)

@@ -40,13 +40,13 @@ pub(crate) struct Socket {
     pub(crate) facts: Facts,
     /// Of AF_UNIX, not TCP.
     pub(crate) unix: AtomicBool,
-    /// It was on the fabric, and may come back.
+    /// Set once the connection has left the fabric, to which it may come back.
     pub(crate) away: OnceLock<Away>,
     /// Epoll instances that it is in.
     pub(crate) watchers: Mutex<Vec<Watcher>>,
 }
 
-/// How far it has come. Without a state: not connected, not listening.
+/// State of a socket. Without one it is neither connected nor listening.
 #[derive(Debug)]
 pub(crate) enum State {
     Listener(Listener),
@@ -66,7 +66,7 @@ impl Watcher {
         Self { instance: Arc::downgrade(instance), fd, event }
     }
 
-    /// Whether it is this registration, by whichever number of the instance.
+    /// Returns whether it is this registration, by whichever number of the instance.
     pub(crate) fn is(&self, instance: &Arc<Entry>, fd: c_int) -> bool {
         self.fd == fd && std::ptr::eq(self.instance.as_ptr(), Arc::as_ptr(instance))
     }
@@ -131,7 +131,7 @@ impl Entry {
         fds.is_empty()
     }
 
-    /// Whether it has one number.
+    /// Returns whether it has one number.
     pub(crate) fn has_one_fd(&self) -> bool {
         lock(&self.fds).len() == 1
     }
@@ -156,7 +156,7 @@ impl Socket {
         let _ = self.state.set(State::Twin(twin));
     }
 
-    /// What of it the fabric does not have, if anything.
+    /// Returns the property that keeps the socket off the fabric, if there is one.
     pub(crate) fn unfit(&self) -> Option<KernelReason> {
         KernelReason::from_raw(self.unfit.load(Ordering::Relaxed))
     }
@@ -166,12 +166,12 @@ impl Socket {
         self.unfit.store(reason as u32, Ordering::Relaxed);
     }
 
-    /// Whether it is in epoll instances.
+    /// Returns whether it is in epoll instances.
     pub(crate) fn is_watched(&self) -> bool {
         !lock(&self.watchers).is_empty()
     }
 
-    /// Whether the kernel has it, from where it may come back.
+    /// Returns whether the kernel has it, from where it may come back.
     pub(crate) fn is_away(&self) -> bool {
         self.away.get().is_some() && self.state.get().is_none()
     }

@@ -115,7 +115,7 @@ impl EpollSet {
         self.active.load(Ordering::SeqCst)
     }
 
-    /// Whether the kernel's instance with this number is the one that the fabric's descriptor is in.
+    /// Returns whether the kernel's instance with this number is the one that the fabric's descriptor is in.
     fn is_behind(&self, fd: c_int) -> bool {
         let Some(host) = self.host().filter(|_| self.hosted.load(Ordering::Acquire)) else { return false };
         let mut event = self.event();
@@ -142,7 +142,7 @@ impl EpollSet {
         }
     }
 
-    /// Whether nobody but the calling thread waits for the instance's members, as in a loop.
+    /// Returns whether nobody but the calling thread waits for the instance's members, as in a loop.
     fn is_of_this_thread(&self) -> bool {
         self.waiter.load(Ordering::Relaxed) == this_thread() && !self.is_exposed.load(Ordering::Acquire)
     }
@@ -182,7 +182,7 @@ impl EpollSet {
         lock(&self.members).is_empty()
     }
 
-    /// Whether a wait is the kernel's alone.
+    /// Returns whether a wait is the kernel's alone.
     fn is_idle(&self) -> bool {
         self.is_empty() && !self.is_exposed.load(Ordering::Acquire)
     }

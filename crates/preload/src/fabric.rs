@@ -68,7 +68,7 @@ pub(crate) fn unreachable(to: SocketAddr) -> Option<KernelReason> {
     fallback_cache::holds(Place::Address(to)).or_else(unavailable)
 }
 
-/// Whether one without a kernel connection is worth a try.
+/// Returns whether one without a kernel connection is worth a try.
 pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
     address::is_eligible(to) && fallback_cache::holds((to, SHORT)).or_else(unavailable).is_none()
 }
@@ -282,7 +282,7 @@ pub(crate) enum Taken {
     None,
 }
 
-/// Whether a process that tries again may have more luck: others end, and make room.
+/// Returns whether a process that tries again may have more luck: others end, and make room.
 fn lacks_room(errno: c_int) -> bool {
     [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENFILE, libc::EUSERS].contains(&errno)
 }

@@ -31,7 +31,7 @@ const SHORT_LIVED_AGAIN: u64 = 2;
 /// A file: device and inode.
 pub(crate) type File = (u64, u64);
 
-/// What a program connects to.
+/// Destination of a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
     Address(SocketAddr),

@@ -153,7 +153,7 @@ fn from_reserve(bytes: usize) -> *mut u8 {
     }
 }
 
-/// Whether the kernel has no memory for the process, as at the last time that it was asked; or, where address space is limited, none for
+/// Returns whether the kernel has no memory for the process, as at the last time that it was asked; or, where address space is limited, none for
 /// the rings of a connection.
 pub(crate) fn is_low() -> bool {
     let limited = has_limit();

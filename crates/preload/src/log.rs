@@ -10,7 +10,7 @@ pub(crate) fn set_place(place: Option<CString>) {
     let _ = PLACE.set(place);
 }
 
-/// Whether anything is written.
+/// Returns whether anything is written.
 pub(crate) fn wanted() -> bool {
     PLACE.get().is_some_and(Option::is_some) && !crate::closed::is_closed()
 }

@@ -79,7 +79,7 @@ pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
     }
 }
 
-/// Whether a TCP socket has a port.
+/// Returns whether a TCP socket has a port.
 fn is_bound(fd: c_int) -> bool {
     address::local(fd).is_some_and(|(_, local)| local.port() != 0)
 }

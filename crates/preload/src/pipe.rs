@@ -29,7 +29,7 @@ static ENLARGED: AtomicUsize = AtomicUsize::new(0);
 /// Private pipes.
 static PRIVATE: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether any pipe is private.
+/// Returns whether any pipe is private.
 #[inline]
 pub(crate) fn any() -> bool {
     PRIVATE.load(Ordering::Relaxed) > 0
@@ -59,7 +59,7 @@ impl Lender {
         self.settle();
     }
 
-    /// Whether it may lend.
+    /// Returns whether it may lend.
     pub(crate) fn may_lend(&self) -> bool {
         !self.forbidden.load(Ordering::Acquire)
     }
@@ -70,7 +70,7 @@ impl Lender {
         pipe.iter().for_each(|pipe| pipe.settle());
     }
 
-    /// Whether it lends to this pipe, or to none.
+    /// Returns whether it lends to this pipe, or to none.
     pub(crate) fn is_of(&self, pipe: &Pipe) -> bool {
         !self.lends.load(Ordering::Acquire) || std::ptr::eq(lock(&self.pipe).as_ptr(), pipe)
     }
@@ -172,7 +172,7 @@ impl Pipe {
         })
     }
 
-    /// Whether there is nothing in the kernel's pipe.
+    /// Returns whether there is nothing in the kernel's pipe.
     fn lends(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         if inner.exposed || inner.under_way > 0 {
@@ -210,7 +210,7 @@ impl Pipe {
         self.alone(|| if self.lends() { Found::Bytes(self.inner.borrow().bytes) } else { Found::Kernels })
     }
 
-    /// Whether the bytes are of this connection.
+    /// Returns whether the bytes are of this connection.
     pub(crate) fn is_lent_by(&self, source: &Arc<Lender>) -> bool {
         self.inner.borrow().source.as_ref().is_some_and(|(known, _)| Arc::ptr_eq(known, source))
     }

@@ -25,7 +25,7 @@ pub(crate) struct Slot {
     owner: AtomicU32,
     /// Times in a row that it went to another process for little.
     turns: AtomicU32,
-    /// Whether it is taken.
+    /// Tells whether it is taken.
     taken: AtomicU32,
     /// Children that are being forked and do not stand in `holders` yet.
     coming: AtomicU32,
@@ -270,12 +270,12 @@ fn wait_for(word: &AtomicU32, holder: u32, looks: &mut u32) {
     }
 }
 
-/// Whether the process is in another process namespace, so that its number says nothing here.
+/// Returns whether the process is in another process namespace, so that its number says nothing here.
 fn is_foreign(process: u32) -> bool {
     process >> ID_BITS != NAMESPACE.load(Ordering::Relaxed)
 }
 
-/// Whether the process lives, as far as can be known.
+/// Returns whether the process lives, as far as can be known.
 fn is_alive(process: u32) -> bool {
     let number = process & ((1 << ID_BITS) - 1);
     // SAFETY: signal 0 only asks.

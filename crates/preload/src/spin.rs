@@ -11,7 +11,7 @@ thread_local! {
 /// Asks `ready` for a bounded time that learns; says whether it said yes. Who sleeps if not says [`slept`] then.
 ///
 /// # Errors
-/// Those of `ready`.
+/// Errors of `ready`.
 pub(crate) fn until(mut ready: impl FnMut() -> Outcome<bool>) -> Outcome<bool> {
     if closed::is_closed() {
         return Ok(false);

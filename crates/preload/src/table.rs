@@ -42,7 +42,7 @@ static COPIED_BY: AtomicI32 = AtomicI32::new(0);
 /// The library looks after new descriptors.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the library does anything.
+/// Returns whether the library does anything.
 #[inline]
 pub(crate) fn enabled() -> bool {
     ENABLED.load(Ordering::Relaxed)
@@ -153,7 +153,7 @@ fn mark_active(fd: c_int) {
     let _ = KINDS[fd as usize].compare_exchange(BARE, EPOLL, Ordering::SeqCst, Ordering::Relaxed);
 }
 
-/// Whether the number is an epoll instance's that has had members on the fabric. In one order with what says that somebody
+/// Returns whether the number is an epoll instance's that has had members on the fabric. In one order with what says that somebody
 /// sleeps.
 pub(crate) fn is_active(fd: c_int) -> bool {
     KINDS.get(fd as usize).is_some_and(|kind| kind.load(Ordering::SeqCst) == EPOLL)
@@ -190,7 +190,7 @@ fn own_id() -> i32 {
     unsafe { libc::getpid() }
 }
 
-/// Whether the table is another process's: this is a child of `vfork` before its `exec`.
+/// Returns whether the table is another process's: this is a child of `vfork` before its `exec`.
 pub(crate) fn is_borrowed() -> bool {
     PROCESS.load(Ordering::Relaxed) != own_id()
 }

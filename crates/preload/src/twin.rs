@@ -60,7 +60,7 @@ pub(crate) struct Twin {
     pub(crate) towards: Option<Place>,
     /// Its way into the kernel.
     pub(crate) aside: Aside,
-    /// Whether anybody is seen to wait for it.
+    /// Tells whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
     /// Gain of being on the fabric.
     pub(crate) gain: Gain,
@@ -299,7 +299,7 @@ impl Twin {
         }
     }
 
-    /// Whether it is.
+    /// Returns whether it is.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::Acquire)
     }
@@ -358,13 +358,13 @@ impl Twin {
         flags & libc::MSG_DONTWAIT == 0 && !self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Whether what it has received can be lent to a pipe: no other process has it, and all of it comes by the fabric.
+    /// Returns whether what it has received can be lent to a pipe: no other process has it, and all of it comes by the fabric.
     pub(crate) fn may_lend(&self) -> bool {
         let is_simple = self.window().is_none() && !self.unsure.load(Ordering::Relaxed) && !self.lost;
         is_simple && !self.is_shared() && self.names.is_none() && self.lender.may_lend()
     }
 
-    /// Whether a splice waits for the connection.
+    /// Returns whether a splice waits for the connection.
     pub(crate) fn splice_waits(&self, dont_wait: bool) -> bool {
         self.waits(if dont_wait { libc::MSG_DONTWAIT } else { 0 })
     }
@@ -381,7 +381,7 @@ impl Twin {
         }
     }
 
-    /// Whether that is so.
+    /// Returns whether that is so.
     fn is_full(&self) -> bool {
         lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0)
     }

@@ -60,7 +60,7 @@ impl Unclaimed {
     }
 }
 
-/// Whether any connection of the process is in this state: then waits are cut short.
+/// Returns whether any connection of the process is in this state: then waits are cut short.
 #[inline]
 pub(crate) fn any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0

@@ -15,12 +15,12 @@ const SO_PASSPIDFD: c_int = 76;
 /// Where the path begins in an address.
 const PATH_AT: usize = size_of::<libc::sa_family_t>();
 
-/// Whether `socket` makes one that may get a twin.
+/// Returns whether `socket` makes one that may get a twin.
 pub(crate) fn is_kind(domain: c_int, kind: c_int, protocol: c_int) -> bool {
     domain == libc::AF_UNIX && kind & 0xf == libc::SOCK_STREAM && protocol == 0
 }
 
-/// Whether the descriptor is one of these.
+/// Returns whether the descriptor is one of these.
 pub(crate) fn is_unix(fd: c_int) -> bool {
     address::option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Some(libc::AF_UNIX)
         && address::option(fd, libc::SOL_SOCKET, libc::SO_TYPE) == Some(libc::SOCK_STREAM)
@@ -50,14 +50,14 @@ fn has_path(fd: c_int, ask: Ask) -> Option<bool> {
     (result == 0).then(|| path_in(&bytes[..len]).is_some())
 }
 
-/// Whether a bound socket that begins to listen may take twins.
+/// Returns whether a bound socket that begins to listen may take twins.
 pub(crate) fn may_listen(fd: c_int) -> bool {
     let adds = |name| address::option(fd, libc::SOL_SOCKET, name).is_some_and(|value| value != 0);
     has_path(fd, real::getsockname) == Some(true)
         && ![libc::SO_PASSCRED, libc::SO_PASSSEC, SO_PASSPIDFD].into_iter().any(adds)
 }
 
-/// Whether an inherited socket is connected: then whether it may have a twin.
+/// Returns whether an inherited socket is connected: then whether it may have a twin.
 pub(crate) fn connected(fd: c_int) -> Option<bool> {
     let peer = has_path(fd, real::getpeername)?;
     Some(peer || has_path(fd, real::getsockname) == Some(true))

@@ -33,7 +33,7 @@ impl Attention {
         }
     }
 
-    /// Whether it is time to look.
+    /// Returns whether it is time to look.
     fn is_due(&self) -> bool {
         if self.polled.load(Ordering::Relaxed) {
             self.polled.store(false, Ordering::Relaxed);
@@ -51,7 +51,7 @@ impl Attention {
     }
 }
 
-/// Whether connections of this process had better be the kernel's.
+/// Returns whether connections of this process had better be the kernel's.
 pub(crate) fn is_found() -> bool {
     FOUND.load(Ordering::Relaxed)
 }

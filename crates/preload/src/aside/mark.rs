@@ -119,7 +119,7 @@ pub(super) fn await_mark(
     }
 }
 
-/// Whether the kernel's stream has bytes, an end or a failure.
+/// Returns whether the kernel's stream has bytes, an end or a failure.
 pub(super) fn is_readable(fd: c_int) -> bool {
     let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
     kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0)

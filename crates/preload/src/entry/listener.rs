@@ -31,7 +31,7 @@ pub(crate) struct Listener {
     joined: AtomicBool,
     /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
     refused: AtomicBool,
-    /// Whether anybody is seen to wait for it.
+    /// Tells whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
     /// The fabric's own part of it.
     pub(crate) short: Listening,
@@ -101,7 +101,7 @@ impl Listener {
         self.joined.load(Ordering::Relaxed) || self.refused.load(Ordering::Relaxed)
     }
 
-    /// Whether the driver has refused that, and this process may not speak for it.
+    /// Returns whether the driver has refused that, and this process may not speak for it.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
@@ -228,7 +228,7 @@ impl Listening {
         self.end.load_full()
     }
 
-    /// Whether the fabric's end may be opened.
+    /// Returns whether the fabric's end may be opened.
     pub(crate) fn may_open(&self) -> bool {
         !self.barred.load(Ordering::Relaxed) && self.may_take() != Takes::None
     }
@@ -257,7 +257,7 @@ impl Listening {
         self.backlog.load(Ordering::Relaxed)
     }
 
-    /// Whether it is an IPv6 socket.
+    /// Returns whether it is an IPv6 socket.
     pub(crate) fn is_v6(&self) -> bool {
         self.v6.load(Ordering::Relaxed)
     }

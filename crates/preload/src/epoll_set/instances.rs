@@ -17,7 +17,7 @@ static ACTIVE: AtomicBool = AtomicBool::new(false);
 /// One thread at a time makes an instance a member of the kernel's.
 static HOSTING: Mutex<()> = Mutex::new(());
 
-/// Whether the number is an epoll instance's, as the system's file tree says.
+/// Returns whether the number is an epoll instance's, as the system's file tree says.
 pub(super) fn is_instance(fd: c_int) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{fd}"))
         .is_ok_and(|name| name.as_os_str() == "anon_inode:[eventpoll]")
@@ -148,7 +148,7 @@ impl EpollSet {
     }
 }
 
-/// Whether some instance has, or had, members.
+/// Returns whether some instance has, or had, members.
 pub(super) fn any_active() -> bool {
     ACTIVE.load(Ordering::Relaxed)
 }

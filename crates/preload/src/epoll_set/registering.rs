@@ -27,7 +27,7 @@ pub(super) fn control_of(
     let (twin, socket) = (entry.twin().ok_or(Failure::Plain)?, entry.socket().ok_or(Failure::Plain)?);
     let instance = EpollSet::activate(epoll, instance.clone());
     let set = instance.epoll().ok_or(Failure::Errno(libc::EINVAL))?;
-    // What had the number before may have been closed just now.
+    // The socket that had the number before may just have been closed.
     let known = lock(&set.members).get(&fd).is_some_and(|member| Arc::ptr_eq(member, entry));
     let event = event.map(|(flags, data)| (flags & !NOT_OURS, data));
     match (operation, known) {

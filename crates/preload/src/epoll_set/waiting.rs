@@ -73,7 +73,7 @@ impl EpollSet {
         }
         let (room, mut strays) = (events.room(), false);
         let found = self.fabric.look(room, &mut |flags, data| {
-            // What else holds of one that follows the kernel tells with the rest.
+            // The kernel reports the other events of a connection that follows, with the rest.
             match flags & ASIDE {
                 0 => events.push(flags, data),
                 _ => strays = true,
@@ -114,7 +114,7 @@ impl EpollSet {
             if told.own && self.hosted.load(Ordering::Relaxed) { self.fabric.arm().ok() } else { None };
         match armed {
             Some(armed) => self.fabric.disarm(armed, true),
-            // What has happened is another process's business, which may take its time.
+            // The event is for another process, which may take its time.
             None => drop(sleep_for(LOOK_EVERY)),
         }
     }
@@ -282,7 +282,7 @@ pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
     Some(Arc::into_raw(entry))
 }
 
-/// It has slept.
+/// Ends the sleep that [`unaware`] began.
 ///
 /// # Safety
 /// Once for each [`unaware`].

@@ -114,7 +114,7 @@ hooks! {
         if table::look(fd) == table::PIPE && [libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) {
             return plain();
         }
-        // They ask, or their effect is known, or it is on the number alone.
+        // Such a request asks, has a known effect, or changes the number alone.
         let is_known =
             [libc::FIONREAD, libc::TIOCOUTQ, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request);
         if is_known && table::look(fd) == table::FRESH {

@@ -66,7 +66,7 @@ fn of_ms(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// What is known of a time-out that only the kernel has read.
+/// Facts of a time-out that only the kernel has read.
 #[derive(Clone, Copy)]
 struct Time {
     ends: bool,
@@ -101,10 +101,10 @@ unsafe fn wait(
     if table::look(epoll) == table::EPOLL {
         return on_fabric(timeout());
     }
-    // Who does not sleep needs no waking.
+    // A call that does not sleep needs no waking.
     let since = (time.ends && !time.is_now).then(Instant::now);
     let sleeper = if !time.is_now { waiting::unaware(epoll) } else { None };
-    // It may have got its first member since it was looked at.
+    // The instance may have got its first member since the look.
     let is_bare = !table::is_active(epoll);
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {

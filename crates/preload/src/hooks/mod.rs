@@ -23,7 +23,7 @@ macro_rules! hooks {
         /// Stands in for the C library's function of this name.
         ///
         /// # Safety
-        /// That of the C library's function.
+        /// The requirements of the C library's function.
         #[no_mangle]
         pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $ret {
             // SAFETY: the caller's promises are those of the C library's function.

@@ -90,7 +90,7 @@ hooks! {
     }
 }
 
-/// Whether the kernel can read the time-out, if there is one.
+/// Returns whether the kernel can read the time-out, if there is one.
 fn is_time(time: *const timespec) -> bool {
     time.is_null() || reach::may_be(time, size_of::<timespec>())
 }
@@ -113,7 +113,7 @@ unsafe fn list<'a>(fds: *mut pollfd, count: nfds_t) -> &'a mut [pollfd] {
     unsafe { std::slice::from_raw_parts_mut(fds, count as usize) }
 }
 
-/// Whether the call is the kernel's alone. It says what is wrong with an array that is none.
+/// Returns whether the call is the kernel's alone. It says what is wrong with an array that is none.
 #[inline]
 unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
     let bytes = (count as usize).saturating_mul(size_of::<pollfd>());
@@ -138,13 +138,13 @@ struct Member {
 }
 
 impl Member {
-    /// It is to be asked in another way than it was: it leaves the fabric, or has left.
+    /// Returns whether the member has to be asked in another way: it leaves the fabric, or has left.
     fn has_moved(&self, fd: c_int) -> bool {
         [table::PLAIN, table::AWAY].contains(&table::look(fd))
             || self.entry.twin().map(Twin::stands) != self.stands
     }
 
-    /// What it sends goes over the kernel.
+    /// Returns whether its sends go over the kernel.
     fn is_the_kernels(&self) -> bool {
         self.stands.is_some_and(|stands| stands.fabric_without != 0)
     }
@@ -155,7 +155,7 @@ impl Member {
         self.entry.twin().is_some_and(|twin| leaving::leave(&self.entry, twin, KernelReason::PeerLeft))
     }
 
-    /// What holds of it; none: the peer has left the fabric.
+    /// Returns its readiness; `None` if the peer has left the fabric.
     fn look(&self) -> Option<i16> {
         let ready = match (&self.listening, self.entry.twin()) {
             (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
@@ -232,7 +232,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
             stands,
         }));
     }
-    // Those that are away do not come back before this is over.
+    // Connections that are away do not come back during this call.
     let stays = Stays::all(fds.iter().map(|poll| poll.fd));
     if members.is_empty() {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -263,7 +263,7 @@ fn wait(
             let revents = match member.look() {
                 Some(revents) => revents,
                 None if member.follow() => return again(fds, until, mask),
-                // It cannot: who reads hears why.
+                // The member cannot follow; a read reports why.
                 None => libc::POLLIN,
             };
             fds[member.place].revents = revents;
@@ -360,7 +360,7 @@ impl Set {
             .filter(|&fd| (fd as usize) < self.count)
     }
 
-    /// Whether it has no descriptor that the library knows, or is no set.
+    /// Returns whether it has no descriptor that the library knows, or is no set.
     fn all_plain(&self) -> bool {
         let known = self.count.min(table::end() as usize);
         let set = Self { at: self.at, count: known };
@@ -381,7 +381,7 @@ impl Set {
     }
 }
 
-/// What each set asks for, and what it is told.
+/// Events that each set asks for, and events that set its bit.
 const ASKED: [(i16, i16); 3] = [
     (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
     (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),

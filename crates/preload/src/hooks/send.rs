@@ -225,7 +225,7 @@ unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> O
     }
 }
 
-/// What the fabric cannot carry, on a connection of AF_UNIX, the kernel does.
+/// Has a connection of AF_UNIX leave for the kernel, to carry what the fabric cannot.
 fn leave_for_control(fd: c_int) -> Outcome<()> {
     let entry = lookup::twinned(fd)?;
     match entry.twin().filter(|twin| twin.unix) {

@@ -82,7 +82,7 @@ pub(crate) fn take_over() {
     }
 }
 
-/// Whether what is to be installed is a handler that is to be called by the library. A child of `vfork` has a kernel's table
+/// Returns whether what is to be installed is a handler that is to be called by the library. A child of `vfork` has a kernel's table
 /// of its own, but its parent's memory.
 fn catches(signal: c_int, handler: sighandler_t) -> bool {
     let is_handler = ![libc::SIG_DFL, libc::SIG_IGN, libc::SIG_ERR].contains(&handler);
@@ -102,7 +102,7 @@ fn show(action: &mut libc::sigaction, known: Installed) {
     }
 }
 
-/// What functions without a `struct sigaction` do, by `set`.
+/// Installs a handler for functions without a `struct sigaction`, by `set`.
 fn install(
     signal: c_int,
     handler: sighandler_t,

@@ -19,7 +19,7 @@ use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// How long the kernel's handshake may take, on one host, before the connection is left to it alone.
+/// Longest handshake of the kernel, on one host, before the connection is left to the kernel.
 const HANDSHAKE_MS: c_int = 5;
 /// Of the kernel's interface, not in `libc` everywhere.
 const TCP_FASTOPEN_CONNECT: c_int = 30;
@@ -302,7 +302,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
     Ok(0)
 }
 
-/// Whether a connection without one of the kernel's is there, where a program asks the kernel.
+/// Returns whether a connection without one of the kernel's is there, where a program asks the kernel.
 unsafe fn short_state(fd: c_int, value: *mut c_void, len: socklen_t) {
     const ESTABLISHED: u8 = 1;
     let Ok(entry) = lookup::twinned(fd) else { return };
@@ -317,7 +317,7 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
     if entry.twin().is_some() || socket.unfit().is_some() {
         return;
     }
-    // It would hold connections back until bytes come over TCP, which never do.
+    // The option would hold connections back until bytes come over TCP, which never come.
     if address::option(fd, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT).unwrap_or(0) > 0 {
         let none: c_int = 0;
         let len = size_of::<c_int>() as socklen_t;
@@ -332,7 +332,7 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
 /// Why a connection to the address, if it is one of an IP socket, is not worth a look. Errno stays as it is.
 ///
 /// # Safety
-/// That of `connect`.
+/// The requirements of `connect`.
 unsafe fn unreachable(address: *const sockaddr, len: socklen_t) -> Option<KernelReason> {
     let mut reason = None;
     // SAFETY: the caller's promise.
@@ -486,12 +486,12 @@ unsafe fn set_option(
     Ok(result)
 }
 
-/// Whether a program may set the option so that the socket is not for the fabric.
+/// Returns whether a program may set the option so that the socket is not for the fabric.
 fn may_make_unfit(level: c_int, name: c_int) -> bool {
     is_of_tcp_alone(level, name) || unix::adds_to_messages(level, name)
 }
 
-/// Whether the option asks for what only a connection of the kernel's can do.
+/// Returns whether the option asks for what only a connection of the kernel's can do.
 fn is_of_tcp_alone(level: c_int, name: c_int) -> bool {
     match level {
         libc::SOL_SOCKET => [libc::SO_OOBINLINE, libc::SO_TIMESTAMPING, SO_TIMESTAMPING_NEW].contains(&name),

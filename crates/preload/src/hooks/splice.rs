@@ -76,7 +76,7 @@ hooks! {
     }
 }
 
-/// What `splice` knows.
+/// Flags that `splice` knows.
 const KNOWN_FLAGS: c_uint =
     libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
@@ -155,7 +155,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
         match lent {
             Ok(Some(lent)) => return Ok(lent as ssize_t),
             Ok(None) => return by_kernel(),
-            // It is full, as far as bytes can be lent.
+            // The pipe is full, as far as bytes can be lent.
             Err(Failure::Errno(libc::EBUSY)) => {
                 let has_some = matches!(pipe.there(), Found::Bytes(1..));
                 return if has_some && (dont_wait || is_nonblocking(pipe.ends[1])) {
@@ -170,7 +170,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
     }
 }
 
-/// What a private pipe has goes out by a connection.
+/// Sends the bytes of a private pipe by a connection.
 fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
     let entry = lookup::twinned(to)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
@@ -184,7 +184,7 @@ fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outco
         let sent = pipe.alone(|| {
             let there = match pipe.there() {
                 Found::Kernels => return Ok(None),
-                // What a connection sends back to where it came from could be settled while it is sent.
+                // A connection's own bytes could be given back while it sends them.
                 Found::Bytes(_) if pipe.is_lent_by(&twin.lender) => return Ok(None),
                 Found::Bytes(there) => there,
             };
@@ -219,7 +219,7 @@ fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outco
     Ok(moved as ssize_t)
 }
 
-/// Whether it is an end of a pipe that is for reading, or for writing.
+/// Returns whether it is an end of a pipe that is for reading, or for writing.
 fn is_end(fd: c_int, wanted: c_int) -> bool {
     // SAFETY: only asks.
     let (size, flags) =
@@ -241,7 +241,7 @@ fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     wait_for(from, libc::POLLIN, wait)?;
-    // What is there: a read of it does not wait.
+    // A read of the bytes that are there does not wait.
     let there = bytes_in(from).min(len);
     let mut fill = |place: *mut u8, room| {
         // SAFETY: the place has so much room.
@@ -279,7 +279,7 @@ fn write_now(pipe: c_int, bytes: &[u8]) -> Outcome<ssize_t> {
     // SAFETY: only asks.
     let size = unsafe { real::fcntl(pipe, libc::F_GETPIPE_SZ, 0) };
     let is_free = bytes_in(pipe) == 0 && usize::try_from(size).is_ok_and(|size| size >= bytes.len());
-    // How much fits behind other bytes depends on how they were written. An opening of its own does not wait.
+    // Room behind other bytes depends on how those were written. An opening of its own does not wait.
     let own = if is_free || bytes.len() <= PIPE_BYTES { -1 } else { open_again(pipe) };
     let (to, most) = match own {
         -1 if !is_free => (pipe, PIPE_BYTES),

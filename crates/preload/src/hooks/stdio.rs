@@ -110,7 +110,7 @@ unsafe extern "C-unwind" fn read_stream(cookie: *mut c_void, buffer: *mut c_char
 unsafe extern "C-unwind" fn write_stream(cookie: *mut c_void, buffer: *const c_char, len: size_t) -> ssize_t {
     // SAFETY: the C library's buffer.
     let written = unsafe { super::send::write(cookie as usize as c_int, buffer.cast(), len) };
-    // What the C library wants to hear of a failure.
+    // The C library wants 0 for a failure.
     written.max(0)
 }
 

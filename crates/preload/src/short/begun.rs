@@ -24,15 +24,15 @@ const BEGUN_MAX: usize = 64;
 const FOUND_MAX: usize = 1024;
 
 static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
-/// How many may be begun.
+/// Number of connections that may be begun.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Held by who waits for answers: who comes meanwhile finds them all settled.
+/// Held by the thread that waits for answers. A thread that comes meanwhile finds all of them settled.
 static SETTLING: Mutex<()> = Mutex::new(());
 /// The thread that holds it: a signal handler of its own does not wait for it.
 static SETTLER: AtomicUsize = AtomicUsize::new(0);
 static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
 
-/// Whether somebody took a connection of this kind at `to`, and nobody was refused since.
+/// Returns whether somebody took a connection of this kind at `to`, and nobody was refused since.
 pub(super) fn has_found(to: SocketAddr) -> bool {
     let found = FOUND.read().unwrap_or_else(PoisonError::into_inner);
     found.as_ref().is_some_and(|found| found.contains(&to))

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A new socket, as `socket` makes it: of a spare one if there is one, or else the kernel's.
 ///
 /// # Safety
-/// That of `socket`.
+/// The requirements of `socket`.
 pub(crate) unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> (c_int, Option<Spare>) {
     let tcp = wanted() && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     let family = spare::family(domain, kind).filter(|_| tcp);

@@ -15,14 +15,14 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// It is made just now, with a spare socket of the kernel's or a new one.
+    /// Records a connection that is made now, with a spare socket of the kernel or a new one.
     pub(crate) fn made(&self, domain: c_int, kind: c_int, spare: Option<Spare>) {
         self.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
         self.behind.made(domain == libc::AF_INET6, spare);
         self.untouched.store(true, Ordering::Relaxed);
     }
 
-    /// It stands for a connection that was accepted with these flags.
+    /// Records a connection that was accepted with `flags`.
     pub(super) fn accepted(&self, v6: bool, flags: c_int, spare: Option<Spare>) {
         self.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
         self.behind.made(v6, spare);

@@ -32,7 +32,7 @@ pub(crate) fn want() {
     WANTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the mode is on.
+/// Returns whether the mode is on.
 #[inline]
 pub(crate) fn wanted() -> bool {
     WANTED.load(Ordering::Relaxed)
@@ -49,7 +49,7 @@ pub(crate) fn may_listen() -> bool {
     wanted() || IN_A_NETWORK.load(Ordering::Relaxed)
 }
 
-/// Whether new connections may be of this kind.
+/// Returns whether new connections may be of this kind.
 pub(crate) fn open_to_new() -> bool {
     wanted() && !SUSPENDED.load(Ordering::Relaxed)
 }

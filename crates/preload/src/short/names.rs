@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What the kernel would know of the connection.
+/// Names and options of the connection that the kernel would know.
 #[derive(Debug)]
 pub(crate) struct Names {
     /// The descriptor is an IPv6 socket.
@@ -30,7 +30,7 @@ impl Names {
         }
     }
 
-    /// Whether nobody has waited for the driver's answer.
+    /// Returns whether nobody has waited for the driver's answer.
     #[inline]
     pub(crate) fn is_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire)

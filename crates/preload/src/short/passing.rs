@@ -29,7 +29,7 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// Whether a message would hand on such a connection, which nobody else could use.
+/// Returns whether a message would hand on such a connection, which nobody else could use.
 pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
     let alone = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| twin.names.is_some());
     let Some(entry) = table::entry(fd).filter(|_| table::look(fd) == table::SOCKET) else { return false };

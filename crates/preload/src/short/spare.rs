@@ -1,8 +1,8 @@
 //! Kernel sockets behind short connections that have ended, kept for the next ones. The kernel takes longer to make one and to
 //! throw it away than the fabric takes for a connection.
 //!
-//! What the kernel itself connects, binds or listens on was nobody's before: another process may still have a used socket
-//! (a child of `vfork` or `posix_spawn` inherits what nobody has told the library), and would hold that connection open.
+//! The kernel itself connects, binds or listens only with sockets that no connection used before. Another process may still
+//! hold a used socket, and would hold that connection open: a child of `vfork` or `posix_spawn` inherits sockets unseen.
 use super::open_to_new;
 use crate::real;
 use libc::{c_int, c_ulong, socklen_t};
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Mutex;
 
-/// So many sockets have a second descriptor, at most.
+/// Sockets that have a second descriptor, at most.
 const SPARES_MAX: usize = 128;
 
 /// A kernel socket by a descriptor of the library's, which outlives the program's.
@@ -44,16 +44,16 @@ impl Drop for Spare {
     }
 }
 
-/// What is known of the kernel's socket behind a descriptor.
+/// Known state of the kernel's socket behind a descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Behind {
     v6: AtomicBool,
-    /// It was another connection's before.
+    /// Tells whether another connection used the socket before.
     used: AtomicBool,
     /// Its second descriptor, if it has one.
     spare: Mutex<Option<Spare>>,
     nodelay: AtomicBool,
-    /// It was made here, and is as it was then, but for what is known.
+    /// Tells whether the socket was made here and has changed only in ways that are known.
     unaltered: AtomicBool,
 }
 
@@ -87,7 +87,7 @@ impl Behind {
         self.unaltered.store(false, Ordering::Relaxed);
     }
 
-    /// Whether it was another connection's before.
+    /// Returns whether it was another connection's before.
     pub(super) fn is_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
     }
@@ -137,7 +137,7 @@ impl Behind {
     }
 }
 
-/// Whether sockets of this kind are kept, and whether they are IPv6.
+/// Returns whether sockets of this kind are kept, and whether they are IPv6.
 pub(crate) fn family(domain: c_int, kind: c_int) -> Option<bool> {
     let stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
     let v6 = domain == libc::AF_INET6;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Has the driver read what is to be sent, at most so many bytes. None: it does not.
 pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Option<usize>> + 'a;
 
-/// Whether the kernel tells the program when memory of zero-copy sends is free: otherwise it takes no notice of
+/// Returns whether the kernel tells the program when memory of zero-copy sends is free: otherwise it takes no notice of
 /// `MSG_ZEROCOPY`.
 #[cold]
 fn is_told_of_sends(entry: &Entry) -> bool {
@@ -226,7 +226,7 @@ impl Twin {
         Err(Failure::Errno(libc::EPIPE))
     }
 
-    /// Whether what is sent now goes over the kernel.
+    /// Returns whether what is sent now goes over the kernel.
     #[inline]
     pub(super) fn is_kernels_to_send(&self, entry: &Arc<Entry>) -> bool {
         if self.progress().sends() {

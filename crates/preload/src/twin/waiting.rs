@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a process waits for one that has the end before it takes it.
+/// Time that a process waits for the one that has the end before it takes the end.
 const TAKE_EVERY: Duration = Duration::from_millis(5);
 
 /// Time between looks at a ring of a process that makes few system calls.

@@ -71,7 +71,7 @@ fn finds(fds: &[c_int], suffices: impl Fn(c_int) -> bool) -> bool {
     found.is_some()
 }
 
-/// What may wait for one of these numbers where the library does not see it; or for `any`.
+/// Returns what may wait, unseen by the library, for one of the numbers, or for `any`.
 pub(crate) fn unseen_waiter(fds: &[c_int], any: bool) -> Option<&'static str> {
     let all = std::fs::read_dir("/proc/self/fd").ok()?;
     for name in all.flatten().map(|entry| entry.file_name()) {
@@ -91,7 +91,7 @@ pub(crate) fn unseen_waiter(fds: &[c_int], any: bool) -> Option<&'static str> {
     None
 }
 
-/// Whether one of the numbers is a member of the kernel's epoll instance.
+/// Returns whether one of the numbers is a member of the kernel's epoll instance.
 fn has_member(epoll: c_int, fds: &[c_int]) -> bool {
     let Ok(text) = std::fs::read_to_string(format!("/proc/self/fdinfo/{epoll}")) else { return false };
     let members =
