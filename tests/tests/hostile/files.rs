@@ -176,8 +176,8 @@ fn datagrams_that_are_no_passed_file() {
     raw.file_socket();
     assert_eq!(raw.call(0, asking(1)).errno as i32, libc::ESTALE);
     let before = passed_descriptors();
-    let gift = File::open("/").unwrap();
-    let gift = gift.as_fd();
+    let root = File::open("/").unwrap();
+    let gift = root.as_fd();
     let words = |magic: u64, serial: u64| [magic.to_le_bytes(), serial.to_le_bytes()].concat();
     let good = words(MAGIC, 7);
     let bad: [(&[u8], usize); 8] = [
@@ -228,6 +228,7 @@ fn datagrams_that_are_no_passed_file() {
     wait("nothing is kept", || passed_descriptors() == before);
     drop(raw);
     wait("the socket goes", || passed_descriptors() == before - 1);
+    drop(root);
     scene.end();
 }
 
