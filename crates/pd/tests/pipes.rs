@@ -343,7 +343,7 @@ fn a_container_has_the_pipes_that_the_policy_gives_its_tenant() {
     let driver = Driver::with(POLICY);
     let run = |tenant: &str, port: &str, command: &[&str]| {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
-        run.args(["run", "--bridge", "pdt134", "--name", "t134-gen", "--ip", "10.97.134.2/24"]);
+        run.args(["run", "--bridge", "pdt117", "--name", "t117-gen", "--ip", "10.97.117.2/24"]);
         run.args(["--tenant", tenant, "--pipe", port, "--socket"]).arg(driver.socket());
         let output = run.arg("--").args(command).stdin(Stdio::null()).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -376,9 +376,9 @@ fn a_container_has_the_pipes_that_the_policy_gives_its_tenant() {
     none.args([
         "run",
         "--bridge",
-        "pdt134",
+        "pdt117",
         "--name",
-        "t134-none",
+        "t117-none",
         "--no-driver",
         "--pipe",
         "loop.0",

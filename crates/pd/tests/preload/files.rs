@@ -37,5 +37,5 @@ fn files_arrive_by_short_connections() {
 
 #[test]
 fn files_arrive_with_several_movers() {
-    compare(89, 3, "on", "all");
+    compare(115, 3, "on", "all");
 }
