@@ -8,8 +8,8 @@ use std::time::Duration;
 fn listeners_survive_a_restart() {
     let mut driver = TestDriver::new();
     driver.attach_here();
-    let addr = "127.0.0.1:7200".parse().unwrap();
-    let listener = Listener::bind(addr).unwrap();
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let addr = listener.local_addr().unwrap();
     let stream = Stream::connect(addr).unwrap();
     let accepted = listener.accept().unwrap();
     let buffer = SendBuffer::new(100).unwrap();

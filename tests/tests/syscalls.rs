@@ -14,7 +14,6 @@ const WARM_UP: u64 = 5_000;
 /// Fewer system calls than messages, whatever the machine's load. The aim is one for sixteen; what is
 /// reached is printed, and depends on which of the three processes waits for the others.
 const MESSAGES_PER_CALL_MIN: u64 = 1;
-const ADDR: &str = "127.0.0.1:7400";
 const EVENT: &str = "events/raw_syscalls/sys_enter/id";
 
 /// The tracepoint's number. Mounts tracefs where nobody else sees it if the machine has not.
@@ -118,9 +117,9 @@ impl Trio {
         let paths = [&socket, &admin].map(|path| path.to_str().expect("path").to_owned());
         let mut driver = peer(&["driver", &paths[0], &paths[1], "budget_bytes=1073741824", "hugepages=0"]);
         assert_eq!(driver.line(), "ready");
-        let mut receiver = peer(&["compare", ADDR, "65536"]);
-        assert_eq!(receiver.line(), "ready");
-        let sender = peer(&["fill", ADDR, "65536", "32"]);
+        let mut receiver = peer(&["compare", "127.0.0.1:0", "65536"]);
+        let line = receiver.line();
+        let sender = peer(&["fill", line.strip_prefix("ready ").expect("ready"), "65536", "32"]);
         Self { _folder: folder, admin, driver, receiver, sender }
     }
 

@@ -79,7 +79,7 @@ fn send(addr: &str, bytes: u64, message: usize, buffers: usize) {
 
 fn recv(addr: &str, message: usize) {
     let listener = Listener::bind(addr.parse().expect("address")).expect("bind");
-    println!("ready");
+    println!("ready {}", listener.local_addr().expect("address"));
     let stream = listener.accept().expect("accept");
     let (start, mut bytes, mut sum) = (Instant::now(), 0u64, 0u64);
     let mut hasher = XxHash3_64::new();
@@ -210,7 +210,7 @@ fn fill(addr: &str, message: usize, buffers: usize) {
 
 fn compare(addr: &str, message: u64) {
     let listener = Listener::bind(addr.parse().expect("address")).expect("bind");
-    println!("ready");
+    println!("ready {}", listener.local_addr().expect("address"));
     let stream = listener.accept().expect("accept");
     let mut position = 0;
     loop {
