@@ -34,6 +34,8 @@ const SIZES: [(&str, &[usize]); 3] =
 const SCHEMES: [&str; 4] = ["packetised", "memif", "pipe", "pipe-each"];
 /// A part of a round that is not counted: pages and caches are filled.
 const WARM_UP: u32 = 5;
+/// Time after which a round without frames is an error.
+const ROUND_MOST: Duration = Duration::from_secs(20);
 /// Turns between two looks at the clock.
 const TURNS: usize = 16;
 /// Of so many turns of the program one is timed.
@@ -204,9 +206,9 @@ fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
     run(nic, move || echo(&mut pipe), round)
 }
 
-/// Has NIC and program take their turns for a round.
+/// Has NIC and program take their turns for a round. A round in which a busy machine lets no frame come back is made longer.
 fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Duration) -> Result<Metrics> {
-    let stop = AtomicBool::new(false);
+    let (stop, is_timed) = (AtomicBool::new(false), AtomicBool::new(false));
     let (nic_side, program_side) = thread::scope(|scope| {
         let program = scope.spawn(|| {
             let (mut busy, mut frames) = (Duration::ZERO, 0);
@@ -222,6 +224,7 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
                         if count > 0 {
                             busy += start.elapsed();
                             frames += count;
+                            is_timed.store(true, Ordering::Relaxed);
                             break;
                         }
                     }
@@ -240,7 +243,16 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
         turns(&mut || nic.turn(), round / WARM_UP);
         nic.times();
         let before = (nic.counts(), nic.notifications());
-        let (time, used) = Used::by(|| turns(&mut || nic.turn(), round));
+        let (time, used) = Used::by(|| {
+            let mut time = turns(&mut || nic.turn(), round);
+            let has_figures = |nic: &mut dyn Nic| {
+                is_timed.load(Ordering::Relaxed) && nic.counts().returned.0 > before.0.returned.0
+            };
+            while time < ROUND_MOST && !has_figures(&mut nic) {
+                time += turns(&mut || nic.turn(), round);
+            }
+            time
+        });
         let after = (nic.counts(), nic.notifications());
         stop.store(true, Ordering::Relaxed);
         ((before, after, time, used, nic.times()), program.join())
