@@ -49,6 +49,9 @@ const PORT: &str = "7300";
 /// No client takes a tenth of this.
 const HANGS_AFTER: Duration = Duration::from_secs(180);
 
+/// Runs of a program until one gets as far as it does on an idle machine.
+const TRIES: u32 = 5;
+
 /// What a container has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum With {
@@ -241,24 +244,34 @@ impl Site {
             (Nothing, Library),
         ];
         for (server_has, client_has) in ways {
-            let before = [self.connections(), self.counter("connections_direct")];
-            let running = self.serve(server_has, server);
-            let answer = self.answer(client_has, client);
-            drop(running);
-            let expected = expected.get_or_insert_with(|| answer.clone());
-            assert!(
-                &answer == expected,
-                "server: {server_has:?}, client: {client_has:?}\n{}{:#}\n{}",
-                differing(&answer, expected),
-                self.stats()["counters"],
-                std::fs::read_to_string(self.log()).unwrap_or_default()
-            );
-            let made = self.connections() - before[0];
-            assert_eq!(made > 0, server_has == client_has && client_has != Nothing, "{made} on the fabric");
-            let direct = self.counter("connections_direct") - before[1];
-            let may_be = made > 0 && client_has == Library;
-            assert!(direct > 0 || !(may_be && is_direct), "{direct} of {made} direct");
-            assert!(direct == 0 || may_be, "{direct} of {made} direct");
+            // A connection of a brief program ends before it is direct if the driver gets no core meanwhile.
+            for tries_left in (0..TRIES).rev() {
+                let before = [self.connections(), self.counter("connections_direct")];
+                let running = self.serve(server_has, server);
+                let answer = self.answer(client_has, client);
+                drop(running);
+                let expected = expected.get_or_insert_with(|| answer.clone());
+                assert!(
+                    &answer == expected,
+                    "server: {server_has:?}, client: {client_has:?}\n{}{:#}\n{}",
+                    differing(&answer, expected),
+                    self.stats()["counters"],
+                    std::fs::read_to_string(self.log()).unwrap_or_default()
+                );
+                let made = self.connections() - before[0];
+                assert_eq!(
+                    made > 0,
+                    server_has == client_has && client_has != Nothing,
+                    "{made} on the fabric"
+                );
+                let direct = self.counter("connections_direct") - before[1];
+                let may_be = made > 0 && client_has == Library;
+                assert!(direct == 0 || may_be, "{direct} of {made} direct");
+                if direct > 0 || !(may_be && is_direct) {
+                    break;
+                }
+                assert!(tries_left > 0, "none of {made} direct");
+            }
         }
         assert!(expected.is_some_and(|text| !text.is_empty()));
     }
