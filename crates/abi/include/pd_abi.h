@@ -492,9 +492,9 @@
 #define PD_ABI_SOCKET_STATUS_RECV_DOORBELL 24ull
 /* u32: Futex: incremented to wake a sender. */
 #define PD_ABI_SOCKET_STATUS_SEND_DOORBELL 28ull
-/* u32: How receiving ended: 0 it did not, ENDED in order, otherwise an errno. */
+/* u32: End of receiving: 0 if it goes on, ENDED if the stream ended in order, otherwise an errno. */
 #define PD_ABI_SOCKET_STATUS_RECV_END 32ull
-/* u32: How sending ended, likewise. ESTALE in the lower 16 bits: another client has taken the socket; see moved. */
+/* u32: End of sending, likewise. ESTALE in the lower 16 bits: another client has taken the socket; see moved. */
 #define PD_ABI_SOCKET_STATUS_SEND_END 36ull
 /* u32: Number of the last Ready event posted. */
 #define PD_ABI_SOCKET_STATUS_EVENT_NUMBER 40ull
@@ -506,7 +506,7 @@
 #define PD_ABI_SOCKET_STATUS_RING_PAGES 52ull
 /* u32: The socket's generation; 0: no socket. */
 #define PD_ABI_SOCKET_STATUS_GENERATION 56ull
-/* u32: How the connection's bytes travel: a path word. Written before the socket is connected, and once more when the peer's direct ring is there. */
+/* u32: Path of the connection's bytes: a path word. Written before the socket is connected, and once more when the peer's direct ring is there. */
 #define PD_ABI_SOCKET_STATUS_PATH 60ull
 
 /* Index page of a direct ring, written by: its owner, a client. 4096 bytes. */

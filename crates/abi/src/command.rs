@@ -56,7 +56,7 @@ kinds! {
 }
 
 kinds! {
-    /// How a command ended.
+    /// Result of a command.
     enum CommandStatus: u8 else Failed {
         /// All bytes are at the destination.
         Ok = 0,
@@ -72,7 +72,7 @@ kinds! {
 }
 
 kinds! {
-    /// Which buffer table a command's `entry_seq` counts in.
+    /// Buffer table in which a command's `entry_seq` counts.
     enum TableId: u8 {
         /// Send buffer table.
         Sbt = 0,

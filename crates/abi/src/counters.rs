@@ -99,7 +99,7 @@ entry! {
 }
 
 counters! {
-    /// How things stand. Unlike the rest, these go up and down.
+    /// Present state. Unlike the rest, these go up and down.
     Gauges in 24 {
         /// Bytes of all clients' regions.
         memory_used_bytes,
@@ -112,7 +112,7 @@ counters! {
 
 named_counters! {
     $, agent_counters,
-    /// What one agent has done. The driver has done the sum.
+    /// Work of one agent. The sum over all agents is the driver's.
     AgentCounters in 248 {
         /// Clients that attached.
         clients_attached,
@@ -180,7 +180,7 @@ named_counters! {
 }
 
 counters! {
-    /// What one mover has moved for one client.
+    /// Traffic that one mover has moved for one client.
     ClientCounters in 56 {
         /// Whose line this is; 0: nobody's.
         serial,
@@ -200,7 +200,7 @@ counters! {
 }
 
 counters! {
-    /// What was moved in one direction of a connection.
+    /// Traffic in one direction of a connection.
     FlowCounters in 40 {
         /// Whose line this is: the connection's serial; 0: nobody's.
         serial,
@@ -215,7 +215,7 @@ counters! {
     }
 }
 
-/// How many lines there are. Places are offsets from the start of the region.
+/// Numbers of lines. Places are offsets from the start of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Movers.

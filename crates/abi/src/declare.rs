@@ -114,7 +114,7 @@ macro_rules! words {
                 text: &[$($text),+],
             },)+];
 
-            /// What the module says of them.
+            /// Documentation of the module.
             pub const ABOUT: &[&str] = &[$($about),+];
 
             const _: () = assert!($crate::declare::apart(WORDS, $bytes));
@@ -141,7 +141,7 @@ macro_rules! kinds {
         impl $name {
             /// All of them, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$kind),+];
-            /// How many there are.
+            /// Number of kinds.
             pub const COUNT: usize = Self::ALL.len();
             /// Description of the numbers.
             pub const DECLARED: &'static [$crate::declare::Constant] = &[$(

@@ -13,7 +13,7 @@ use std::{env, fs, path::Path};
 
 /// Numbers that belong together.
 pub struct Numbers {
-    /// What their names begin with.
+    /// Prefix of their names.
     pub prefix: &'static str,
     pub title: &'static str,
     pub numbers: &'static [Constant],

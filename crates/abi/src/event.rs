@@ -67,7 +67,7 @@ impl Event {
 }
 
 kinds! {
-    /// What an [`Event`] says.
+    /// Meaning of an [`Event`].
     enum EventKind: u8 {
         /// A request was carried out, or refused.
         Answer = 1,

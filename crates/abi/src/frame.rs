@@ -70,7 +70,7 @@ entry! {
 }
 
 kinds! {
-    /// What a [`Frame`] says.
+    /// Meaning of a [`Frame`].
     enum FrameKind: u32 {
         /// Client: attaches.
         Hello = 1,

@@ -120,9 +120,9 @@ words! {
         RECV_DOORBELL: u32 = 24;
         /// Futex: incremented to wake a sender.
         SEND_DOORBELL: u32 = 28;
-        /// How receiving ended: 0 it did not, [`super::ENDED`] in order, otherwise an errno.
+        /// End of receiving: 0 if it goes on, [`super::ENDED`] if the stream ended in order, otherwise an errno.
         RECV_END: u32 = 32;
-        /// How sending ended, likewise. `ESTALE` in the lower 16 bits: another client has taken the socket; see [`super::moved`].
+        /// End of sending, likewise. `ESTALE` in the lower 16 bits: another client has taken the socket; see [`super::moved`].
         SEND_END: u32 = 36;
         /// Number of the last `Ready` event posted.
         EVENT_NUMBER: u32 = 40;
@@ -134,7 +134,7 @@ words! {
         RING_PAGES: u32 = 52;
         /// The socket's generation; 0: no socket.
         GENERATION: u32 = 56;
-        /// How the connection's bytes travel: a [`super::path`] word. Written before the socket is connected,
+        /// Path of the connection's bytes: a [`super::path`] word. Written before the socket is connected,
         /// and once more when the peer's direct ring is there.
         PATH: u32 = 60;
     }

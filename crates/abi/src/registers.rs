@@ -38,7 +38,7 @@ pub struct Field {
     pub lsb: u32,
     /// Number of bits.
     pub bits: u32,
-    /// What it means, for the table.
+    /// Meaning of the field, for the table.
     pub text: &'static str,
 }
 
@@ -69,7 +69,7 @@ pub struct Register {
     pub access: Access,
     /// Value after reset; `None` where it depends on how the hardware was built.
     pub reset: Option<u32>,
-    /// What it means, for the table.
+    /// Meaning of the register, for the table.
     pub text: &'static str,
     /// Its fields; none where it is one number.
     pub fields: &'static [Field],
@@ -78,13 +78,13 @@ pub struct Register {
 /// Registers that lie together, once or many times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What the names of its registers begin with in SystemVerilog; empty for the registers of the whole device.
+    /// Prefix of its registers' names in SystemVerilog; empty for the registers of the whole device.
     pub prefix: &'static str,
-    /// Where the first one starts in BAR 0.
+    /// Start of the first block in BAR 0.
     pub base: u32,
     /// Distance from one to the next; 0 where there is one.
     pub stride: u32,
-    /// How many there are at most.
+    /// Number of blocks at most.
     pub count: u32,
     /// The registers, by offset.
     pub registers: &'static [Register],

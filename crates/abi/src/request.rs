@@ -102,7 +102,7 @@ impl Request {
 }
 
 kinds! {
-    /// What a [`Request`] asks for. Those marked *answered* are answered by one [`crate::Event`] of kind
+    /// Operation of a [`Request`]. Operations marked *answered* are answered by one [`crate::Event`] of kind
     /// `Answer` with the same tag, in any order.
     enum Operation: u8 {
         /// Move a span of a send region to the peer (paper, section III-E). Numbers: the region above
@@ -244,11 +244,11 @@ macro_rules! slot_id {
             pub const fn new(slot: u16, generation: u16) -> Self {
                 Self((generation as u32) << ID_SLOT_BITS | slot as u32)
             }
-            /// Which one.
+            /// Slot of the object.
             pub const fn slot(self) -> u16 {
                 self.0 as u16
             }
-            /// How often the slot had been used.
+            /// Generation of the slot; never 0 while it is in use.
             pub const fn generation(self) -> u16 {
                 (self.0 >> ID_SLOT_BITS) as u16
             }

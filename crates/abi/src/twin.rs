@@ -24,8 +24,8 @@ pub struct TwinRequest {
 }
 
 kinds! {
-    /// What a [`TwinRequest`] asks for. Each is answered like a [`crate::Request`]; with a new socket's id comes, as a
-    /// number, the bytes of its rings.
+    /// Operation of a [`TwinRequest`]. Each is answered like a [`crate::Request`]. An answer with a new socket's id carries
+    /// the bytes of its rings as its number.
     enum TwinOperation: u32 {
         /// Connections to this listening socket may have twins. Each process that holds the socket may ask for it.
         Listen = 1,
