@@ -24,16 +24,16 @@ use pd_client::core::ELSEWHERE;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// It sends in the kernel.
+/// This side sends in the kernel.
 const SENDS: u32 = 1;
 /// The peer's mark has been taken off.
 const MARKED: u32 = 2;
-/// It receives in the kernel, too.
+/// This side receives in the kernel, too.
 const OVER: u32 = 4;
 /// The peer sends no mark.
 const UNMARKED: u32 = 8;
 
-/// How far a connection is.
+/// Progress of a connection into the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
     /// One thread at a time has it leave.
@@ -46,7 +46,7 @@ pub(crate) struct Aside {
     mark_untold: AtomicBool,
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
-    /// What has gone over the kernel since the marks.
+    /// Bytes over the kernel since the marks.
     pub(crate) counts: Arc<Counts>,
     pub(crate) progress: Progress,
 }
@@ -69,7 +69,7 @@ impl Progress {
         self.done.fetch_or(what, Ordering::AcqRel);
     }
 
-    /// What is sent goes over the kernel.
+    /// Returns whether this side sends over the kernel.
     #[inline]
     pub(crate) fn sends(&self) -> bool {
         self.has(SENDS)

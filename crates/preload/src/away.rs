@@ -19,12 +19,12 @@ use std::sync::{Arc, Mutex};
 
 /// Bytes from one look to the next.
 const LOOK_BYTES: u64 = 1 << 20;
-/// They are bulk if they come within this time...
+/// Time within which [`LOOK_BYTES`] come if they are bulk...
 const BULK_WITHIN_NS: u64 = 100_000_000;
-/// ...and no more than one receive in so many bytes finds less than [`LITTLE_BYTES`].
+/// ...and bytes for each receive that may find less than [`LITTLE_BYTES`].
 const SMALL_BYTES: u64 = 16 << 10;
 const LITTLE_BYTES: i64 = 4096;
-/// How long an offer stands.
+/// Life of an offer.
 const OFFER_NS: u64 = 500_000_000;
 /// Looks that find bulk, the first time; each further time takes twice as many, up to 2 to this power.
 const TIMES_MAX: u32 = 10;
@@ -35,9 +35,9 @@ const FAILS_MAX: u32 = 6;
 #[derive(Debug)]
 pub(crate) struct Away {
     counts: Arc<Counts>,
-    /// What this process has connected it to.
+    /// Destination, if this process has connected it.
     towards: Option<Place>,
-    /// How often it was away before.
+    /// Times that the connection was away before.
     times: u32,
     /// Bytes both ways at which it is looked at again.
     next: AtomicU64,

@@ -1,9 +1,9 @@
 //! The way back of a connection from the kernel ([`crate::away`]). Both sides have a new twin, and look at both.
 //!
-//! What a side sends goes over the kernel, until it knows that its peer looks at both; then it sends a *head* by the twin: up to which byte
-//! of the kernel's stream it has sent there; and goes on behind that. Who receives reads the kernel's stream up to that byte,
-//! takes the head off, and goes on by the twin. The side that has offered the twin sends its head first: the other one looked at
-//! both when it claimed the twin. A head that has come says that its sender looks at both.
+//! A side sends over the kernel until it knows that its peer looks at both. Then it sends a *head* by the twin, which is the
+//! position up to which it has sent in the kernel's stream, and goes on behind the head. The receiver reads the kernel's stream up
+//! to that position, takes the head off, and goes on by the twin. The side that has offered the twin sends its head first, for
+//! the other one looked at both when it claimed the twin. A head that has come says that its sender looks at both.
 use crate::call::{errno, lock};
 use crate::counts::{Counts, Moves};
 use crate::{address, real};
@@ -19,11 +19,11 @@ const HEAD_BYTES: usize = WORD.len() + 8;
 /// Most that is thrown away at once.
 const AWAY_BYTES: usize = 64 << 10;
 
-/// It sends by the twin.
+/// This side sends by the twin.
 const SENDS: u32 = 1;
 /// The peer's head has come.
 const HEAD: u32 = 2;
-/// It receives by the twin.
+/// This side receives by the twin.
 const RECEIVES: u32 = 4;
 /// The peer has ended the twin without a head: what it sends is the kernel's.
 const HEADLESS: u32 = 8;
@@ -40,7 +40,7 @@ pub(crate) struct Back {
     lowat: u64,
 }
 
-/// What a receive in between has found.
+/// Result of a receive in between.
 pub(crate) enum Found {
     Bytes(usize),
     /// The twin ended before the peer used it.
@@ -233,7 +233,7 @@ impl Back {
                     if end.peer_has_ended() && end.received() < HEAD_BYTES as u64 {
                         return self.without_head(fd, end, pieces, peek);
                     }
-                    // What the kernel shows before the look was sent before a head that comes after it.
+                    // Bytes that the kernel shows before the look precede a head that comes after it.
                     let there = self.kernel(fd, pieces, usize::MAX, true);
                     self.look(end)?;
                     if self.has(HEAD) || end.peer_has_ended() || end.sends_elsewhere() {
@@ -276,7 +276,7 @@ impl Back {
             if !self.sends() {
                 return Ok(Found::Headless);
             }
-            // What this side sends stays there; what the peer sends ends in the kernel.
+            // This side's sends stay there; the peer's end in the kernel.
             // SAFETY: the caller's promise.
             return unsafe { self.kernel(fd, pieces, usize::MAX, peek) }.map(Found::Bytes);
         }

@@ -7,12 +7,12 @@ extern "C-unwind" {
     fn pthread_testcancel();
 }
 
-/// How a call on a twin ends if it does not succeed.
+/// Failure of a call on a twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     /// With this errno.
     Errno(i32),
-    /// It is the kernel's: call the next function of the name.
+    /// The call is the kernel's: call the next function of the name.
     Plain,
     /// The same of a connection that may come back: what the call moves is counted.
     Kernel,
@@ -41,7 +41,7 @@ pub(crate) fn call<T: From<i8>>(work: impl FnOnce() -> Outcome<T>, plain: impl F
     begin(work).unwrap_or_else(|_| plain())
 }
 
-/// What a call is without the next function of its name; an error is that it is the kernel's.
+/// Makes a call without the next function of its name. An error says that the call is the kernel's.
 #[inline]
 pub(crate) fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T, Failure> {
     let before = errno();

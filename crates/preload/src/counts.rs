@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub(crate) enum Moves {
     Sends,
     Receives,
-    /// It peeks, or is about what goes beside the stream.
+    /// The call peeks, or moves bytes beside the stream.
     Nothing,
     /// Urgent bytes.
     Urgent,
@@ -36,7 +36,7 @@ impl Moves {
     }
 }
 
-/// How far the kernel's streams are, since each side's mark, and which calls are under way there.
+/// Positions in the kernel's streams since each side's mark, and calls that are under way there.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     sent: AtomicU64,
@@ -84,7 +84,7 @@ impl Counts {
         }
     }
 
-    /// It is over.
+    /// Ends the call.
     pub(crate) fn leave(&self) {
         self.inside.fetch_sub(1, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! What the library asks of the driver, all in one place.
+//! The library's questions to the driver, all in one place.
 use crate::call::{Failure, Outcome};
 use crate::fallback_cache::{self, now_ns, File, Place};
 use crate::log::note;
@@ -12,9 +12,10 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a driver that was not there is not asked for again.
+/// Time without attempts to attach after the driver was not there.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
-/// How long a process that is to take a connection over tries to attach while the driver has no room for it, and how often.
+/// Time for which a process that is to take a connection over tries to attach while the driver has no room for it, and time
+/// between attempts.
 const ROOM_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(5);
 /// Marks addresses that were tried without a kernel connection.
@@ -206,7 +207,7 @@ pub(crate) fn unlisten(fd: c_int) {
 /// Why a connection has no twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoTwin {
-    /// It is the kernel's.
+    /// The connection is the kernel's.
     Kernel(KernelReason),
     /// The policy does not allow it on any way: this errno is the program's.
     Denied(c_int),
@@ -270,11 +271,11 @@ pub(crate) fn claim(fd: c_int, is_told: bool) -> Result<Arc<Socket>, KernelReaso
     }
 }
 
-/// What [`take`] has found.
+/// Result of [`take`].
 pub(crate) enum Taken {
     /// The twin, from now on this process's.
     Twin(Arc<Socket>),
-    /// It is this process's already.
+    /// The connection is this process's already.
     Own,
     /// The connection has gone on in the kernel.
     Departed,

@@ -36,7 +36,7 @@ static LIMIT_USES_LEFT: AtomicU32 = AtomicU32::new(0);
 /// The address space is limited.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// What is left of the reserve: from where and how much.
+/// Start and length of the rest of the reserve.
 static RESERVE_AT: AtomicUsize = AtomicUsize::new(0);
 static RESERVE_LEFT: AtomicUsize = AtomicUsize::new(0);
 /// The kernel has refused memory.
@@ -60,7 +60,7 @@ struct Class {
 struct Blocks {
     /// The last one that was given back; each begins with the address of the one before.
     free: *mut u8,
-    /// What has not been cut yet.
+    /// Start of the memory that has not been cut yet.
     next: usize,
     end: usize,
 }
@@ -178,7 +178,7 @@ pub(crate) fn forget_limit() {
 fn has_limit() -> bool {
     let use_one = |left: u32| left.checked_sub(1);
     if LIMIT_USES_LEFT.fetch_update(Ordering::Acquire, Ordering::Relaxed, use_one).is_err() {
-        // Whoever changes it meanwhile has this forgotten.
+        // A change of the limit meanwhile discards this.
         LIMIT_USES_LEFT.store(LIMIT_USES, Ordering::Release);
         LIMITED.store(is_limited(), Ordering::Relaxed);
     }

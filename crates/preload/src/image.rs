@@ -15,9 +15,9 @@ const IN_USE_MAX: usize = 64;
 /// As they were when the program began.
 static KEPT: OnceLock<Vec<CString>> = OnceLock::new();
 static MADE: Mutex<VecDeque<Environment>> = Mutex::new(VecDeque::new());
-/// How the loader's call uses an environment.
+/// Uses of an environment by the loader's call: for a child...
 const OF_CHILD: c_int = 1;
-/// It is the program's from now on.
+/// ...or for the program from now on.
 const FOR_GOOD: c_int = 2;
 
 /// An array of pointers that ends with null.

@@ -1,5 +1,5 @@
-//! What the library does, for whoever looks for a reason: `PD_PRELOAD_LOG` names a file, or `-` for
-//! standard error. Without it nothing is ever written.
+//! Log of the library's decisions, with reasons. `PD_PRELOAD_LOG` names a file, or `-` for standard error. Without it
+//! nothing is ever written.
 use crate::real;
 use std::ffi::CString;
 use std::sync::OnceLock;

@@ -135,12 +135,12 @@ impl Drop for Passed<'_> {
     }
 }
 
-/// How much a private pipe takes, or has.
+/// Bytes that a private pipe takes, or has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// So many bytes can be lent to it, or are.
+    /// Bytes that can be lent to it, or are.
     Bytes(usize),
-    /// It is the kernel's, for now or for good.
+    /// The pipe is the kernel's, for now or for good.
     Kernels,
 }
 
@@ -156,7 +156,7 @@ impl Pipe {
         work()
     }
 
-    /// How many bytes can be lent to it.
+    /// Returns how many bytes can be lent to it.
     pub(crate) fn room(&self, source: &Arc<Lender>) -> Found {
         self.alone(|| {
             if !self.lends() {
@@ -205,7 +205,7 @@ impl Pipe {
         }
     }
 
-    /// How many bytes are lent.
+    /// Returns how many bytes are lent.
     pub(crate) fn there(&self) -> Found {
         self.alone(|| if self.lends() { Found::Bytes(self.inner.borrow().bytes) } else { Found::Kernels })
     }
@@ -251,7 +251,7 @@ impl Pipe {
                     if retries(self.ends[1]) {
                         continue;
                     }
-                    // It has no reader, or was closed behind the library's back: nobody gets them.
+                    // The pipe has no reader, or was closed unseen: the bytes are lost as in the kernel.
                     break;
                 };
                 left -= written;
@@ -270,7 +270,7 @@ impl Pipe {
         });
     }
 
-    /// It is the kernel's for good.
+    /// Gives the pipe to the kernel for good.
     pub(crate) fn expose(&self) {
         self.alone(|| {
             self.settle();

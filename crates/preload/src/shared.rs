@@ -11,7 +11,7 @@ const SLOTS: usize = 1 << 16;
 /// Processes that a slot knows; with more of them it is never used again.
 const HOLDERS: usize = 12;
 const PAGE: usize = 4096;
-/// How long the lock is waited for until one looks whether its holder lives.
+/// Wait for the lock before one checks that its holder lives.
 const LOOK_AFTER_NS: i64 = 50_000_000;
 
 /// One twin.

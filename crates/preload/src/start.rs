@@ -111,7 +111,7 @@ extern "C" fn before_fork() {
                 continue;
             }
             if let Some(entry) = table::entry(fd) {
-                // What a child sends could not be told from what was kept before.
+                // A child's bytes could not be told from those that were kept before.
                 settling::settle_now(&entry);
                 if let Some(twin) = entry.twin().filter(|_| table::look(fd) == table::SOCKET) {
                     if seen.insert(Arc::as_ptr(&entry)) {

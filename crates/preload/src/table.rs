@@ -1,5 +1,5 @@
-//! What the library knows of each descriptor number. For all that it has nothing to do with, one byte
-//! that is 0: the only thing that their calls look at.
+//! Table of descriptor numbers. A number that the library has nothing to do with has one byte that is 0, and its calls look at
+//! nothing else.
 use crate::entry::{Entry, Thing};
 use arc_swap::ArcSwapOption;
 use libc::c_int;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Numbers beyond are never looked after.
 const FDS: usize = 1 << 20;
 
-/// What a number may be. See [`look`].
+/// Kinds of numbers. See [`look`].
 pub(crate) const PLAIN: u8 = 0;
 /// A TCP socket with an entry.
 pub(crate) const SOCKET: u8 = 1;
@@ -58,7 +58,7 @@ pub(crate) fn disable() {
     ENABLED.store(false, Ordering::Relaxed);
 }
 
-/// What the number is.
+/// Returns the kind of the number.
 #[inline]
 pub(crate) fn look(fd: c_int) -> u8 {
     match KINDS.get(fd as usize) {
@@ -210,7 +210,7 @@ pub(crate) fn has_copied() -> bool {
 pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     let mut all = Vec::new();
     for fd in 0..end() {
-        // What was inherited is still that, and so is what was fresh.
+        // Inherited numbers stay inherited, and fresh ones stay fresh.
         if ![INHERITED, FRESH].contains(&look(fd)) {
             all.extend(clear(fd).map(|entry| (fd, entry)));
         }

@@ -25,8 +25,8 @@ use pd_client::core::Socket;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// Who asks for buffers smaller than this gets small rings, and so learns early that the peer is slow. The
-/// kernel cuts larger wishes to less than rings are by default.
+/// Buffers below this size get small rings, so that the program learns early that the peer is slow. The kernel cuts
+/// larger wishes to less than the default size of rings.
 const BUFFER_BYTES_SMALL: c_int = 128 << 10;
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct Twin {
     pub(crate) names: Option<Names>,
     /// Of AF_UNIX: see [`crate::unix`].
     pub(crate) unix: bool,
-    /// What it was connected to, by this process.
+    /// Destination, if this process has connected it.
     pub(crate) towards: Option<Place>,
     /// Its way into the kernel.
     pub(crate) aside: Aside,
@@ -70,7 +70,7 @@ pub(crate) struct Twin {
     resets: AtomicBool,
     /// Of one that was away: its way back.
     pub(crate) back: Option<Back>,
-    /// How often it was away.
+    /// Times that the connection was away.
     pub(crate) times: u32,
     /// Another process had it in the middle of that, and still has it.
     lost: bool,
@@ -250,7 +250,7 @@ impl Twin {
         unclaimed::any() && lock(&self.unclaimed).is_some()
     }
 
-    /// How far it is on its way into the kernel.
+    /// Returns the progress of the connection into the kernel.
     #[inline]
     pub(crate) fn progress(&self) -> &Progress {
         self.slot.get().map_or(&self.aside.progress, |slot| &slot.progress)
@@ -332,7 +332,7 @@ impl Twin {
         // The kernel knows when both directions have ended, where it has the connection.
         let is_over = |socket: &Socket| {
             let shut = |word: &AtomicBool| word.load(Ordering::Relaxed);
-            // Who receives no more has ended the stream itself.
+            // A side that receives no more has ended the stream itself.
             self.names.is_some() && shut(&self.send_shut) && !shut(&self.recv_shut) && socket.has_ended()
         };
         !self.unix && self.current().is_some_and(|socket| socket.is_gone() || is_over(&socket))
@@ -343,7 +343,7 @@ impl Twin {
         self.current().is_some_and(|socket| socket.has_ended())
     }
 
-    /// So many bytes are there, and those after them are the kernel's.
+    /// Returns whether the bytes after the `there` bytes that are present come by the kernel.
     fn ends_elsewhere(&self, there: usize) -> bool {
         self.current().is_some_and(|end| end.ends_elsewhere(there as u64))
     }

@@ -8,7 +8,7 @@ use libc::{c_int, iovec};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often a wait looks.
+/// Time between looks of a wait.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// The same of one for room, which ends by a look only.
 pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
@@ -19,7 +19,7 @@ const WINDOW_BYTES: usize = 48 << 10;
 
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// What is kept for one connection.
+/// Bytes kept for one connection.
 #[derive(Debug)]
 pub(crate) struct Unclaimed {
     since: Instant,

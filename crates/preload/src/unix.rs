@@ -66,7 +66,7 @@ pub(crate) fn connected(fd: c_int) -> Option<bool> {
 /// Writes the peer's address, if it has one, as the kernel does with each message; returns its length.
 ///
 /// # Safety
-/// So much room is at `at`.
+/// `room` bytes at `at` may be written.
 pub(crate) unsafe fn write_sender(fd: c_int, at: *mut c_void, room: socklen_t) -> socklen_t {
     let mut len = room;
     // SAFETY: the caller's promise.
@@ -78,7 +78,7 @@ pub(crate) unsafe fn write_sender(fd: c_int, at: *mut c_void, room: socklen_t) -
     }
 }
 
-/// What the kernel would add to a message of a socket with `SO_PASSCRED`: whom the connection is to.
+/// Adds the credentials of the peer to a message, as the kernel does for a socket with `SO_PASSCRED`.
 ///
 /// # Safety
 /// `message` is one, with room as it says.

@@ -15,7 +15,7 @@ const AGAIN_AFTER_NS: u64 = 50_000_000;
 /// The process waits so.
 static FOUND: AtomicBool = AtomicBool::new(false);
 
-/// What is known of one connection or listener.
+/// Waits that are known of one connection or listener.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
     /// A `poll` or `select` of the library's has had it among its descriptors since the last call.

@@ -85,8 +85,8 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
     }
 }
 
-/// How a connection leaves. A mark reaches programs that wait in the kernel alone. For others it is a byte too many: one that comes
-/// after the close would have the kernel reset the connection, and drop what is still on its way to the peer.
+/// Returns the way in which a connection leaves. A mark wakes programs that wait in the kernel alone. For others it is a byte too
+/// many: if it comes after the close, the kernel resets the connection and drops the bytes that are on their way to the peer.
 fn departure(twin: &Twin, why: KernelReason) -> Departure {
     let waits_in_kernel = || match why {
         KernelReason::UnseenWait | KernelReason::Signals | KernelReason::Sandbox => true,

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long bytes are waited for that the driver has said are on their way.
+/// Longest wait for bytes of which the driver has said that they are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Time between looks of a process that makes few system calls.

@@ -10,7 +10,7 @@ use libc::c_int;
 use pd_client::core::Inside;
 use std::sync::Arc;
 
-/// How often a call begins anew because its connection passes to and fro between the kernel and the fabric.
+/// Times that a call begins anew because its connection passes to and fro between the kernel and the fabric.
 const TRIES: u32 = 1000;
 
 /// [`call::call`] of a call that moves bytes of the connection `fd`.
@@ -112,7 +112,7 @@ fn counts_of(entry: &Entry, what: Moves) -> Option<Arc<Counts>> {
 pub(crate) struct Stays(Vec<Arc<Counts>>);
 
 impl Stays {
-    /// Those of the numbers that are away.
+    /// Makes the connections of `fds` that are away stay away.
     pub(crate) fn all(fds: impl Iterator<Item = c_int>) -> Self {
         let mut all = Vec::new();
         for fd in fds.filter(|&fd| table::look(fd) == table::AWAY) {

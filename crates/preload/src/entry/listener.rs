@@ -252,7 +252,7 @@ impl Listening {
         self.end.store(Some(end.clone()));
     }
 
-    /// How many connections may wait, as the program has said.
+    /// Returns how many connections may wait, as the program has said.
     pub(crate) fn backlog(&self) -> u32 {
         self.backlog.load(Ordering::Relaxed)
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
-/// How long a peer may take to accept. One that takes longer gets a plain connection.
+/// Longest time for a peer to accept. A peer that takes longer gets a plain connection.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
 
 /// The same once as much as is kept was sent, for then the program waits.
