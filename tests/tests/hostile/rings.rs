@@ -281,9 +281,9 @@ fn bytes_given_back_that_never_came() {
         let (errno, _) = puppet.answer().expect_err("nobody reads it");
         assert!([libc::ECONNRESET, libc::EPIPE].contains(&errno), "{errno}");
     }
-    // Taken back what was given back.
+    // Taken back what was given back. The sender waits: two rings are received, one waits to be sent.
     let (mut raw, socket, mut puppet) = connected(&scene);
-    puppet.tell(&format!("send s 1 0 {} 50000", 3 * RING_BYTES));
+    puppet.tell(&format!("send s 1 0 {} 50000", 4 * RING_BYTES));
     raw.wait_status(socket, socket_status::RECV_PRODUCER, RING_BYTES);
     raw.control.store_u64(at(socket), RING_BYTES, Ordering::SeqCst);
     raw.post(0, &Request::new(Operation::Space, socket, 0));
