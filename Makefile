@@ -36,7 +36,7 @@ libdir := $(DESTDIR)$(PREFIX)/lib
 includedir := $(DESTDIR)$(PREFIX)/include
 mandir := $(DESTDIR)$(PREFIX)/share/man
 
-.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test test-short test-long suites test-engines test-programs simulate lint docs fuzz fuzz-short install uninstall clean
+.PHONY: help deps packages rust build demo peers bench figures bench-ab need-root test test-docs test-loom test-short test-long suites test-engines test-programs simulate lint docs fuzz fuzz-short install uninstall clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -140,22 +140,21 @@ need-root:
 # Tests run unoptimised but for what the dev profile says: assertions on, and built in a few minutes. Libraries and
 # programs are built with the tests: alone, dependencies would have fewer features and be built twice.
 BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
-# Long suites that wait more than they compute: two lanes run them side by side, each in this order.
-LANES := bench differential / hostile
+ALL_TARGETS := --lib --bins --examples --tests
 test: TESTING := yes
-test: need-root deps rtl-test ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
-	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
-	$(CARGO) build --workspace --all-targets --jobs $(JOBS)
-	PD_RTL_REQUIRED=1 CARGO="$(CARGO)" tests/lanes "$(TARGET)/lane.log" "$(LANES)" -- $(TEST_ARGS)
-	PD_RTL_REQUIRED=1 PD_TESTS_DONE="$(LANES)" $(CARGO) test $(BOUNDED) --workspace --jobs $(JOBS) -- $(TEST_ARGS)
-	$(MAKE) simulate SEED= MINUTES=1 SIMULATED="--workspace --exclude pd-preload"
+test: need-root deps rtl-packages ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
+	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes --first '$(MAKE) rtl-model' --aside '$(MAKE) rtl-test' --aside '$(MAKE) test-loom' --aside '$(MAKE) test-docs' \
+	    -- $(CARGO) build --workspace $(ALL_TARGETS) --jobs $(JOBS) -- $(TEST_ARGS)
+
+test-docs: rust
+	$(CARGO) test --workspace --doc --jobs $(JOBS)
+
+test-loom: rust ## run the model checker on rings and waits
 	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
 
-# The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed. After a build of the
-# workspace, whose features differ from those of one package, it is run as a part of that.
-SIMULATED := --package pd-driver
+# The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed.
 simulate: rust ## run the simulated driver with seeds of MINUTES, or with one SEED again
-	SEED=$(SEED) MINUTES=$(MINUTES) $(CARGO) test $(SIMULATED) --lib --jobs $(JOBS) -- \
+	SEED=$(SEED) MINUTES=$(MINUTES) $(CARGO) test --package pd-driver --lib --jobs $(JOBS) -- \
 	    simulation::tests::long --exact --ignored --nocapture
 
 # Containers of real engines: their packages are large, so this is not part of `make test`.
@@ -225,7 +224,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --jobs $(JOBS) -- -D warnings
+	$(CARGO) clippy --workspace $(ALL_TARGETS) --jobs $(JOBS) -- -D warnings
 	@for test in $$(grep -ohE '[a-z0-9_/-]+\.rs::[a-z0-9_]+' docs/*.md docs/*/*.md | sort -u); do \
 	    grep -qwF "$${test##*::}" "$${test%%::*}" || { echo "docs/ name a test that does not exist: $$test" >&2; exit 1; }; \
 	done

@@ -4,7 +4,7 @@ RTL_TESTS := $(TARGET)/rtl/tests
 RTL_FOLDERS ?=
 RTL_LINT := verilator --lint-only -Wall --top-module pd_stack -y rtl/src rtl/lint.vlt rtl/gen/pd_abi_pkg.sv rtl/src/pd_stack.sv
 
-.PHONY: rtl rtl-perf rtl-synth rtl-packages rtl-lint rtl-test rtl-regress
+.PHONY: rtl rtl-model rtl-perf rtl-synth rtl-packages rtl-lint rtl-test rtl-regress
 
 rtl-packages:
 	@missing=; \
@@ -42,7 +42,9 @@ rtl-regress: rtl-packages ## the same at length: all widths and sizes, a new see
 RTL_MODEL := crates/engine-rtl/sim/build.sh
 
 rtl: SIMULATING := yes
-rtl: packages ## build the simulated hardware for engine "rtl" (Verilator)
+rtl: packages rtl-model ## build the simulated hardware for engine "rtl" (Verilator)
+
+rtl-model:
 	JOBS=$(JOBS) $(RTL_MODEL) pd_stack $(TARGET)/rtl --trace-fst
 
 rtl-perf: SIMULATING := yes

@@ -1,7 +1,7 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
 use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::policy::Path as BytesPath;
-use pd_tests::{peer_path, TestDriver};
+use pd_tests::{path, peer_path, TestDriver};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -44,9 +44,13 @@ fn programs() -> &'static Path {
 }
 
 /// `libpd.so`, built with the profile and in the target folder of this test: fresh, whatever cargo was told to
-/// build before.
+/// build before. `make test` says by `PD_LIBRARIES_BUILT` that it has built all.
 fn library() -> PathBuf {
     let folder = peer_path().parent().expect("target folder").to_owned();
+    let library = folder.join("libpd.so");
+    if std::env::var_os("PD_LIBRARIES_BUILT").is_some() && library.exists() {
+        return library;
+    }
     let profile = match folder.file_name().and_then(|name| name.to_str()).expect("profile") {
         "debug" => "dev",
         profile => profile,
@@ -55,7 +59,6 @@ fn library() -> PathBuf {
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "-p", "pd-capi", "--profile", profile, "--target-dir"]);
     run(build.arg(folder.parent().expect("target folder")).current_dir(env!("CARGO_MANIFEST_DIR")));
-    let library = folder.join("libpd.so");
     assert!(library.exists(), "{} is not there", library.display());
     library
 }
@@ -159,9 +162,13 @@ fn pair(program: &str, addr: &str) {
 /// Runs the two sides of a program. Returns how often a mover slept.
 fn pair_with(program: &str, addr: &str) -> u64 {
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    // One for each: the kernel's ports are those of all tests.
-    static PORT: AtomicU16 = AtomicU16::new(7300);
-    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    // One for each: the kernel's ports are those of all tests. The tests of the direct path may run at the same time.
+    static USED: AtomicU16 = AtomicU16::new(0);
+    let first = match path() {
+        BytesPath::Offloaded => 7300,
+        BytesPath::Direct => 7400,
+    };
+    let port = first + USED.fetch_add(1, Ordering::Relaxed);
     let server = start(&driver, program, "server", addr, port);
     // `listing1` is the paper's and does not wait for its server.
     driver.wait_for("the server listens", |r| r.clients.iter().any(|c| !c.listening.is_empty()));

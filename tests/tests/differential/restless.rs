@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 /// Each direction: past the first bytes, which are kept, and past the beginning of the direct path.
-const BYTES: u64 = 1_500_000;
+const BYTES: u64 = 1_000_000;
 const SEEDS: u64 = 40;
 
 fn all(way: Way, family: &str, meanwhile: Option<&dyn Fn(&TestDriver)>) {
