@@ -1,9 +1,9 @@
 //! A lock's bias towards one thread, which then takes and leaves it with plain loads and stores.
 //!
-//! An exchange waits until all earlier stores have their cache lines, those of an index that another core reads among
-//! them: for small messages that is most of a send. While a bias stands, its thread says in `busy` that it is in,
-//! and then looks whether the bias is still its own. Whoever else comes takes the bias away, has the kernel make a fence
-//! on all cores of this process ([`crate::barrier`]), and then looks at `busy`: one of the two sees the other.
+//! An exchange waits until all earlier stores have their cache lines, among them that of an index which another core reads.
+//! For small messages that is most of a send. While a bias stands, its thread stores in `busy` that it is in, and then
+//! checks that the bias is still its own. Another thread takes the bias away, has the kernel make a fence on all cores of
+//! this process ([`crate::barrier`]), and then reads `busy`. One of the two sees the other.
 use crate::barrier;
 use std::sync::atomic::{compiler_fence, AtomicBool, AtomicUsize, Ordering};
 
@@ -15,7 +15,7 @@ pub trait BiasCells {
     fn store_owner(&self, thread: usize);
     /// Returns whether its thread is in, with acquire.
     fn load_busy(&self) -> bool;
-    /// Its thread is in, or (with release) out.
+    /// Stores that its thread is in, or (with release) out.
     fn store_busy(&self, busy: bool);
     /// A fence for the compiler alone.
     fn compiler_fence(&self);
@@ -41,8 +41,7 @@ pub fn enter(cells: &impl BiasCells, thread: usize) -> bool {
     false
 }
 
-/// Takes the bias away from whoever has it; returns when that thread is out and nobody enters any more. One thread at a
-/// time.
+/// Takes the bias away from its thread. Returns when that thread is out and none can enter. One thread calls it at a time.
 pub fn revoke(cells: &impl BiasCells) {
     cells.store_owner(0);
     // SYNC POINT: bias-dekker
@@ -66,7 +65,7 @@ impl Bias {
         enter(self, this_thread())
     }
 
-    /// The thread that entered is out.
+    /// Leaves what [`Self::enter`] entered.
     #[inline]
     pub fn leave(&self) {
         self.store_busy(false);
@@ -77,14 +76,14 @@ impl Bias {
         self.load_owner() != 0
     }
 
-    /// Gives it to the calling thread, if the kernel knows barriers. Nobody may have it, or give it at the same time.
+    /// Gives it to the calling thread, if the kernel knows barriers. No thread may have it, or give it at the same time.
     pub fn give(&self) {
         if barrier::register_own() {
             self.store_owner(this_thread());
         }
     }
 
-    /// Takes it away; returns when its thread is out. Not at the same time as another.
+    /// Takes it away, and returns when its thread is out. One thread calls it at a time.
     pub fn revoke(&self) {
         revoke(self);
     }

@@ -1,4 +1,4 @@
-//! The counter region ([`pd_abi::counters`]): made and written by the driver, read by whoever it hands it to.
+//! The counter region ([`pd_abi::counters`]): made and written by the driver, read by the processes that it is given to.
 //!
 //! Readers cost the driver nothing but the cache misses of the lines they look at, and can do nothing to it: the
 //! memory is sealed against new writers before its descriptor leaves the driver.

@@ -309,8 +309,8 @@ impl<A: Access> Region<A> {
         Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, access })
     }
 
-    /// Has pages that come into being from now on lie on a node of the machine's memory, if there is room: those of the mapped file,
-    /// whoever touches them first.
+    /// Places new pages of the mapped file on a node of the machine's memory, if there is room. It does not matter which
+    /// process touches a page first.
     ///
     /// # Errors
     /// `ENOSYS` without CONFIG_NUMA, `EPERM` where it is forbidden, `EINVAL` for a node that there is not.

@@ -68,8 +68,8 @@ pub fn allocate(fd: impl AsFd, bytes: usize) -> Result<()> {
     fallocate(fd, FallocateFlags::empty(), 0, bytes as u64)
 }
 
-/// Tells whether it has them still: who had it writable may have punched holes before it was sealed, and a hole is memory that
-/// the next reader has to find, or dies.
+/// Returns whether the file still has all its pages. A party that had it writable may have punched holes before it was
+/// sealed. The next reader of a hole needs new memory, or dies.
 ///
 /// # Errors
 /// The errors of `fstat`.
@@ -87,7 +87,7 @@ pub fn seal_against_all(fd: impl AsFd) -> Result<()> {
     fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)
 }
 
-/// The same file, opened anew: for another party to hold, so that [`is_let_go`] can tell when it does no more.
+/// Opens the same file anew, for another party to hold. [`is_let_go`] can tell when that party holds it no more.
 ///
 /// # Errors
 /// The errors of opening it, with `/proc`.
@@ -96,7 +96,7 @@ pub fn reopen(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
     rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
 }
 
-/// Returns whether nobody else has the file open or mapped. `fd` and what the others have or had come from [`reopen`].
+/// Returns whether no other party has the file open or mapped. `fd` and the descriptors of others come from [`reopen`].
 /// A lease for writing is granted to the only opener alone.
 pub fn is_let_go(fd: impl AsFd) -> bool {
     let fd = fd.as_fd().as_raw_fd();

@@ -27,8 +27,8 @@ pub fn send(socket: impl AsFd, serial: u64, file: BorrowedFd<'_>) -> Result<()> 
     sendmsg(socket, &[IoSlice::new(passed.as_bytes())], &mut ancillary, flags).map(drop)
 }
 
-/// Receives a file and its serial; the descriptor is close-on-exec. Does not wait for one. What is not returned is closed by the
-/// calling thread, which can take as long as whoever passed it likes.
+/// Receives a file and its serial, without waiting. The descriptor is close-on-exec. The calling thread closes every other
+/// descriptor that came, which can take as long as the sender likes.
 ///
 /// # Errors
 /// `EAGAIN` if nothing is there, `EPROTO` if it is something else or the other side has gone, `EMFILE` if there is no

@@ -16,7 +16,7 @@ pub struct Sleep<'a> {
 }
 
 impl Sleep<'_> {
-    /// Its number and its arguments, for those who make it themselves.
+    /// Returns its number and its arguments, for a caller that makes the call itself.
     pub fn parts(&self) -> (libc::c_long, [usize; 6]) {
         (self.number, self.arguments)
     }

@@ -1,4 +1,4 @@
-//! Sleeping until a counter reaches a value, and waking who sleeps.
+//! Sleeping until a counter reaches a value, and waking the sleeper.
 //!
 //! The counter and the doorbell (a futex) belong to the side that wakes, the word `wake_at` to the
 //! side that sleeps (see [`pd_abi::layout`]). Neither side can miss the other: the sleeper writes
