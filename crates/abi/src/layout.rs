@@ -142,7 +142,7 @@ words! {
 
 /// [`socket_status::SEND_END`] of a socket that another client has taken. Its lower half is `errno` (`ESTALE`), its upper half tells
 /// how many sends the driver has taken: `sends`, modulo 65,535, and 1; or 0 as long as that is open. A send that was posted
-/// before its sender saw the word is among them or not: who posts looks at the word afterwards, behind a fence.
+/// before its sender saw the word may or may not be among them. A sender reads the word after each post, behind a fence.
 pub mod moved {
     const COUNT: u64 = 65_535;
 

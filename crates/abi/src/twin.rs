@@ -4,8 +4,8 @@ use crate::Address;
 /// A client's request about a kernel socket that it holds, in the text of a [`crate::Frame`] of kind
 /// `Twin`. Its *twin* is the socket here that carries the bytes of that one's connection.
 ///
-/// Nothing of it is believed: the driver looks the descriptor up in `/proc` and asks the kernel whose address and
-/// cookie the socket has. No descriptor travels, for closing a stranger's descriptor can block who received it.
+/// The driver believes nothing of it. It looks the descriptor up in `/proc` and asks the kernel for the socket's address and
+/// cookie. No descriptor travels, for closing a stranger's descriptor can block its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TwinRequest {
     /// A [`TwinOperation`].
