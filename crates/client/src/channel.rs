@@ -48,7 +48,7 @@ struct Inner {
     questions: Vec<Question>,
     /// Pre-opened sockets of IPv4 and of IPv6.
     pools: [SocketPool; 2],
-    /// By slot: who wants to know about `Ready` events.
+    /// Watches for `Ready` events, by slot.
     watches: Vec<Option<(SocketId, Arc<Watch>)>>,
     /// Epoll instances that want every event written to the wake pipe as well.
     pipe_users: u32,
@@ -516,7 +516,7 @@ impl Channel {
         });
         // The sleep took back the request for a wake-up that the pipe needs.
         if inner.pipe_users > 0 && self.arm(&inner) {
-            // A broken ring shows itself to the next who reads it.
+            // The next read reports a broken ring.
             let _ = self.drain(&mut inner);
         }
         (inner, timed_out)
@@ -555,7 +555,7 @@ impl Channel {
             }
             inner.watches.resize(slot + 1, None);
         }
-        // A later socket may have the slot by now.
+        // A later socket may have the slot.
         let place = &mut inner.watches[slot];
         if watch.is_some() || place.as_ref().is_some_and(|(known, _)| *known == id) {
             *place = watch.map(|watch| (id, watch));

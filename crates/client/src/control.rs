@@ -84,7 +84,7 @@ impl Control {
         Ok(Request { value, ..self.addressed(Operation::Connect, addr) })
     }
 
-    /// Of a listener with so many places.
+    /// Returns the request to listen with `backlog` places.
     pub(crate) fn listen_request(&self, backlog: u32) -> Request {
         let value = if self.receives_shared { RECEIVES_SHARED } else { 0 };
         let value = if self.takes == Takes::OtherNetworks { value | LISTENS_TO_OTHERS } else { value };
@@ -414,10 +414,10 @@ impl Socket {
         })
     }
 
-    /// Of one that has left, or whose peer has: says to the driver that the peer's mark has been taken off the kernel's connection.
+    /// Tells the driver that the peer's mark has been taken off the kernel's connection. The socket or its peer has left.
     ///
     /// # Errors
-    /// `ESTALE` if another process has the socket by now; those of [`Self::step_aside`].
+    /// `ESTALE` if another process has taken the socket; those of [`Self::step_aside`].
     pub fn mark_taken(&self) -> Result<()> {
         self.check_present()?;
         let control = lock(&self.control);
@@ -497,8 +497,8 @@ impl Socket {
         lock(&self.control).peer.ok_or_else(not_connected)
     }
 
-    /// Wishes for a send ring of so many bytes: how much may be sent and not yet delivered. Returns
-    /// the size taken: a power of two within the limits.
+    /// Wishes for a send ring of `bytes`, which limits what may be sent and not yet delivered. Returns the size taken: a
+    /// power of two within the limits.
     ///
     /// # Errors
     /// The errors of asking the driver.
@@ -517,8 +517,7 @@ impl Socket {
         Ok(taken)
     }
 
-    /// Wishes for a receive ring of so many bytes; takes effect with the next ring. Returns the size
-    /// taken.
+    /// Wishes for a receive ring of `bytes`, which takes effect with the next ring. Returns the size taken.
     ///
     /// # Errors
     /// The errors of asking the driver.

@@ -104,7 +104,7 @@ impl Socket {
                 Ok(len) if how.peek => return Ok(len),
                 Ok(len) => {
                     done += len;
-                    // Looked at by those alone who have room for more.
+                    // The low-water mark counts only while there is room for more.
                     let least = if done == most || how.all { most as u64 } else { self.recv_lowat() };
                     if done as u64 >= least.min(most as u64) {
                         return Ok(done);

@@ -7,9 +7,9 @@
 //! and the kernel delivers it as ever: on its stack, with its mask and its information. No call costs a system call
 //! for that; a signal that comes within one costs two.
 //!
-//! A handler is never put off by what waits for long: a sleep ends when a signal comes ([`interruptible`]), whichever
-//! instant that is, and whoever sleeps lets handlers run ([`let_run`]) where it holds nothing. That also tells exactly which
-//! handlers have run, and whether they were to interrupt calls.
+//! A long wait never puts a handler off. A sleep ends when a signal comes, at whichever instant ([`interruptible`]). The
+//! sleeping thread then lets handlers run ([`let_run`]) where it holds nothing. It learns by that which handlers have run, and
+//! whether they were to interrupt calls.
 //!
 //! Not put off are signals that the thread has caused by what it does, and handlers that were installed by a system call of
 //! the program's own.

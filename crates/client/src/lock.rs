@@ -64,7 +64,7 @@ impl<T> Lock<T> {
         Guard { lock: self, _of_thread: PhantomData }
     }
 
-    /// Wakes all who wait: see [`Guard::wait`]. Call after what they wait for was done under the lock.
+    /// Wakes all threads in [`Guard::wait`]. Called after the awaited change was made under the lock.
     pub(crate) fn notify_all(&self) {
         self.notified.fetch_add(1, Ordering::Relaxed);
         pd_shm::wake_all(&self.notified);

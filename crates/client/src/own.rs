@@ -1,9 +1,9 @@
-//! The library's own descriptors. In a program that does not know of the library they have to keep out
-//! of its way: numbers far above those that it gets, and a list of them, so that it does not close them.
+//! The library's own descriptors. They keep out of the way of a program that does not know of the library: their numbers lie
+//! far above the program's, and a list of them keeps it from closing them.
 //!
-//! Such a program may have used up its numbers when the library needs one. Then the soft limit is raised for the moment,
-//! if the hard one is higher; else one of a few descriptors that were kept for this is given away. Without either the
-//! library does without, or the program gets what it asked for from somebody else.
+//! The program may have used up its numbers when the library needs one. The soft limit is then raised for the moment, if the
+//! hard one is higher. Otherwise one of a few descriptors that are kept for this is given away. If there is none, the library
+//! does without, or the program's call goes to the kernel.
 use crate::forks::forks;
 use crate::handlers::Inside;
 use crate::turn::lock;

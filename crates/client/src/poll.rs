@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
         Ok(count)
     }
 
-    /// Sleeps until something may hold, at most so many milliseconds (-1: for ever).
+    /// Sleeps until an event may hold, for `milliseconds` at most (-1: for ever).
     fn sleep(&mut self, milliseconds: c_int) -> Result<()> {
         let is_ours = |target: &Target| matches!(target, Target::Socket(_) | Target::Other(..));
         if self.sleeper.is_none() && self.targets.iter().any(is_ours) {

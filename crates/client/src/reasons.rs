@@ -1,5 +1,5 @@
-//! Why connections of this process are the kernel's, as the control region says it
-//! ([`control_header`]): for administrators, who ask the driver. Nothing else depends on it.
+//! Reasons for which connections of this process are the kernel's, as written into the control region
+//! ([`control_header`]). Administrators see them by way of the driver. Nothing else depends on them.
 use crate::turn::lock;
 use pd_abi::layout::control_header;
 use pd_abi::limits::KERNEL_CONNECTIONS_MAX;

@@ -52,7 +52,7 @@ impl Socket {
     /// Gives back the first `len` bytes handed out and not yet given back.
     ///
     /// # Errors
-    /// `EINVAL` if there are not so many.
+    /// `EINVAL` if fewer were handed out.
     pub fn recv_done(&self, len: usize) -> Result<()> {
         self.check_usable()?;
         let mut side = self.recv.lock();

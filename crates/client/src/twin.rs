@@ -110,7 +110,7 @@ pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
 /// go another way then: nobody has received any of it.
 ///
 /// # Errors
-/// `EISCONN` if somebody has claimed it.
+/// `EISCONN` if the twin has been claimed.
 pub fn withdraw(socket: &Socket) -> Result<()> {
     let control = lock(&socket.control);
     control

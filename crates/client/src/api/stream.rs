@@ -79,8 +79,8 @@ impl Stream {
 
     /// Sends at most `len` bytes of a file from `offset` on; fewer if it ends before. On the offloaded path the driver reads
     /// large pieces itself if the file is open for reading only, on a disk of its own (ext4, xfs) and in the page cache, so
-    /// that nobody copies them into send memory. They are read when they are delivered: who changes the file meanwhile changes what
-    /// arrives, as with `sendfile(2)`; who cuts it off ends the connection with `ECONNRESET`.
+    /// that they are not copied into send memory. They are read when they are delivered. A change of the file meanwhile changes
+    /// what arrives, as with `sendfile(2)`. A file that is cut off ends the connection with `ECONNRESET`.
     ///
     /// A blocking stream sends all; a non-blocking one what there is room for.
     ///
@@ -141,7 +141,7 @@ impl Stream {
         self.socket.set_nonblocking(nonblocking);
     }
 
-    /// Wishes for a send ring of so many bytes; returns the size taken.
+    /// Wishes for a send ring of `bytes`; returns the size taken.
     ///
     /// # Errors
     /// The errors of asking the driver.
@@ -149,7 +149,7 @@ impl Stream {
         self.socket.set_send_ring_bytes(bytes)
     }
 
-    /// Wishes for a receive ring of so many bytes; returns the size taken.
+    /// Wishes for a receive ring of `bytes`; returns the size taken.
     ///
     /// # Errors
     /// The errors of asking the driver.

@@ -12,7 +12,7 @@ use pd_abi::{Operation, Request, LEFT_RECEIVING};
 use std::sync::atomic::Ordering;
 
 impl RecvSide {
-    /// Returns whether bytes come by the peer's ring by now. They do from the first one there, after all that the driver
+    /// Returns whether bytes come by the peer's ring. They do from the first one there, after all that the driver
     /// delivered: the peer sends it when the driver has told it of the last.
     #[inline]
     pub(crate) fn follow(&mut self) -> Result<bool> {

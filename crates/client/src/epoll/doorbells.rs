@@ -75,7 +75,7 @@ impl Epoll {
         }
     }
 
-    /// The same of an instance on whose descriptor somebody sleeps, in one of its first waits.
+    /// The same for an instance on whose descriptor a thread sleeps, in one of its first waits.
     pub(super) fn ask_when_exported(&self) {
         if lock(&self.doorbells).sleeps < EXPORTED_MAX {
             let items: Vec<_> = lock(&self.items).values().cloned().collect();

@@ -1,4 +1,4 @@
-//! An epoll instance inside a wait that somebody else makes, on a kernel epoll instance or a poll that
+//! An epoll instance inside a wait of the program, on a kernel epoll instance or a poll that
 //! [`Epoll::host_fd`] is a member of. Looking costs no system call. Only while a thread sleeps does the
 //! driver write to the wake pipes, and do changes of this process write to the eventfd.
 use super::kernel::{Found, Kernel};
@@ -88,7 +88,7 @@ impl Epoll {
         Ok(Armed { channels, ready })
     }
 
-    /// The same for who may sleep without looking first: the descriptor is readable only if there is something to report.
+    /// The same for a thread that may sleep without a look first. The descriptor is readable only if there is an event to report.
     ///
     /// # Errors
     /// The errors of [`Self::arm`].

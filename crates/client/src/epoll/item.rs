@@ -17,8 +17,8 @@ pub(crate) trait Source: Send + Sync {
     /// that an event comes when it changes.
     fn readiness(&self, wanted: u32) -> u32;
 
-    /// The same, but where a word in shared memory tells when `IN` is news, no event need come for that: whoever waits
-    /// looks at the word, until it has to sleep.
+    /// The same, but `IN` needs no event where a word in shared memory tells when it is news. The waiting thread looks at the
+    /// word until it has to sleep.
     fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
         (self.readiness(wanted), None)
     }

@@ -67,8 +67,8 @@ impl Socket {
         }
     }
 
-    /// Returns whether the program may not send for now, for a reason that is not the connection's: then it is not writable.
-    /// When it is again, that is news to those who wait for edges.
+    /// Sets whether the connection counts as not writable, for a reason that is not its own. Its end is an edge for waits that
+    /// want edges.
     pub fn hold_out(&self, held: bool) {
         if self.watch.out_held.swap(held, Ordering::AcqRel) && !held {
             self.watch.notify();
@@ -191,7 +191,7 @@ impl Socket {
         let (shut, lowat) = (side.shut, side.lowat);
         drop(side);
         if recv_end == MOVED || send_end == MOVED {
-            // The connection goes on. Who reads takes it back.
+            // The connection goes on. A reader takes it back.
             return (IN, None);
         }
 

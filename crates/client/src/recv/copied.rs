@@ -64,7 +64,7 @@ impl RecvSide {
         let rest = self.handout((start + kept as u64, len - kept as u64));
         let from = rest.ptr.as_ptr().cast_const();
         if peek && (goes_on || self.is_direct() && !self.link.trusts_peer()) {
-            // SAFETY: so many bytes are lent.
+            // SAFETY: `rest.len` bytes are lent.
             if let Err(error) = unsafe { self.keep(from, rest.len) } {
                 self.cursor = start;
                 return Err(error);
@@ -203,7 +203,7 @@ impl Socket {
         self.recv.lock().link.recv_end() != 0
     }
 
-    /// Returns whether so many bytes are left of a stream that goes on in the kernel.
+    /// Returns whether `there` bytes are left of a stream that goes on in the kernel.
     pub fn ends_elsewhere(&self, there: u64) -> bool {
         let mut side = self.recv.lock();
         // In this order: what is published before the end is seen with it.

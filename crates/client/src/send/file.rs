@@ -104,10 +104,10 @@ impl Socket {
     }
 
     /// Sends at most `len` bytes of a file from `offset` on, which the driver reads: as many as there is room for. They are
-    /// read when they are delivered: who changes the file meanwhile changes what arrives, as with the kernel's `sendfile`, and
-    /// who cuts it off ends the connection. Never waits for room. None: the driver does not read this file, or it would have
-    /// to wait for a disk, or the descriptor is not for reading only, or the connection is on the direct path; send what it
-    /// holds ([`Self::send_filled`]).
+    /// read when they are delivered. A change of the file meanwhile changes what arrives, as with the kernel's `sendfile`. A
+    /// file that is cut off ends the connection. Never waits for room. Returns `None` if the driver does not read the file: it
+    /// would have to wait for a disk, the descriptor is not for reading only, or the connection is on the direct path. The
+    /// caller then sends the bytes themselves ([`Self::send_filled`]).
     ///
     /// # Errors
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`.
