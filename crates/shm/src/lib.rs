@@ -6,7 +6,7 @@
 //!    checked offsets of a [`Region`]; entries are copied in and out as a whole.
 //! 2. What was read is a private copy: it is bounded and then used, and never read again.
 //!
-//! [`memfd`] makes and seals memory, [`Region`] maps it, as this party's own or as theirs, [`ring`] is the single-producer
+//! [`memfd`] makes and seals memory, [`shelf`] makes memory that a successor can map, [`Region`] maps it, as this party's own or as theirs, [`ring`] is the single-producer
 //! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
 //! [`copy`] the copy of the data path,
@@ -25,6 +25,7 @@ pub mod memfd;
 pub mod passed;
 mod pod;
 pub mod ring;
+pub mod shelf;
 mod sleep;
 mod spin;
 pub mod wait;

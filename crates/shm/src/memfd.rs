@@ -113,10 +113,46 @@ pub fn is_sealed(fd: impl AsFd) -> bool {
     fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(all))
 }
 
+/// Checks a memory file that another process has made: exactly `bytes` bytes of such pages, which nobody can take away; and where it
+/// `is_sealed`, as [`is_sealed`] says.
+///
+/// # Errors
+/// `EINVAL` if it is not such a file; those of `fstat` and `fcntl`.
+pub fn check(fd: impl AsFd, bytes: usize, pages: Pages, is_sealed: bool) -> Result<()> {
+    let (seals, file) = (fcntl_get_seals(&fd)?, fstat(&fd)?);
+    let mut wanted = SealFlags::SHRINK | SealFlags::GROW;
+    if is_sealed {
+        wanted |= SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+    }
+    // The kernel tells the pages of a file system of hugepages as its blocks.
+    let is_huge = file.st_blksize as usize >= HUGEPAGE_BYTES;
+    let fits = file.st_size as usize == bytes && bytes > 0 && bytes % pages.bytes() == 0;
+    match seals.contains(wanted) && fits && is_huge == (pages == Pages::Huge) {
+        true => Ok(()),
+        false => Err(Errno::INVAL),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Mapping, Protection};
+
+    #[test]
+    fn files_of_others_are_checked() {
+        let fd = create("test", 4 * PAGE_BYTES, Pages::Ordinary).unwrap();
+        let check = |bytes, pages, is_sealed| check(&fd, bytes, pages, is_sealed);
+        assert_eq!(check(4 * PAGE_BYTES, Pages::Ordinary, false), Ok(()));
+        assert_eq!(check(4 * PAGE_BYTES, Pages::Ordinary, true), Err(Errno::INVAL));
+        for bytes in [0, 3 * PAGE_BYTES, 5 * PAGE_BYTES, HUGEPAGE_BYTES] {
+            assert_eq!(check(bytes, Pages::Ordinary, false), Err(Errno::INVAL));
+        }
+        assert_eq!(check(4 * PAGE_BYTES, Pages::Huge, false), Err(Errno::INVAL));
+        seal_against_all(&fd).unwrap();
+        assert_eq!(check(4 * PAGE_BYTES, Pages::Ordinary, true), Ok(()));
+        let (pipe, _end) = rustix::pipe::pipe().unwrap();
+        assert!(super::check(pipe, PAGE_BYTES, Pages::Ordinary, false).is_err());
+    }
 
     #[test]
     fn holes_are_found() {

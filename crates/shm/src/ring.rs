@@ -75,6 +75,13 @@ impl<C: ProducerCells> Producer<C> {
         Self { cells, written: 0, published: 0, consumer: 0 }
     }
 
+    /// The producer of a ring that another one has left after `written` entries, all of them published.
+    pub fn resume(cells: C, written: u64) -> Self {
+        // Nobody knows what was consumed of them: room is found when the ring seems full, and the counter is looked at then.
+        let consumer = written.saturating_sub(cells.capacity());
+        Self { cells, written, published: written, consumer }
+    }
+
     /// Entries that can be written now.
     ///
     /// # Errors
@@ -148,6 +155,12 @@ impl<C: ConsumerCells> Consumer<C> {
     /// The consumer of a fresh ring (both counters 0).
     pub fn new(cells: C) -> Self {
         Self { cells, read: 0, producer: 0 }
+    }
+
+    /// The consumer of a ring that another one has left after `read` entries. Places that it has not given back are given back with
+    /// those that are read next.
+    pub fn resume(cells: C, read: u64) -> Self {
+        Self { cells, read, producer: read }
     }
 
     /// Entries that can be read now.
