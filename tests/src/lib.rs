@@ -88,6 +88,23 @@ impl TestDriver {
         self.driver = Some(Driver::start(self.settings.clone(), clock, &*engine).expect("driver"));
     }
 
+    /// Has another driver take its place.
+    ///
+    /// # Errors
+    /// What keeps it from that: the driver goes on.
+    pub fn take_over(&mut self) -> Result<(), pd_driver::StartError> {
+        let engine = pd_engine::by_name(&self.engine).expect("engine");
+        let clock = Arc::new(SystemClock::default());
+        let successor = Driver::take_over(self.settings.clone(), clock, &*engine)?;
+        let former = self.driver.replace(successor).expect("running");
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !former.is_handed_over() {
+            assert!(std::time::Instant::now() < until, "the former driver goes on");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// Stops it.
     pub fn stop(&mut self) {
         self.driver = None;

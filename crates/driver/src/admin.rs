@@ -86,6 +86,13 @@ pub enum Ask {
         /// Names of ports.
         ports: Vec<String>,
     },
+    /// Another driver is to take this one's place: [`Answer::Offer`]. With the versions that it knows of what is handed over, and of the layout of memory.
+    TakeOver {
+        /// Version of what is handed over.
+        format: u32,
+        /// [`pd_abi::VERSION`].
+        abi: u32,
+    },
     /// Copy frames into memory that the answer has the descriptors of: [`tap`].
     Tap {
         /// Whose frames.
@@ -120,6 +127,11 @@ pub enum Answer {
     /// To [`Ask::Tap`], with five descriptors: three files, a doorbell, and a pipe whose end ends the tap. When these are mapped and
     /// the asker has said so by a line, a second answer follows.
     Tap,
+    /// To [`Ask::TakeOver`]: what follows is for the other driver.
+    Offer {
+        /// The text of the policy in force, within the driver.
+        policy: Option<String>,
+    },
     /// To [`Ask::Apply`]: done.
     Applied {
         /// Connections that it denies, and ended.

@@ -1,12 +1,12 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew, Inboxes, Movers, Others};
-use crate::door::{self, Door, ToDoor};
+use crate::door::{self, Door, Loan, ToDoor};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
 use crate::ids::MoverId;
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::{Amounts, Pool};
+use crate::memory::{Amounts, Pool, Shelves};
 use crate::messages::ToConductor;
 use crate::metrics::{self, Metrics};
 use crate::mover::{Mover, MoverSettings};
@@ -17,6 +17,8 @@ use crate::reader::Readers;
 use crate::rights::{self, Namespaces};
 use crate::settings::Settings;
 use crate::start_error::StartError;
+use crate::takeover::giving::{Outcome, Successor};
+use crate::takeover::taking::{self, Predecessor};
 use pd_abi::counters::AgentCounters;
 use pd_engine::Engine;
 use pd_shm::counters::CounterRegion;
@@ -24,6 +26,7 @@ use rustix::io::Errno;
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +42,8 @@ pub struct Driver {
     stop: Arc<AtomicBool>,
     /// A thread of a mover has panicked.
     broken: Arc<AtomicBool>,
+    /// Another driver has its place.
+    handed_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     readers: Arc<Readers>,
     settings: Settings,
@@ -58,7 +63,8 @@ struct KeeperThread {
 
 impl KeeperThread {
     /// With one right more than the driver's other threads have: to end connections of the kernel.
-    fn start(keeper: Keeper, confined: Confined) -> Result<Self, StartError> {
+    /// Once the driver is handed over, what it keeps is the other's.
+    fn start(keeper: Keeper, confined: Confined, handed_over: Arc<AtomicBool>) -> Result<Self, StartError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (started, ready) = std::sync::mpsc::channel();
@@ -76,7 +82,7 @@ impl KeeperThread {
             // Who starts it waits for this.
             let _ = started.send(confined);
             if is_confined {
-                keeper.run(&stopped);
+                keeper.run(&stopped, &handed_over);
             }
         };
         let thread = std::thread::Builder::new().name("pd-gate".into()).spawn(run)?;
@@ -117,6 +123,18 @@ fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> Nic
     thread
 }
 
+/// What every driver needs.
+fn prepare(settings: &Settings) -> Result<(), StartError> {
+    let missing = rights::missing(settings);
+    if !missing.is_empty() {
+        return Err(StartError::Rights(missing));
+    }
+    // Each client takes several descriptors. Where they run out, clients wait.
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    Ok(())
+}
+
 impl Driver {
     /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads have the rights and the system calls that they need; so has the calling
     /// process, if the settings confine that.
@@ -124,16 +142,36 @@ impl Driver {
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings, clock: Arc<dyn Clock>, engine: &dyn Engine) -> Result<Self, StartError> {
-        let missing = rights::missing(&settings);
-        if !missing.is_empty() {
-            return Err(StartError::Rights(missing));
-        }
-        // Each client takes several descriptors. Where they run out, clients wait.
-        let files = getrlimit(Resource::Nofile);
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+        prepare(&settings)?;
         let sockets = door::listen(&settings)?;
+        Self::start_with(settings, clock, engine, sockets, None)
+    }
+
+    /// Starts a driver in the place of the one that runs on the same sockets: its clients, their sockets and connections, its policy and accounts are
+    /// this one's afterwards, and the other one ends. Otherwise the other one goes on.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn take_over(
+        mut settings: Settings,
+        clock: Arc<dyn Clock>,
+        engine: &dyn Engine,
+    ) -> Result<Self, StartError> {
+        prepare(&settings)?;
+        let (predecessor, sockets) = Predecessor::ask(&mut settings)?;
+        taking::announce(&sockets)?;
+        Self::start_with(settings, clock, engine, sockets, Some(predecessor))
+    }
+
+    fn start_with(
+        settings: Settings,
+        clock: Arc<dyn Clock>,
+        engine: &dyn Engine,
+        sockets: door::Sockets,
+        predecessor: Option<Predecessor>,
+    ) -> Result<Self, StartError> {
         let confined = settings.confined;
-        let start = || Self::start_confined(settings, clock, engine, sockets);
+        let start = || Self::start_confined(settings, clock, engine, sockets, predecessor);
         match confined {
             Confined::Process => start(),
             // Threads have what the thread has that makes them.
@@ -151,6 +189,7 @@ impl Driver {
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         sockets: door::Sockets,
+        predecessor: Option<Predecessor>,
     ) -> Result<Self, StartError> {
         let conductor_inboxes = Inboxes::new()?;
         let opened = match settings.namespaces {
@@ -160,16 +199,24 @@ impl Driver {
             }
             Namespaces::Own => Err("driver.namespaces is \"own\"".to_owned()),
         };
+        // Until it is this one's, what the gate keeps is another driver's.
+        let handed_over = Arc::new(AtomicBool::new(predecessor.is_some()));
         let (gate, keeper) = match opened {
-            Ok((gate, keeper)) => (Ok(gate), Some(KeeperThread::start(keeper, settings.confined)?)),
+            Ok((gate, keeper)) => {
+                let thread = KeeperThread::start(keeper, settings.confined, Arc::clone(&handed_over))?;
+                (Ok(gate), Some(thread))
+            }
             Err(why) => (Err(why), None),
         };
         rights::drop_others(rights::Part::Driver)?;
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let holds = Holds {
+            descriptors: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+            shelves: Shelves::open(settings.hugepages),
+        };
         let parts =
-            assemble(&settings, Arc::clone(&clock), engine, sockets, descriptors, (conductor_inboxes, gate))?;
+            assemble(&settings, Arc::clone(&clock), engine, sockets, holds, (conductor_inboxes, gate))?;
         let nic = start_nic_later(&parts, &clock, settings.spin);
-        let Parts { mut lead, mut door, readers, counters, inbox, crew, .. } = parts;
+        let Parts { mut lead, mut door, readers, counters, inbox, crew, door_inbox, .. } = parts;
         let Crew { stop, broken, .. } = crew.clone();
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
@@ -180,17 +227,32 @@ impl Driver {
             threads.push(thread);
             Ok::<_, std::io::Error>(())
         };
+        if let Some(predecessor) = predecessor {
+            let ready = predecessor.take(&mut lead.conductor, &mut door)?;
+            handed_over.store(false, Ordering::Release);
+            taking::begin(ready, &mut lead.conductor, &mut door);
+        }
         if !settings.movers_auto {
             lead.conductor.start_movers()?;
         }
+        let gone = Arc::clone(&handed_over);
         let work = move |stop: &AtomicBool| {
             crew.pin(MoverId::default());
-            run(&mut lead, stop);
+            if run(&mut lead, &door_inbox, stop) == Outcome::Gone {
+                gone.store(true, Ordering::Release);
+                crew.stop.store(true, Ordering::Release);
+            }
             lead.conductor.join_movers();
         };
         spawn("pd-driver".into(), Box::new(work))?;
-        spawn("pd-door".into(), Box::new(move |stop| run_door(&mut door, stop)))?;
-        Ok(Self { stop, broken, threads, readers, settings, counters, conductor: inbox, nic, keeper })
+        spawn("pd-door".into(), Box::new(move |stop| run_door(Box::new(door), stop)))?;
+        let conductor = inbox;
+        Ok(Self { stop, broken, handed_over, threads, readers, settings, counters, conductor, nic, keeper })
+    }
+
+    /// Tells whether another driver has taken this one's place: there is nothing more to do but to end.
+    pub fn is_handed_over(&self) -> bool {
+        self.handed_over.load(Ordering::Acquire)
     }
 
     /// Puts another policy in force, soon.
@@ -228,6 +290,9 @@ impl Drop for Driver {
         }
         // Clients' descriptors may take as long to close as clients like.
         self.readers.wait_ended(FILES_GRACE);
+        if self.is_handed_over() {
+            return;
+        }
         let _ = std::fs::remove_file(&self.settings.socket);
         let _ = std::fs::remove_file(&self.settings.admin_socket);
     }
@@ -248,7 +313,16 @@ pub struct Parts {
     pub door_inbox: Arc<Mailbox<ToDoor>>,
 }
 
-/// Makes the agents, which may have so many descriptors. The conductor has the inboxes, and the kernel's half of the policy if there is one.
+/// What a process may hold, and makes its memory in.
+#[derive(Debug)]
+pub struct Holds {
+    /// Descriptors.
+    pub descriptors: u64,
+    /// See [`Shelves`].
+    pub shelves: Shelves,
+}
+
+/// Makes the agents. The conductor has the inboxes, and the kernel's half of the policy if there is one.
 ///
 /// # Errors
 /// [`StartError`].
@@ -257,7 +331,7 @@ pub fn assemble(
     clock: Arc<dyn Clock>,
     engine: &dyn Engine,
     sockets: door::Sockets,
-    descriptors: u64,
+    Holds { descriptors, shelves }: Holds,
     (conductor_inboxes, gate): (Inboxes, Result<Gate, String>),
 ) -> Result<Parts, StartError> {
     let count = settings.movers.max(1);
@@ -271,7 +345,7 @@ pub fn assemble(
         lines_bytes: u64::MAX,
         memory_bytes: settings.budget_bytes,
     };
-    let pool = Pool::of(total, settings.hugepages);
+    let pool = Pool::of(total, settings.hugepages, shelves);
     let readers = Arc::new(Readers::default());
     let mut movers = Vec::new();
     for id in 0..inboxes.len() {
@@ -369,19 +443,60 @@ impl Lead {
     }
 }
 
-fn run(lead: &mut Lead, stop: &AtomicBool) {
+/// Runs until it is to stop, or another driver has taken over.
+fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
     let inboxes = lead.conductor.inboxes().clone();
+    let mut successor: Option<Successor> = None;
     while !stop.load(Ordering::Acquire) {
-        if let Some(by) = lead.turn() {
+        if let Some(mut by) = lead.turn() {
+            if let Some(waits) = successor.as_ref().and_then(Successor::waits) {
+                by = by.min(lead.clock.now() + waits);
+            }
             let mover = lead.conductor.mover();
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
+        if let Some(stream) = lead.conductor.take_successor() {
+            successor = Some(Successor::new(stream));
+        }
+        if let Some(waiting) = successor.as_mut().filter(|successor| successor.waits().is_none()) {
+            match hand_over(lead, door, waiting) {
+                Outcome::Gone => return Outcome::Gone,
+                Outcome::Again => {}
+                Outcome::Stays => successor = None,
+            }
+        }
     }
+    Outcome::Stays
 }
 
-fn run_door(door: &mut Door, stop: &AtomicBool) {
+/// Has all agents stand still in this thread, and gives them to another driver if that takes them.
+fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor) -> Outcome {
+    let ((to, lent), (give_back, back)) = (channel(), channel());
+    door.send(ToDoor::Lend(Loan { to, back }));
+    let Ok(mut door) = lent.recv() else { return Outcome::Stays };
+    let outcome = match lead.conductor.hold() {
+        true => successor.attempt(&mut lead.conductor, &mut door),
+        false => Outcome::Stays,
+    };
+    if outcome != Outcome::Gone {
+        lead.conductor.let_go();
+        // If its thread has ended, so does the driver.
+        let _ = give_back.send(door);
+    }
+    outcome
+}
+
+fn run_door(mut door: Box<Door>, stop: &AtomicBool) {
     let mut is_busy = false;
     while !stop.load(Ordering::Acquire) {
         door.turn(STOP_POLL, &mut is_busy);
+        if let Some(Loan { to, back }) = door.take_loan() {
+            if to.send(door).is_err() {
+                return;
+            }
+            // It is another driver's, or this one ends.
+            let Ok(again) = back.recv() else { return };
+            (door, is_busy) = (again, true);
+        }
     }
 }

@@ -162,6 +162,8 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
         (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
         (libc::SYS_ioctl, 1, Dword, Eq, NS_GET_USERNS),
+        // To give memory of the driver's own a name for a moment: what has no name, from a descriptor.
+        (libc::SYS_linkat, 4, Dword, Eq, libc::AT_SYMLINK_FOLLOW as u64),
         (libc::SYS_mbind, 2, Dword, Eq, libc::MPOL_PREFERRED as u64),
         (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
         (libc::SYS_mprotect, 2, Dword, no_code, 0),

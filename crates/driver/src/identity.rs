@@ -5,7 +5,7 @@ use rustix::fs::Stat;
 use std::sync::Arc;
 
 /// A network namespace: device and inode of its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct NamespaceId {
     device: u64,
     inode: u64,

@@ -23,7 +23,8 @@ pub trait Number: Copy {
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident($raw:ty),)+) => {$(
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+        #[serde(transparent)]
         pub struct $name($raw);
 
         #[allow(dead_code)] // not each of them is used in each way
@@ -113,7 +114,7 @@ impl Slot {
 }
 
 /// A side of a connection. Two of anything, one for each side, are indexed by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u32)]
 pub enum Side {
     /// Has connected.

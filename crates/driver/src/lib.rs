@@ -49,6 +49,7 @@ pub mod simulation;
 mod size;
 mod standing;
 mod start_error;
+mod takeover;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod testing;
 mod unix_socket;

@@ -17,7 +17,7 @@ const NS_GET_USERNS: libc::Ioctl = 0xb701;
 const GROUPS_MAX: usize = 65_536;
 
 /// See the module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Standing {
     /// It is root's or the driver's user's, or in the driver's group.
     Trusted,
@@ -30,7 +30,7 @@ pub enum Standing {
 }
 
 /// Where a process attaches from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Place {
     /// How far it is trusted.
     pub standing: Standing,

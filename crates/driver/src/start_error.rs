@@ -38,6 +38,9 @@ pub enum StartError {
     /// Rights, a sentence for each.
     #[error("rights are missing\n{}", .0.join("\n"))]
     Rights(Vec<String>),
+    /// The running driver keeps its place: why.
+    #[error("the running driver goes on: {0}")]
+    TakeOver(String),
     /// The filter of system calls.
     #[error("cannot confine the driver to its system calls: {0}; use a kernel with CONFIG_SECCOMP_FILTER on x86-64, ARM64 or RISC-V")]
     Filter(Errno),

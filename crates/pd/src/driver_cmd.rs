@@ -22,6 +22,9 @@ pub struct DriverArgs {
     /// Check the configuration, print it with all defaults filled in, and exit
     #[arg(long)]
     check: bool,
+    /// Take the place of the driver that runs on the same sockets: its clients and their connections go on with this one
+    #[arg(long, conflicts_with = "check")]
+    take_over: bool,
 }
 
 impl DriverArgs {
@@ -39,10 +42,10 @@ pub fn main(args: &DriverArgs) -> Result<i32> {
         print!("{}", toml::to_string(&config)?);
         return Ok(0);
     }
-    run(&config)
+    run(&config, args.take_over)
 }
 
-fn run(config: &Config) -> Result<i32> {
+fn run(config: &Config, takes_over: bool) -> Result<i32> {
     // Before the driver's threads start, so that they have the signals blocked as well.
     let signals = Signals::watch()?;
     tracing_subscriber::fmt()
@@ -60,7 +63,11 @@ fn run(config: &Config) -> Result<i32> {
     }
     let prober = Some("/proc/self/exe".into());
     let settings = Settings { confined: Confined::Process, prober, ..settings };
-    let driver = Driver::start(settings, Arc::new(SystemClock::default()), &*engine)?;
+    let clock = Arc::new(SystemClock::default());
+    let driver = match takes_over {
+        true => Driver::take_over(settings, clock, &*engine)?,
+        false => Driver::start(settings, clock, &*engine)?,
+    };
     if let Some(listener) = metrics {
         let address = exporter::start(listener, &config.admin_socket)?;
         tracing::info!(%address, "metrics at /metrics");
@@ -82,6 +89,10 @@ fn run(config: &Config) -> Result<i32> {
             }
             Some(caught) => break caught,
             None => {}
+        }
+        if driver.is_handed_over() {
+            tracing::info!("another driver has this one's place");
+            return Ok(0);
         }
         if !driver.is_running() {
             bail!("a thread of the driver has ended; its clients see ECONNRESET, start it again");

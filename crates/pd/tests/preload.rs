@@ -37,6 +37,8 @@ mod scarce;
 mod short;
 #[path = "preload/signals.rs"]
 mod signals;
+#[path = "preload/takeover.rs"]
+mod takeover;
 #[path = "preload/tools.rs"]
 mod tools;
 #[path = "preload/unclaimed.rs"]

@@ -88,7 +88,7 @@ struct SlotUse {
     socket: Option<Socket>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Socket {
     pub v6: bool,
     pub v6_only: bool,
@@ -105,7 +105,7 @@ pub struct Socket {
 }
 
 /// Paper, section III-D.
-#[derive(Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub enum SocketState {
     Active,
     Listen(Listener),
@@ -114,7 +114,7 @@ pub enum SocketState {
     Closing(Option<Connected>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Listener {
     pub backlog_max: usize,
     pub backlog: VecDeque<Slot>,
@@ -122,7 +122,7 @@ pub struct Listener {
     pub arrived: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Connected {
     pub connection: ConnectionId,
     /// 0: connected; 1: accepted.
@@ -308,6 +308,38 @@ impl Client {
 
     pub fn socket_mut(&mut self, slot: Slot) -> Option<&mut Socket> {
         self.slots.get_mut(slot.index())?.socket.as_mut()
+    }
+
+    /// Generations of all slots, and the sockets in use: for another driver.
+    pub fn give_slots(&self) -> (Vec<u16>, Vec<(Slot, Socket)>) {
+        let sockets = self.slots.iter().enumerate();
+        let sockets = sockets.filter_map(|(at, slot)| Some((Slot::at(at), slot.socket.clone()?)));
+        (self.slots.iter().map(|slot| slot.generation).collect(), sockets.collect())
+    }
+
+    /// Goes on with the slots that another driver has given. Says whether there can be such slots.
+    pub fn resume_slots(&mut self, generations: Vec<u16>, sockets: Vec<(Slot, Socket)>) -> bool {
+        if generations.len() > SOCKETS_MAX {
+            return false;
+        }
+        self.slots = generations.into_iter().map(|generation| SlotUse { generation, socket: None }).collect();
+        for (slot, socket) in sockets {
+            let is_served = socket.channel < self.channels && socket.flows_left == 0;
+            match self.slots.get_mut(slot.index()) {
+                Some(place) if is_served && place.generation != 0 && place.socket.is_none() => {
+                    place.socket = Some(socket);
+                }
+                _ => return false,
+            }
+        }
+        let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.socket.is_none());
+        self.free_slots = free.map(|(at, _)| Slot::at(at)).collect();
+        self.slots.len() * SOCKET_STRIDE <= self.pages_of_lines * PAGE_BYTES
+    }
+
+    /// Whether nothing that it was given is on its way to movers.
+    pub fn is_settled(&self) -> bool {
+        self.unheard.is_empty() && self.growing.is_none()
     }
 
     /// Slots in use.

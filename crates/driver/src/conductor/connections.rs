@@ -82,7 +82,7 @@ pub struct Connection {
 }
 
 /// Addresses by which the ends of a connection between two networks know each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mapped {
     /// That of the accepting side in the connecting side's network.
     pub name: IpAddr,
@@ -167,6 +167,18 @@ impl Connections {
         self.table.put(id, connection);
     }
 
+    /// Goes on with the connections that another driver has given. Says whether each has a number of its own.
+    pub fn resume(&mut self, given: Vec<(ConnectionId, Connection)>) -> bool {
+        for (id, connection) in given {
+            if self.table.get(id).is_some() {
+                return false;
+            }
+            self.table.put(id, connection);
+        }
+        *self.free.lock() = self.table.ids().filter(|id| self.table.get(*id).is_none()).collect();
+        true
+    }
+
     /// It is over, and its number free.
     pub fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
         let connection = self.table.remove(id)?;
@@ -176,6 +188,34 @@ impl Connections {
 }
 
 impl Connection {
+    /// Goes on with a connection that another driver has given, how far its sides were.
+    pub fn resume(new: NewConnection, life: [Life; 2], cut: bool) -> Self {
+        let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
+            new;
+        let settled = Default::default();
+        Self {
+            sides,
+            movers,
+            life,
+            serial,
+            tenants,
+            settled,
+            cut,
+            counted,
+            reached,
+            mapped,
+            through,
+            twin,
+            direct,
+            subject: None,
+        }
+    }
+
+    /// How far its sides are.
+    pub fn life(&self) -> [Life; 2] {
+        self.life
+    }
+
     /// Where it leads, as rules see it.
     pub fn led(&self) -> Reached {
         Reached { at: self.reached, asked: self.through.map(|chosen| chosen.asked) }

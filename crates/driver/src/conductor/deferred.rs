@@ -80,6 +80,11 @@ pub struct Deferred {
 }
 
 impl Deferred {
+    /// Tells whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.lanes.is_empty() && self.reading.is_empty()
+    }
+
     /// Whether something waits there.
     fn holds(&self, lane: Lane) -> bool {
         !self.lanes.is_empty() && self.lanes.contains_key(&lane)

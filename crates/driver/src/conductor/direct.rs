@@ -8,10 +8,12 @@
 mod doorbells;
 mod parting;
 mod placing;
+mod takeover;
 
 pub use doorbells::Doorbells;
 pub(super) use parting::Parting;
 pub(super) use placing::Plan;
+pub(super) use takeover::{DirectState, DoorbellsGiven, DoorbellsTaken};
 
 use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
@@ -65,6 +67,16 @@ impl Rings {
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn leftovers(&self) -> usize {
         self.open as usize + self.open_of.len() + self.held.len()
+    }
+
+    /// The number of the last doorbell.
+    pub fn last_doorbell(&self) -> u64 {
+        self.doorbells
+    }
+
+    /// Doorbells have numbers beyond this one.
+    pub fn number_doorbells_from(&mut self, last: u64) {
+        self.doorbells = last;
     }
 
     fn enter(&mut self, payer: Payer) {

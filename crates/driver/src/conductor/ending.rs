@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::time::Duration;
 
 /// Who has a side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Holder {
     /// Nobody yet: the accepting side of a twin, which has no flow before somebody claims it.
     Unclaimed,
@@ -38,7 +38,7 @@ pub enum Event {
 }
 
 /// Where a side stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Life {
     holder: Holder,
     /// The flow that starts there is over. A client that has shut it down may keep its socket.
@@ -50,6 +50,22 @@ impl Life {
     pub const OPEN: Self = Self { holder: Holder::Open, flow_over: false };
     /// Of a twin that nobody has claimed.
     pub const UNCLAIMED: Self = Self { holder: Holder::Unclaimed, flow_over: false };
+
+    /// Tells whether a flow starts there.
+    pub fn has_flow(self) -> bool {
+        !self.flow_over && self.holder != Holder::Unclaimed
+    }
+
+    /// Tells whether the side of a connection can be this: whether a client has it, and whether it can be one that nobody has claimed.
+    pub fn fits(self, is_somebodys: bool, may_be_unclaimed: bool) -> bool {
+        match self.holder {
+            Holder::Unclaimed => !is_somebodys && may_be_unclaimed,
+            Holder::Open => is_somebodys,
+            Holder::Parked => !is_somebodys,
+            // Its socket may still be closing.
+            Holder::Ended => true,
+        }
+    }
 
     /// Where the side stands after an event.
     #[must_use]

@@ -112,6 +112,11 @@ impl Teller {
         }
     }
 
+    /// Tells whether a policy is on its way.
+    pub(super) fn is_applying(&self) -> bool {
+        !self.applying.is_empty()
+    }
+
     /// The policy that it is staging.
     pub(super) fn staging(&self) -> Option<&Policy> {
         self.applying.front().map(|applying| &applying.policy)

@@ -122,6 +122,7 @@ impl Conductor {
                 }
             },
             FromDoor::WatchedEnded => self.forget_registered(),
+            FromDoor::TakeOver { successor } => self.successor = Some(successor),
         }
     }
 

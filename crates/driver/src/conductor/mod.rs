@@ -28,6 +28,7 @@ mod services;
 mod sidecars;
 mod sockets;
 mod table;
+mod takeover;
 mod tenancy;
 mod tenants;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
@@ -36,6 +37,7 @@ mod twins;
 mod unix;
 
 pub use movers::{Crew, Movers};
+pub use takeover::ConductorState;
 
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
@@ -68,6 +70,7 @@ use rustix::time::Timespec;
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use table::Table;
@@ -123,6 +126,8 @@ pub struct Conductor {
     messages: VecDeque<ToConductor>,
     /// What the door has said and was not carried out yet.
     from_door: VecDeque<FromDoor>,
+    /// A driver that waits to take this one's place.
+    successor: Option<UnixStream>,
 }
 
 /// Where the conductor is told things.
@@ -223,6 +228,7 @@ impl Conductor {
             epoll,
             messages: VecDeque::new(),
             from_door: VecDeque::new(),
+            successor: None,
         };
         this.movers.own().watch(&this.epoll)?;
         this.apply(policy.clone())?;
@@ -259,6 +265,11 @@ impl Conductor {
         messages.iter_mut().for_each(|message| self.carry_out(message));
         messages.clear();
         worked
+    }
+
+    /// A driver that waits to take this one's place, if one does.
+    pub fn take_successor(&mut self) -> Option<UnixStream> {
+        self.successor.take()
     }
 
     /// The mover of the same thread.

@@ -11,7 +11,9 @@ use crate::ids::MoverId;
 use crate::mailbox::Mailbox;
 use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
+use crate::mover::takeover::MoverState;
 use crate::mover::{transfer, Mover};
+use crate::takeover::pack::{Hindrance, Pack};
 use rustix::thread::{sched_setaffinity, CpuSet};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -188,6 +190,35 @@ impl Movers {
         });
         self.give_back();
         done
+    }
+
+    /// Has all movers stand still, as in [`Self::with_all`], until [`Self::let_go`]. Says whether all have come back.
+    pub fn hold(&mut self) -> bool {
+        self.take_back()
+    }
+
+    /// Threads go on with the movers that they were lent.
+    pub fn let_go(&mut self) {
+        self.give_back();
+    }
+
+    /// Of movers that stand still: has nothing be on its way from one to another. Says whether anything was.
+    pub fn settle(&mut self) -> bool {
+        transfer::settle(&mut self.all())
+    }
+
+    /// Of movers that stand still: what another driver goes on with.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&mut self, pack: &mut Pack) -> Result<Vec<MoverState>, Hindrance> {
+        self.all().into_iter().map(|mover| mover.give(pack)).collect()
+    }
+
+    fn all(&mut self) -> Vec<&mut Mover> {
+        let mut all = vec![&mut **self.own.get_mut()];
+        all.extend(self.others.iter_mut().filter_map(|seat| seat.mover.as_deref_mut()));
+        all
     }
 
     /// Says whether all are there.

@@ -6,6 +6,9 @@
 //!
 //! A namespace is in one network, within which an address means its owner: two networks may use the same addresses.
 mod ports;
+mod takeover;
+
+pub use takeover::NamesState;
 
 use crate::addresses::{self, Addresses};
 use crate::door::Registration;
@@ -93,7 +96,7 @@ struct Binding {
 }
 
 /// Connections that a bound socket takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Takes {
     None,
     /// Connections that come by a map of the policy's, which the kernel cannot bring.

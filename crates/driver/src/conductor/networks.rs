@@ -27,7 +27,13 @@ pub struct Networks {
 }
 
 impl Networks {
-    fn number(&mut self, name: &str) -> NetworkId {
+    /// The name of a network; none: the common one.
+    pub fn name(&self, id: NetworkId) -> Option<&str> {
+        id.number().checked_sub(1).and_then(|at| self.names.get(at as usize)).map(|name| &**name)
+    }
+
+    /// The number of a network of this name, new or known.
+    pub fn number(&mut self, name: &str) -> NetworkId {
         if let Some(&known) = self.numbers.get(name) {
             return known;
         }

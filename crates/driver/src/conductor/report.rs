@@ -27,6 +27,9 @@ impl Conductor {
                 Ok(report) => Answer::Network(Box::new(report)),
                 Err(why) => Answer::Error(why),
             },
+            Asked::Plain(Ask::TakeOver { .. }) => {
+                Answer::Offer { policy: self.policy_text().map(|text| text.to_string()) }
+            }
             Asked::Apply(_)
             | Asked::Register(_)
             | Asked::AddPort { .. }

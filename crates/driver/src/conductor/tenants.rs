@@ -58,6 +58,11 @@ impl Containers {
         self.0.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id)
     }
 
+    /// All of them: namespaces, processes, control groups.
+    pub fn iter(&self) -> impl Iterator<Item = (NamespaceId, &Arc<OwnedFd>, Option<&str>)> {
+        self.0.iter().map(|(id, entry)| (*id, &entry.pidfd, entry.cgroup.as_deref()))
+    }
+
     /// Control groups of all that have one.
     pub fn groups(&self) -> impl Iterator<Item = &str> + '_ {
         self.0.values().filter_map(|entry| entry.cgroup.as_deref())
@@ -188,6 +193,34 @@ impl Tenants {
         self.entries.push(Entry { name: name_of, account, connections_max, budget, weight, caps });
         self.numbers.insert(name.to_owned(), id);
         Ok(id)
+    }
+
+    /// Names and accounts by number, and the hits of the policy in force: for another driver.
+    pub fn give(&self) -> (Vec<(String, Account)>, Vec<u64>) {
+        let accounts = self.entries.iter().map(|entry| (entry.name.clone(), entry.account));
+        (accounts.collect(), self.hits.clone())
+    }
+
+    /// Goes on with accounts that another driver has given, and with hits of the same policy. Returns the numbers of its tenants.
+    ///
+    /// # Errors
+    /// If there are too many.
+    pub fn resume(
+        &mut self,
+        accounts: Vec<(String, Account)>,
+        hits: Vec<u64>,
+    ) -> Result<Vec<TenantId>, String> {
+        let mut ids = Vec::with_capacity(accounts.len());
+        for (name, account) in accounts {
+            let id = self.enroll(&name)?;
+            self.entries[id.index()].account = account;
+            self.tell_open(id);
+            ids.push(id);
+        }
+        if hits.len() == self.hits.len() {
+            self.hits = hits;
+        }
+        Ok(ids)
     }
 
     /// The number of a tenant that is known.

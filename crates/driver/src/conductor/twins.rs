@@ -9,8 +9,10 @@
 mod listeners;
 mod parked;
 mod passing;
+mod takeover;
 mod twin;
 
+pub(super) use takeover::TwinsState;
 pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
 use listeners::{Listening, Speaker};
@@ -87,7 +89,7 @@ impl Twins {
     /// # Errors
     /// If there is no memory for one page of lines.
     pub fn new() -> rustix::io::Result<Self> {
-        let (nobody, _) = ClientMemory::new(u32::MAX)?;
+        let (nobody, _) = ClientMemory::new(u32::MAX, None)?;
         nobody.populate_slot(Slot::default())?;
         Ok(Self {
             listeners: HashMap::default(),
@@ -114,7 +116,7 @@ impl Twins {
     }
 
     /// An end that belongs to nobody. Its line is never taken into use.
-    fn nobody(&self, mover: MoverId) -> Endpoint {
+    pub(super) fn nobody(&self, mover: MoverId) -> Endpoint {
         let memory = Arc::clone(&self.nobody);
         Endpoint { client: ClientId::NOBODY, serial: 0, slot: Slot::default(), generation: 1, memory, mover }
     }

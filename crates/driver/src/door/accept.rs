@@ -98,6 +98,11 @@ impl Newcomers {
         Ok(())
     }
 
+    /// Those that were accepted and not looked at yet.
+    pub fn waiting(&self) -> impl Iterator<Item = &OwnedFd> {
+        self.users.values().flat_map(|user| &user.waiting).chain(&self.held)
+    }
+
     /// When there is something to do that nobody tells of.
     pub fn wake_by(&self) -> Option<Duration> {
         let users = self.order.iter().filter_map(|uid| Some(self.users.get(uid)?.bucket.ready_at(CONNECTS)));
@@ -151,7 +156,7 @@ impl Door {
         true
     }
 
-    fn knock(&mut self, socket: OwnedFd, now: Duration) {
+    pub(super) fn knock(&mut self, socket: OwnedFd, now: Duration) {
         self.newcomers.all.take(1.0);
         let Ok((pid, uid)) = peer::credentials(&socket) else { return };
         if let Err(socket) = self.newcomers.queue(uid, socket, now) {

@@ -1,6 +1,7 @@
 //! Administrators: who they are is seen before anything is read; then a thread of its own reads the question, looks up what it
 //! names, and writes the answer to a reader who may be slow. The conductor only decides.
 use super::bucket::{Bucket, Flow};
+use super::listen::Sockets;
 use super::messages::{Asked, FromDoor, Registering, Registration};
 use super::{Door, TOKEN_ADMIN};
 use crate::admin::{self, Answer, Ask, PortSpec, TapOf};
@@ -10,6 +11,7 @@ use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};
 use crate::policy::Policy;
 use crate::process::{container_group, network_namespace};
+use crate::takeover::offer;
 use pd_pipe::Made;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -59,12 +61,19 @@ pub struct Desk {
     counters: Arc<CounterRegion>,
     /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
     alive: OwnedFd,
+    /// For a driver that takes this one's place.
+    listening: Sockets,
     heard: AtomicUsize,
 }
 
 impl Desk {
-    pub fn new(conductor: Arc<Mailbox<FromDoor>>, counters: Arc<CounterRegion>, alive: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { conductor, counters, alive, heard: AtomicUsize::new(0) })
+    pub fn new(
+        conductor: Arc<Mailbox<FromDoor>>,
+        counters: Arc<CounterRegion>,
+        alive: OwnedFd,
+        listening: Sockets,
+    ) -> Arc<Self> {
+        Arc::new(Self { conductor, counters, alive, listening, heard: AtomicUsize::new(0) })
     }
 
     /// Hears one administrator out.
@@ -85,11 +94,37 @@ impl Desk {
             };
             return write_line(stream, &answer.unwrap_or_else(Answer::Error));
         }
+        if let Ok(Ask::TakeOver { format, abi }) = asked {
+            return self.offer(stream, format, abi);
+        }
         let answer = asked.and_then(|ask| self.ask(ask)).unwrap_or_else(Answer::Error);
         if matches!(answer, Answer::Counters) {
             return admin::send_with(stream, &answer, &[self.counters.fd(), self.alive.as_fd()]);
         }
         write_line(stream, &answer)
+    }
+
+    /// Offers this driver to one that is to take its place: what it has to know before it is ready, and, when it says so, all.
+    fn offer(&self, stream: &UnixStream, format: u32, abi: u32) -> std::io::Result<()> {
+        if let Err(why) = offer::check(format, abi) {
+            return write_line(stream, &Answer::Error(why));
+        }
+        let policy = match self.ask_conductor(Asked::Plain(Ask::TakeOver { format, abi })) {
+            Ok(Answer::Offer { policy }) => policy,
+            Ok(answer) => return write_line(stream, &answer),
+            Err(why) => return write_line(stream, &Answer::Error(why)),
+        };
+        write_line(stream, &Answer::Offer { policy: None })?;
+        let Sockets { attach, admin, is_safe } = &self.listening;
+        let offer = offer::Offer { policy, is_safe: *is_safe };
+        let sockets = [attach.as_fd(), admin.as_fd()].map(|fd| fd.try_clone_to_owned());
+        let [attach, admin] = sockets;
+        offer::send(stream, &serde_json::to_vec(&offer)?, &[attach?, admin?])?;
+        // The other driver loads what it needs first.
+        stream.set_read_timeout(Some(offer::PREPARATION))?;
+        offer::expect(stream, offer::Word::Now)?;
+        self.conductor.send(FromDoor::TakeOver { successor: stream.try_clone()? });
+        Ok(())
     }
 
     /// Makes a tap: its memory goes to the observer, who maps it and says so; then it is sealed, and the agent has it.

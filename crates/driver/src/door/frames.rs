@@ -164,7 +164,7 @@ impl Door {
             Ok(lease) => lease,
             Err(exhausted) => return self.refuse_exhausted(id, exhausted),
         };
-        let (memory, fds) = match ClientMemory::new(id.get().into()) {
+        let (memory, fds) = match ClientMemory::new(id.get().into(), self.pool.shelf()) {
             Ok((memory, fds)) => (Arc::new(memory), fds),
             Err(errno) => {
                 return self.refuse(id, errno, "no memory or descriptors left for the control region")

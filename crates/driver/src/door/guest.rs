@@ -5,6 +5,7 @@ use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, Payer};
 use crate::pipes::PipeMemory;
+use crate::takeover::arrivals::Came;
 use pd_abi::Frame;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -232,6 +233,51 @@ impl Guests {
                 ClientId::at(self.list.len() - 1)
             }
         }
+    }
+
+    /// Goes on with one that another driver has given, which waits for nothing. Says whether its number is free.
+    pub fn resume(
+        &mut self,
+        id: ClientId,
+        serial: u64,
+        socket: OwnedFd,
+        came: Came,
+        leases: Vec<Lease>,
+    ) -> bool {
+        let Came { tenant, uid, pid: _, namespace, pidfd, account, lease, memory, channels } = came;
+        if self.list.get(id.index()).is_some_and(Option::is_some) {
+            return false;
+        }
+        let mut guest = Guest::new(serial, socket, pidfd, namespace, uid);
+        (guest.phase, guest.waits) = (Phase::Attached, Waits::Message);
+        (guest.memory, guest.channels, guest.tenant, guest.account) =
+            (Some(memory), channels, tenant, Some(account));
+        guest.leases = leases;
+        guest.leases.push(lease);
+        while self.list.len() <= id.index() {
+            self.free.push(ClientId::at(self.list.len()));
+            self.list.push(None);
+        }
+        self.free.retain(|free| *free != id);
+        self.list[id.index()] = Some(guest);
+        *self.of_namespace.entry(namespace).or_default() += 1;
+        self.here += 1;
+        true
+    }
+
+    /// All of them, leaving or not.
+    pub fn iter(&self) -> impl Iterator<Item = (ClientId, &Guest)> {
+        self.list.iter().enumerate().filter_map(|(at, guest)| Some((ClientId::at(at), guest.as_ref()?)))
+    }
+
+    /// The serial of the last one.
+    pub fn last_serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Serials are beyond this one.
+    pub fn number_from(&mut self, last: u64) {
+        self.serial = last;
     }
 
     /// One that is there, leaving or not.

@@ -80,6 +80,8 @@ struct Queue {
 struct State {
     jobs: VecDeque<(For, Job)>,
     is_served: bool,
+    /// Its helper has taken a job and not told of it yet.
+    is_busy: bool,
 }
 
 impl Helpers {
@@ -118,6 +120,14 @@ impl Helpers {
             tracing::warn!(%error, "cannot start a thread: its clients wait");
             queue.lock().is_served = false;
         }
+    }
+
+    /// Tells whether nothing is to be done, and all that was is told.
+    pub fn are_idle(&self) -> bool {
+        self.queues.values().all(|queue| {
+            let state = queue.lock();
+            state.jobs.is_empty() && !state.is_busy
+        })
     }
 
     /// Takes regions that are not let go: it is looked at each sweep whether they are.
@@ -212,11 +222,13 @@ impl Queue {
         loop {
             match state.jobs.pop_front() {
                 Some((whose, job)) => {
+                    state.is_busy = true;
                     drop(state);
                     if let Some(made) = job.carry_out(pool) {
                         door.send(ToDoor::Made { client: whose.0, serial: whose.1, made });
                     }
                     state = self.lock();
+                    state.is_busy = false;
                 }
                 None => {
                     let waited =

@@ -1,4 +1,5 @@
 //! What the door, its helpers and the conductor tell each other.
+use super::Door;
 use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
 use crate::identity::{Identity, NamespaceId};
@@ -15,7 +16,8 @@ use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::Sender;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +57,20 @@ pub enum ToDoor {
     PipesClosed { payer: Payer, memory: Vec<Arc<dyn Lent>> },
     /// From a helper.
     Made { client: ClientId, serial: u64, made: Made },
+    /// The door itself is wanted, for a while or for good.
+    Lend(Loan),
+}
+
+/// Where the door goes, and from where it comes back; it does not if nothing comes.
+pub struct Loan {
+    pub to: Sender<Box<Door>>,
+    pub back: Receiver<Box<Door>>,
+}
+
+impl std::fmt::Debug for Loan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Loan")
+    }
 }
 
 /// What a helper has done for a client.
@@ -130,6 +146,8 @@ pub enum FromDoor {
     Asked { asked: Box<Asked>, reply: Sender<Answer> },
     /// A process that was to be watched has ended.
     WatchedEnded,
+    /// Another driver is to take this one's place. It waits at the other end.
+    TakeOver { successor: UnixStream },
 }
 
 /// What an administrator asks, with what could be found out about it without the conductor.

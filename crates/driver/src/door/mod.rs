@@ -18,13 +18,15 @@ mod helpers;
 mod listen;
 mod messages;
 mod pipes;
+mod takeover;
 mod telling;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 mod testing;
 mod turns;
 
 pub use listen::{listen, Sockets};
-pub use messages::{Asked, FromDoor, Reading, Registering, Registration, ToDoor};
+pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, ToDoor};
+pub use takeover::DoorState;
 
 use crate::calls::{may, Call};
 use crate::clock::Clock;
@@ -57,6 +59,10 @@ use turns::Turns;
 const FRAMES_PER_TURN: usize = 8;
 /// How often helpers, users and tenants that are gone are forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
+
+fn dup(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+    rustix::io::fcntl_dupfd_cloexec(fd, 0)
+}
 
 const TOKEN_INBOX: u64 = 0;
 const TOKEN_LISTENER: u64 = 1;
@@ -95,6 +101,8 @@ pub struct Door {
     /// Guests, with their serials, for whom something is held that is tried again with the next sweep.
     untold: Vec<(ClientId, u64)>,
     next_sweep: Duration,
+    /// It is wanted elsewhere.
+    loan: Option<Loan>,
     /// Its end is the driver's.
     _alive: OwnedFd,
 }
@@ -120,10 +128,11 @@ impl Door {
         epoll::add(&epoll, &listener, token(TOKEN_LISTENER, ClientId::default()), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &admin, token(TOKEN_ADMIN, ClientId::default()), epoll::EventFlags::IN)?;
         let (alive, end) = pipe_with(PipeFlags::CLOEXEC)?;
+        let listening = Sockets { attach: dup(&listener)?, admin: dup(&admin)?, is_safe };
         let now = clock.now();
         Ok(Self {
             helpers: Helpers::new(Arc::clone(&pool), Arc::clone(&inbox)),
-            desk: Desk::new(Arc::clone(&conductor), counters, alive),
+            desk: Desk::new(Arc::clone(&conductor), counters, alive, listening),
             strangers: Strangers::new(now),
             newcomers: Newcomers::new(now),
             clock,
@@ -143,6 +152,7 @@ impl Door {
             commands: VecDeque::new(),
             untold: Vec::new(),
             next_sweep: now + SWEEP,
+            loan: None,
             _alive: end,
         })
     }
@@ -205,7 +215,13 @@ impl Door {
         knocks
     }
 
-    fn take_commands(&mut self) -> bool {
+    /// Where it is wanted, if it is.
+    pub fn take_loan(&mut self) -> Option<Loan> {
+        self.loan.take()
+    }
+
+    /// Carries out what it was told. Says whether there was anything.
+    pub fn take_commands(&mut self) -> bool {
         let mut commands = std::mem::take(&mut self.commands);
         self.inbox.drain(&mut commands);
         let worked = !commands.is_empty();
@@ -286,6 +302,7 @@ impl Door {
             }
             ToDoor::PipesClosed { payer, memory } => self.pipes_closed(payer, memory),
             ToDoor::Made { client, serial, made } => self.made(client, serial, made),
+            ToDoor::Lend(loan) => self.loan = Some(loan),
         }
     }
 

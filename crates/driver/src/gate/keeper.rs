@@ -189,8 +189,9 @@ impl Gate {
 }
 
 impl Keeper {
-    /// Runs until the driver stops. A driver that stops in order takes its programs along.
-    pub fn run(mut self, stop: &AtomicBool) {
+    /// Runs until the driver stops. A driver that stops in order takes its programs along, unless another one has taken over: that takes them
+    /// away when its own are in force.
+    pub fn run(mut self, stop: &AtomicBool, handed_over: &AtomicBool) {
         let (mut messages, mut look_at) = (VecDeque::new(), Instant::now() + LOOK);
         while !stop.load(Ordering::Acquire) {
             self.inbox.drain(&mut messages);
@@ -212,6 +213,9 @@ impl Keeper {
                 }
             }
             self.sleep();
+        }
+        if handed_over.load(Ordering::Acquire) {
+            return;
         }
         self.words.flip(0);
         self.programs.end();

@@ -114,6 +114,34 @@ impl Pool {
 }
 
 impl DirectRing {
+    /// A ring of `bytes` bytes that another driver has made.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not such a file, or `account` may not hold it; those of mapping memory.
+    pub fn resume(
+        fd: OwnedFd,
+        (pages, bytes, sealed): (Pages, u64, bool),
+        account: &Arc<Account>,
+        payer: Payer,
+    ) -> Result<Self> {
+        let head = pages.bytes();
+        let len =
+            usize::try_from(bytes).ok().and_then(|bytes| head.checked_add(bytes)).ok_or(Errno::INVAL)?;
+        if !bytes.is_power_of_two() || bytes < PAGE_BYTES as u64 {
+            return Err(Errno::INVAL);
+        }
+        memfd::check(&fd, len, pages, sealed)?;
+        let lease = account.lease(Amounts::region(len as u64)).map_err(|exhausted| exhausted.errno())?;
+        let index = Region::<Theirs>::new(&fd, head)?;
+        index.populate(0, PAGE_BYTES)?;
+        Ok(Self { fd, index, pages, bytes, sealed, payer, _lease: lease })
+    }
+
+    /// Its file, for another driver.
+    pub fn file(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     /// For its owner, to be mapped before [`Self::seal`].
     ///
     /// # Errors

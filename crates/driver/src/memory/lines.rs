@@ -12,20 +12,24 @@ use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, Request, MAGIC, VERSION};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::shelf::{self, Shelf};
 use pd_shm::wait;
 use pd_shm::{Own, Region, Theirs};
 use rustix::fs::OFlags;
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, PoisonError};
 
+type RequestCells = SharedCells<Request, Theirs, Own>;
+type EventCells = SharedCells<Event, Own, Theirs>;
+
 /// A client's request ring, which the driver reads.
-pub type Requests = Consumer<SharedCells<Request, Theirs, Own>>;
+pub type Requests = Consumer<RequestCells>;
 
 /// A client's event ring, which the driver writes.
-pub type Events = Producer<SharedCells<Event, Own, Theirs>>;
+pub type Events = Producer<EventCells>;
 
 /// The words of a wait of a client, whom the driver wakes.
 pub type WaitCells<'a> = wait::SharedCells<'a, Theirs, Own>;
@@ -47,12 +51,12 @@ pub struct ClientMemory {
 }
 
 impl ClientMemory {
-    /// Makes both regions. The status region is sealed; seal the control region when the client has
-    /// mapped it. Returns the descriptors in the order of the `Welcome` frame.
+    /// Makes both regions. The client cannot write the status region, which lies in the shelf if there is one, or is sealed. Seal the control
+    /// region when the client has mapped it. Returns the descriptors in the order of the `Welcome` frame.
     ///
     /// # Errors
     /// Those of making memory.
-    pub fn new(client: u32) -> Result<(Self, [OwnedFd; 2])> {
+    pub fn new(client: u32, shelf: Option<&Shelf>) -> Result<(Self, [OwnedFd; 2])> {
         let bytes = layout::REGION_BYTES;
         let open = |name| {
             may(Call::MakeMemory)?;
@@ -64,21 +68,61 @@ impl ClientMemory {
             may(Call::Reopen)?;
             memfd::reopen(file, OFlags::RDWR)
         };
-        let [control_fd, status_fd] = [open("pd-control")?, open("pd-status")?];
+        let control_fd = open("pd-control")?;
+        let (status_fd, readable) = match shelf {
+            Some(shelf) => {
+                may(Call::MakeMemory)?;
+                shelf.make(bytes).map(|(own, theirs)| (own, Some(theirs)))?
+            }
+            None => (open("pd-status")?, None),
+        };
         may(Call::Map)?;
         let control = Region::<Theirs>::new(&control_fd, bytes)?;
         may(Call::Map)?;
         let status = Region::<Own>::new(&status_fd, bytes)?;
-        memfd::seal_against_all(&status_fd)?;
+        if readable.is_none() {
+            memfd::seal_against_all(&status_fd)?;
+        }
         may(Call::Populate)?;
         status.populate(0, PAGE_BYTES)?;
         status.store_u64(header::MAGIC, MAGIC, Relaxed);
         status.store_u32(header::VERSION, VERSION, Relaxed);
         status.store_u32(header::CLIENT, client, Relaxed);
         let (control, status) = (Arc::new(control), Arc::new(status));
-        let theirs = [for_client(&control_fd)?, for_client(&status_fd)?];
+        let readable = readable.map_or_else(|| for_client(&status_fd), Ok)?;
+        let theirs = [for_client(&control_fd)?, readable];
         let (files, leases) = ([control_fd, status_fd], Mutex::default());
         Ok((Self { control, status, files, leases, forwarded: AtomicUsize::new(0) }, theirs))
+    }
+
+    /// The regions that another driver has made for a client, as [`Self::files`] tells them: the client has mapped them, and so many
+    /// pages of sockets' lines exist.
+    ///
+    /// # Errors
+    /// `EINVAL` if they are not such regions, or not the client's; those of mapping memory.
+    pub fn resume(files: [OwnedFd; 2], client: u32, pages_of_lines: usize) -> Result<Self> {
+        let bytes = layout::REGION_BYTES;
+        memfd::check(&files[0], bytes, Pages::Ordinary, true)?;
+        shelf::check(&files[1], bytes, Pages::Ordinary)?;
+        let control = Region::<Theirs>::new(&files[0], bytes)?;
+        let status = Region::<Own>::new(&files[1], bytes)?;
+        let lines = pages_of_lines.checked_mul(PAGE_BYTES).filter(|lines| *lines <= bytes - socket_offset(0));
+        let lines = lines.ok_or(Errno::INVAL)?;
+        status.populate(0, PAGE_BYTES)?;
+        control.populate(socket_offset(0), lines)?;
+        status.populate(socket_offset(0), lines)?;
+        let said = (status.load_u64(header::MAGIC, Relaxed), status.load_u32(header::VERSION, Relaxed));
+        if said != (MAGIC, VERSION) || status.load_u32(header::CLIENT, Relaxed) != client {
+            return Err(Errno::INVAL);
+        }
+        let (control, status) = (Arc::new(control), Arc::new(status));
+        let (leases, forwarded) = (Mutex::default(), AtomicUsize::new(0));
+        Ok(Self { control, status, files, leases, forwarded })
+    }
+
+    /// Control and status region, for another driver.
+    pub fn files(&self) -> &[OwnedFd; 2] {
+        &self.files
     }
 
     /// Seals the control region, which the client has mapped.
@@ -105,6 +149,20 @@ impl ClientMemory {
     /// # Errors
     /// When there is no memory.
     pub fn channel(&self, index: usize) -> Result<(Requests, Events)> {
+        let (requests, events) = self.channel_cells(index)?;
+        Ok((Consumer::new(requests), Producer::new(events)))
+    }
+
+    /// The same of a channel that another driver has left, after so many requests and events.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn resume_channel(&self, index: usize, read: u64, written: u64) -> Result<(Requests, Events)> {
+        let (requests, events) = self.channel_cells(index)?;
+        Ok((Consumer::resume(requests, read), Producer::resume(events, written)))
+    }
+
+    fn channel_cells(&self, index: usize) -> Result<(RequestCells, EventCells)> {
         let at = channel_offset(index);
         may(Call::Populate)?;
         self.control.populate(0, PAGE_BYTES)?;
@@ -125,7 +183,7 @@ impl ClientMemory {
             (Arc::clone(&self.control), at + channel_control::EVENT_CONSUMER),
             EVENT_RING_ENTRIES,
         );
-        Ok((Consumer::new(requests), Producer::new(events)))
+        Ok((requests, events))
     }
 
     /// Brings the page of a slot's lines into being.

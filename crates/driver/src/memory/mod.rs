@@ -4,6 +4,7 @@ mod direct;
 mod lines;
 mod pool;
 mod space;
+mod takeover;
 
 /// Memory that clients may still hold when the driver needs it no more.
 pub trait Lent: std::fmt::Debug + Send + Sync {
@@ -14,5 +15,6 @@ pub trait Lent: std::fmt::Debug + Send + Sync {
 pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
 pub use direct::{DirectRing, Remainder};
 pub use lines::{ClientMemory, Events, Requests};
-pub use pool::{Exhausted, HugepageUse, Pool, Region};
+pub use pool::{Exhausted, HugepageUse, Pool, Region, Shelves};
 pub use space::Space;
+pub use takeover::RegionState;

@@ -4,6 +4,7 @@ use crate::calls::{may, simulated, Call};
 use crate::nodes;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
+use pd_shm::shelf::{self, Shelf};
 use pd_shm::{Mapping, Protection};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -29,7 +30,38 @@ pub enum HugepageUse {
 pub struct Pool {
     root: Arc<Account>,
     pub(super) hugepages: HugepageUse,
+    /// For memory that only the driver writes.
+    shelves: Shelves,
     warned: AtomicBool,
+}
+
+/// Where memory is made that only the driver writes, so that another driver can take it over; without one the memory is sealed, and stays this
+/// process's.
+#[derive(Debug, Default)]
+pub struct Shelves {
+    ordinary: Option<Shelf>,
+    huge: Option<Shelf>,
+}
+
+impl Shelves {
+    /// As far as the process may have them. Says why not otherwise.
+    pub fn open(hugepages: HugepageUse) -> Self {
+        let open = |pages| {
+            let refused = |error: &std::io::Error| {
+                tracing::debug!(?pages, %error, "memory that only the driver writes stays this process's");
+            };
+            Shelf::new(pages).inspect_err(refused).ok()
+        };
+        let huge = (hugepages != HugepageUse::Off).then(|| open(Pages::Huge)).flatten();
+        Self { ordinary: open(Pages::Ordinary), huge }
+    }
+
+    fn of(&self, pages: Pages) -> Option<&Shelf> {
+        match pages {
+            Pages::Ordinary => self.ordinary.as_ref(),
+            Pages::Huge => self.huge.as_ref(),
+        }
+    }
 }
 
 /// There is no memory for a region.
@@ -107,6 +139,8 @@ pub struct Region {
     /// Its pages.
     pub pages: Pages,
     fd: OwnedFd,
+    /// For the client, of a region that lies in a shelf.
+    readable: Option<OwnedFd>,
     /// Its share of the budget, given back with it.
     _lease: Lease,
 }
@@ -116,12 +150,18 @@ impl Pool {
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn new(budget: u64, hugepages: HugepageUse) -> Arc<Self> {
         let (clients, descriptors, lines_bytes) = (u64::MAX, u64::MAX, u64::MAX);
-        Self::of(Amounts { clients, descriptors, lines_bytes, memory_bytes: budget }, hugepages)
+        let total = Amounts { clients, descriptors, lines_bytes, memory_bytes: budget };
+        Self::of(total, hugepages, Shelves::default())
     }
 
     /// A pool of so much.
-    pub fn of(total: Amounts, hugepages: HugepageUse) -> Arc<Self> {
-        Arc::new(Self { root: Account::new(total), hugepages, warned: AtomicBool::new(false) })
+    pub fn of(total: Amounts, hugepages: HugepageUse, shelves: Shelves) -> Arc<Self> {
+        Arc::new(Self { root: Account::new(total), hugepages, shelves, warned: AtomicBool::new(false) })
+    }
+
+    /// Where lines are made that only the driver writes.
+    pub fn shelf(&self) -> Option<&Shelf> {
+        self.shelves.of(Pages::Ordinary)
     }
 
     /// Bytes in use and bytes in all.
@@ -146,7 +186,11 @@ impl Pool {
     /// # Errors
     /// [`Exhausted`].
     pub fn receive_region(&self, lease: Lease, ring_bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
-        let region = self.region("pd-receive", lease, ring_bytes >= HUGEPAGE_BYTES as u64)?;
+        let large = ring_bytes >= HUGEPAGE_BYTES as u64;
+        let mut region = self.region("pd-receive", lease, large, Some(&self.shelves))?;
+        if let Some(fd) = region.readable.take() {
+            return Ok((region, fd));
+        }
         memfd::seal_against_all(&region.fd).map_err(Exhausted::Memory)?;
         let fd = region.for_client()?;
         Ok((region, fd))
@@ -159,7 +203,7 @@ impl Pool {
     /// [`Exhausted`].
     pub fn send_region(&self, lease: Lease) -> Result<(Region, OwnedFd), Exhausted> {
         let large = lease.bytes() >= HUGEPAGE_BYTES as u64;
-        let mut region = self.region("pd-send", lease, large)?;
+        let mut region = self.region("pd-send", lease, large, None)?;
         let map = || {
             may(Call::Map)?;
             let map = Mapping::new(&region.fd, region.map.len(), Protection::Read)?;
@@ -172,39 +216,51 @@ impl Pool {
         Ok((region, fd))
     }
 
-    fn region(&self, name: &str, lease: Lease, large: bool) -> Result<Region, Exhausted> {
+    fn region(
+        &self,
+        name: &str,
+        lease: Lease,
+        large: bool,
+        shelves: Option<&Shelves>,
+    ) -> Result<Region, Exhausted> {
         let (bytes, near) = (lease.bytes() as usize, lease.near());
+        let of =
+            |pages| Self::pages(name, bytes, near, (pages, shelves.and_then(|shelves| shelves.of(pages))));
         let made = match self.hugepages {
-            HugepageUse::Require if large => {
-                Self::pages(name, bytes, near, Pages::Huge).map_err(|_| Exhausted::Hugepages)
-            }
-            HugepageUse::Auto if large => Self::pages(name, bytes, near, Pages::Huge).or_else(|_| {
+            HugepageUse::Require if large => of(Pages::Huge).map_err(|_| Exhausted::Hugepages),
+            HugepageUse::Auto if large => of(Pages::Huge).or_else(|_| {
                 self.warn();
-                Self::pages(name, bytes, near, Pages::Ordinary).map_err(Exhausted::Memory)
+                of(Pages::Ordinary).map_err(Exhausted::Memory)
             }),
-            _ => Self::pages(name, bytes, near, Pages::Ordinary).map_err(Exhausted::Memory),
+            _ => of(Pages::Ordinary).map_err(Exhausted::Memory),
         };
-        let (map, pages, fd) = made?;
-        Ok(Region { map: Arc::new(map), pages, fd, _lease: lease })
+        let (map, pages, fd, readable) = made?;
+        Ok(Region { map: Arc::new(map), pages, fd, readable, _lease: lease })
     }
 
+    /// The mapping, its pages, the driver's descriptor, and that of a client that only reads.
     fn pages(
         name: &str,
         bytes: usize,
         near: Option<u32>,
-        pages: Pages,
-    ) -> rustix::io::Result<(Mapping, Pages, OwnedFd)> {
+        (pages, shelf): (Pages, Option<&Shelf>),
+    ) -> rustix::io::Result<(Mapping, Pages, OwnedFd, Option<OwnedFd>)> {
         // A lease is granted only if all that others hold, and what it is asked for, come of openings.
         may(Call::MakeMemory)?;
-        let made = memfd::create(name, bytes, pages)?;
-        may(Call::Reopen)?;
-        let fd = memfd::reopen(made, OFlags::RDWR)?;
+        let (fd, readable) = match shelf {
+            Some(shelf) => shelf.make(bytes).map(|(own, theirs)| (own, Some(theirs)))?,
+            None => {
+                let made = memfd::create(name, bytes, pages)?;
+                may(Call::Reopen)?;
+                (memfd::reopen(made, OFlags::RDWR)?, None)
+            }
+        };
         may(Call::Map)?;
         let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
         nodes::place(&map, near);
         may(Call::Populate)?;
         map.populate(0, map.len())?;
-        Ok((map, pages, fd))
+        Ok((map, pages, fd, readable))
     }
 
     pub(super) fn warn(&self) {
@@ -218,6 +274,36 @@ impl Pool {
 }
 
 impl Region {
+    /// A region of the lease's bytes that another driver has made and a client writes, which `is_sealed` by now.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is not such a file; those of mapping memory.
+    pub fn resume_send(fd: OwnedFd, lease: Lease, pages: Pages, is_sealed: bool) -> rustix::io::Result<Self> {
+        memfd::check(&fd, lease.bytes() as usize, pages, is_sealed)?;
+        Self::resume(fd, lease, pages, Protection::Read)
+    }
+
+    /// The same of one that the driver writes.
+    ///
+    /// # Errors
+    /// As for [`Self::resume_send`].
+    pub fn resume_receive(fd: OwnedFd, lease: Lease, pages: Pages) -> rustix::io::Result<Self> {
+        shelf::check(&fd, lease.bytes() as usize, pages)?;
+        Self::resume(fd, lease, pages, Protection::ReadWrite)
+    }
+
+    fn resume(fd: OwnedFd, lease: Lease, pages: Pages, protection: Protection) -> rustix::io::Result<Self> {
+        let bytes = lease.bytes() as usize;
+        let map = Mapping::new(&fd, bytes, protection)?;
+        map.populate(0, bytes)?;
+        Ok(Self { map: Arc::new(map), pages, fd, readable: None, _lease: lease })
+    }
+
+    /// Its file, for another driver.
+    pub fn file(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     fn for_client(&self) -> Result<OwnedFd, Exhausted> {
         may(Call::Reopen).and_then(|()| memfd::reopen(&self.fd, OFlags::RDWR)).map_err(Exhausted::Memory)
     }

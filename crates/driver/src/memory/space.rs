@@ -33,6 +33,21 @@ impl Space {
         Some(at)
     }
 
+    /// Takes these pages. Returns whether they were free.
+    pub fn claim(&mut self, at: u32, count: u32) -> bool {
+        let Some(end) = at.checked_add(count).filter(|_| count > 0) else { return false };
+        let run = self.free.range(..=at).next_back().map(|(&from, &run)| (from, from + run));
+        let Some((from, until)) = run.filter(|(_, until)| end <= *until) else { return false };
+        self.free.remove(&from);
+        for (free_from, free_to) in [(from, at), (end, until)] {
+            if free_from < free_to {
+                self.free.insert(free_from, free_to - free_from);
+            }
+        }
+        self.taken += count;
+        true
+    }
+
     /// Gives pages back that [`Self::take`] returned.
     ///
     /// # Panics
@@ -95,6 +110,13 @@ mod tests {
                 }
                 prop_assert_eq!(space.taken(), taken.iter().map(|t| t.1).sum::<u32>());
             }
+            // Another one claims the same, once.
+            let mut next = Space::new(64);
+            for &(at, run) in &taken {
+                prop_assert!(next.claim(at, run) && !next.claim(at, run));
+            }
+            prop_assert_eq!(&next.free, &space.free);
+            prop_assert!(!next.claim(60, 5) && !next.claim(u32::MAX, 2) && !next.claim(0, 0));
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The driver's end of one channel.
 use crate::memory::{ClientMemory, Events, Requests};
 use crate::messages::Violation;
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, SOCKETS_MAX};
 use pd_abi::{Event, Operation, Request, SocketId, Span};
 use pd_shm::wait::Waker;
+use pd_shm::Pod;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -48,7 +50,67 @@ pub struct Channel {
     quiet_turns: u32,
 }
 
+/// A channel as another driver goes on with it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelState {
+    /// What the client rings, and what it is woken by beside.
+    doorbell: Fd,
+    pipe: Option<Fd>,
+    /// Requests read, and events written.
+    read: u64,
+    written: u64,
+    /// The send that may still grow, and events that wait for room, as bytes.
+    open: Option<Vec<u8>>,
+    waiting: Vec<Vec<u8>>,
+}
+
 impl Channel {
+    /// What another driver goes on with.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&self, pack: &mut Pack) -> Result<ChannelState, Hindrance> {
+        if self.dirty {
+            return Err(Hindrance::passing("events are not published yet"));
+        }
+        Ok(ChannelState {
+            doorbell: pack.add(&self.doorbell)?,
+            pipe: self.pipe.as_ref().map(|pipe| pack.add(pipe)).transpose()?,
+            read: self.requests.position(),
+            written: self.events.position(),
+            open: self.open.map(|request| request.as_bytes().to_vec()),
+            waiting: self.waiting.iter().map(|event| event.as_bytes().to_vec()).collect(),
+        })
+    }
+
+    /// Goes on with what another driver has given, in the client's memory.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn resume(
+        state: ChannelState,
+        index: usize,
+        memory: &ClientMemory,
+        fds: &mut Unpacked,
+    ) -> Result<Self, Wrong> {
+        let ChannelState { doorbell, pipe, read, written, open, waiting } = state;
+        let rings = memory.resume_channel(index, read, written);
+        let (requests, events) = rings.map_err(|errno| Wrong::of(format!("rings of a channel: {errno}")))?;
+        let open = open.map(|bytes| {
+            let request = Request::from_bytes(&bytes).filter(|_| read > 0);
+            request.filter(|request| request.operation == Operation::Send as u8)
+        });
+        let waiting: Option<VecDeque<_>> = waiting.iter().map(|bytes| Event::from_bytes(bytes)).collect();
+        let known = waiting.filter(|waiting| waiting.len() <= EVENTS_WAITING_MAX);
+        let (Some(waiting), false) = (known, open == Some(None)) else {
+            return Err(Wrong::of("an entry of a ring"));
+        };
+        let pipe = pipe.map(|pipe| fds.take(pipe)).transpose()?;
+        let fresh = Self::new(requests, events, fds.take(doorbell)?, false);
+        Ok(Self { open: open.flatten(), waiting, pipe, ..fresh })
+    }
+
     /// A channel that is not looked at yet. `is_heard` tells whether the mover watches its doorbell.
     pub fn new(requests: Requests, events: Events, doorbell: OwnedFd, is_heard: bool) -> Self {
         Self {

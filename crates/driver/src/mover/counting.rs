@@ -10,9 +10,14 @@ use std::mem::offset_of;
 /// A flow begins: lines for it and for both of its clients.
 pub fn open(metrics: &Metrics, mover: MoverId, flow: &NewFlow) {
     open_clients(metrics, mover, [&flow.source, &flow.destination]);
+    open_flow(metrics, flow.id, flow.serial);
+}
+
+/// A line for a flow of the connection with this serial.
+pub fn open_flow(metrics: &Metrics, flow: FlowId, serial: u64) {
     let region = metrics.region();
-    if let Some(at) = flow_line(region.shape(), flow.id) {
-        region.open_line(at, flow.serial, FLOW_WORDS);
+    if let Some(at) = flow_line(region.shape(), flow) {
+        region.open_line(at, serial, FLOW_WORDS);
     }
 }
 
@@ -97,7 +102,7 @@ mod tests {
             serial,
             slot: Slot::default(),
             generation: 1,
-            memory: Arc::new(ClientMemory::new(client.into()).unwrap().0),
+            memory: Arc::new(ClientMemory::new(client.into(), None).unwrap().0),
             mover: MOVER,
         };
         NewFlow {

@@ -102,6 +102,16 @@ impl Doorbells {
         self.sleeps = self.sleeps.max(other.sleeps);
     }
 
+    /// Sleeps that had numbers, and those of a driver that was taken over.
+    pub fn sleeps(&self) -> u32 {
+        self.sleeps
+    }
+
+    /// Numbers of sleeps are beyond these from now on.
+    pub fn number_beyond_these(&mut self, sleeps: u32) {
+        self.sleeps = self.sleeps.max(sleeps);
+    }
+
     /// As if so many sleeps had had numbers.
     #[cfg(test)]
     pub fn pretend_slept(&mut self, times: u32) {

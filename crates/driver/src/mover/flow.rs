@@ -7,9 +7,11 @@ mod migration;
 mod schedule;
 mod sink;
 mod source;
+mod takeover;
 
 pub use allowance::Allowance;
 pub use migration::Impossible;
+pub use takeover::FlowState;
 
 use super::fit::Shares;
 use super::scheduler::PayerId;

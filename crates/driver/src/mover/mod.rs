@@ -24,6 +24,7 @@ mod requests;
 mod scheduler;
 mod serve;
 mod table;
+pub mod takeover;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub(crate) mod testing;
 mod throttle;

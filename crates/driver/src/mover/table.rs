@@ -37,6 +37,28 @@ impl BufferTable {
         Self { entries: VecDeque::new(), first: 0, inserted: 0, removed: 0, bytes_max }
     }
 
+    /// A table of blocks that another one has left: their addresses, bytes and sends. `first`: the number of the oldest, or of the next one. Nothing
+    /// if no table can have such blocks.
+    pub fn resume(bytes_max: u64, first: u64, blocks: &[(u64, u64, u64)]) -> Option<Self> {
+        let mut this = Self { first, ..Self::new(u64::MAX) };
+        for &(pointer, size, sends) in blocks {
+            this.inserted.checked_add(size).filter(|_| sends > 0)?;
+            this.insert_sends(pointer, size, sends)?;
+        }
+        this.bytes_max = bytes_max.max(this.used());
+        Some(this)
+    }
+
+    /// Blocks in use, oldest first.
+    pub fn blocks(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+
+    /// Size of the ring.
+    pub fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
     /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.inserted - self.removed
@@ -159,6 +181,25 @@ impl BufferTable {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_table_goes_on_with_another_ones_blocks(
+            blocks in prop::collection::vec((any::<u64>(), prop_oneof![0u64..100, any::<u64>()], 0u64..4), 0..20),
+            first in 0u64..1000,
+        ) {
+            let fits = blocks.iter().all(|(_, size, sends)| *size > 0 && *sends > 0)
+                && blocks.iter().try_fold(0u64, |sum, (_, size, _)| sum.checked_add(*size)).is_some();
+            let table = BufferTable::resume(50, first, &blocks);
+            prop_assert_eq!(table.is_some(), fits);
+            if let Some(table) = table {
+                let again: Vec<_> = table.blocks().map(|block| (block.pointer, block.size, block.sends)).collect();
+                prop_assert_eq!(again, &blocks[..]);
+                prop_assert_eq!((table.first(), table.len()), (first, blocks.len()));
+                prop_assert_eq!(table.used(), blocks.iter().map(|(_, size, _)| size).sum::<u64>());
+            }
+        }
+    }
 
     #[test]
     fn figure_5() {

@@ -48,9 +48,13 @@ struct Plan {
     leaving: Vec<ClientId>,
 }
 
-/// Has all movers carry out what they have been told, until nobody has told anybody anything.
-pub fn settle(movers: &mut [&mut Mover]) {
-    while movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any) {}
+/// Has all movers carry out what they have been told, until nobody has told anybody anything. Says whether anybody had.
+pub fn settle(movers: &mut [&mut Mover]) -> bool {
+    let mut worked = false;
+    while movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any) {
+        worked = true;
+    }
+    worked
 }
 
 /// Transfers. Returns the flows that went.

@@ -66,7 +66,7 @@ use super::map::{self, MapTable};
 use super::network::{NetworkTable, Taken};
 use super::service::{fits, loops, ServiceTable};
 use super::via::{self, Hop, OnFailure};
-use super::{Action, Limits, Path, Policy, Rule, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
+use super::{Action, Limits, Path, Policy, Rule, Source, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
 use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
 use ipnet::IpNet;
@@ -202,7 +202,8 @@ impl Policy {
         let at = |start: usize, why: String| {
             PolicyError(format!("line {}: {why}", text[..start].matches('\n').count() + 1))
         };
-        let mut policy = Self { default: file.default, path: file.path, ..Self::default() };
+        let source = Source(Some(text.into()));
+        let mut policy = Self { default: file.default, path: file.path, source, ..Self::default() };
         let mut taken = HashMap::new();
         for table in file.tenant {
             let start = table.span().start;

@@ -32,6 +32,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The tenant of whoever belongs to no other.
 pub const DEFAULT_TENANT: &str = "default";
@@ -63,6 +64,31 @@ pub struct Policy {
     pub networks: Vec<Network>,
     /// Addresses of one network that mean those of another one.
     pub maps: Vec<AddressMap>,
+    /// Where it came from.
+    pub source: Source,
+}
+
+/// The text that a policy was read from, if it was. Policies are equal whatever their texts.
+#[derive(Clone, Default)]
+pub struct Source(Option<Arc<str>>);
+
+impl Source {
+    /// The text.
+    pub fn text(&self) -> Option<Arc<str>> {
+        self.0.clone()
+    }
+}
+
+impl PartialEq for Source {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "a text" } else { "no text" })
+    }
 }
 
 /// How a connection's bytes travel.

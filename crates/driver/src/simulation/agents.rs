@@ -3,8 +3,9 @@ use super::kernel;
 use crate::clock::Clock;
 use crate::conductor::Inboxes;
 use crate::door::Sockets;
-use crate::driver::{assemble, Parts, STOP_POLL};
+use crate::driver::{assemble, Holds, Parts, STOP_POLL};
 use crate::ids::MoverId;
+use crate::memory::Shelves;
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
 use crate::policy::Policy;
@@ -71,8 +72,9 @@ impl Running {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
         let sockets = Sockets { attach, admin, is_safe };
         let of_conductor = (Inboxes::new().expect("inboxes"), Err("the kernel is simulated".to_owned()));
+        let holds = Holds { descriptors: 4096, shelves: Shelves::default() };
         let mut parts =
-            assemble(settings, Arc::clone(&clock), engine, sockets, 4096, of_conductor).expect("a driver");
+            assemble(settings, Arc::clone(&clock), engine, sockets, holds, of_conductor).expect("a driver");
         if !settings.movers_auto {
             parts.lead.conductor.start_movers().expect("movers");
         }

@@ -89,7 +89,7 @@ impl World {
     pub(super) fn attach(&mut self, client: ClientId) {
         let pool = Pool::new(1 << 30, HugepageUse::Off);
         let (memory, [control_fd, status_fd]) =
-            ClientMemory::new(client.get().into()).expect("control memory");
+            ClientMemory::new(client.get().into(), None).expect("control memory");
         let memory = Arc::new(memory);
         let control = Mapping::new(&control_fd, REGION_BYTES, Protection::ReadWrite).expect("a mapping");
         memfd::seal_against_all(&control_fd).expect("a seal");

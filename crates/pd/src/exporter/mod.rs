@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rustix::net::{bind, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
 
 use crate::live::Source;
 
@@ -22,14 +23,27 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 64;
 /// The driver is looked at this often, however often it is asked for.
 const SAMPLE_AGE_MAX: Duration = Duration::from_millis(100);
+/// Scrapes that may wait.
+const BACKLOG: i32 = 128;
 /// Pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Starts to listen.
 pub fn listen(listen: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(listen).with_context(|| {
+    bind_beside(listen).with_context(|| {
         format!("metrics.listen = \"{listen}\" is not usable; use another port or an address of this host")
     })
+}
+
+/// As [`TcpListener::bind`], also where another driver of this user listens, whose place this one takes.
+fn bind_beside(listen: SocketAddr) -> rustix::io::Result<TcpListener> {
+    let family = if listen.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_reuseport(&socket, true)?;
+    bind(&socket, &listen)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Starts a thread that answers until the program ends. Returns the address.

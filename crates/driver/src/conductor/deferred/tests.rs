@@ -7,7 +7,7 @@ use crate::driver::Lead;
 use crate::identity::Identity;
 use crate::ids::{MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
-use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
+use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool, Shelves};
 use crate::messages::{ToConductor, ToMover};
 use crate::mover::{Mover, MoverSettings};
 use crate::settings::Settings;
@@ -87,7 +87,7 @@ impl Stage {
                 gate: Err("none in this test".to_owned()),
                 pipes: crate::pipes::Pipes::new().unwrap(),
             },
-            Pool::of(all, HugepageUse::Off),
+            Pool::of(all, HugepageUse::Off, Shelves::default()),
             Arc::new(Metrics::new(&counters, 0)),
         );
         let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };
@@ -108,7 +108,7 @@ impl Stage {
             cgroup: None,
             container: None,
         };
-        let memory = Arc::new(ClientMemory::new(number.into()).unwrap().0);
+        let memory = Arc::new(ClientMemory::new(number.into(), None).unwrap().0);
         let arrived = FromDoor::Arrived {
             client,
             identity: Box::new(identity),

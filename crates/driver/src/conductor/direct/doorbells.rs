@@ -6,7 +6,8 @@
 use super::Conductor;
 use crate::calls::{may, Call};
 use crate::ids::{ClientId, ConnectionId, Side};
-use crate::memory::{Amounts, Lease};
+use crate::memory::{Account, Amounts, Lease};
+use crate::takeover::pack::Wrong;
 use pd_abi::{Frame, FrameKind};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
@@ -26,15 +27,54 @@ pub struct Doorbell {
     _lease: Lease,
 }
 
+/// The epoll instance that sleeps on a doorbell, and the peer with its serial.
+pub type Name = (u64, ClientId, u64);
+
 /// Doorbells that a client sleeps on: by its epoll instance, and by the peer with its serial. Connections keep them.
 #[derive(Debug, Default)]
-pub struct Doorbells(HashMap<(u64, ClientId, u64), Weak<Doorbell>>);
+pub struct Doorbells(HashMap<Name, Weak<Doorbell>>);
+
+impl Doorbell {
+    /// Goes on with a doorbell that another driver has given.
+    ///
+    /// # Errors
+    /// If its owner may not hold it.
+    pub fn resume(number: u64, fd: OwnedFd, account: &Arc<Account>) -> Result<Arc<Self>, Wrong> {
+        let lease = account.lease(Amounts::descriptor());
+        let lease = lease.map_err(|exhausted| Wrong::of(format!("a doorbell: {exhausted}")))?;
+        Ok(Arc::new(Self { number, fd, _lease: lease }))
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Its descriptor.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+}
 
 impl Doorbells {
+    /// The name of a doorbell, if it is one of these.
+    pub fn name_of(&self, doorbell: &Arc<Doorbell>) -> Option<Name> {
+        let is_it =
+            |(_, known): &(&Name, &Weak<Doorbell>)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(doorbell));
+        self.0.iter().find(is_it).map(|(name, _)| *name)
+    }
+
+    /// Goes on with one that another driver has given.
+    pub fn resume(&mut self, name: Option<Name>, doorbell: &Arc<Doorbell>) {
+        if let Some(name) = name {
+            self.0.insert(name, Arc::downgrade(doorbell));
+        }
+    }
+
     /// The doorbell of that name; made by `make` if there is none.
     fn get(
         &mut self,
-        name: (u64, ClientId, u64),
+        name: Name,
         make: impl FnOnce() -> rustix::io::Result<Doorbell>,
     ) -> rustix::io::Result<Arc<Doorbell>> {
         if let Some(doorbell) = self.0.get(&name).and_then(Weak::upgrade) {

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{fence, Ordering};
 
 /// How a direct connection travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) struct Plan {
     /// The policy says that the sides trust each other.
     trusted: bool,

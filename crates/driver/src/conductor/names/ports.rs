@@ -120,6 +120,11 @@ impl Ports {
         self.bound.is_empty()
     }
 
+    /// All bindings, with their ports.
+    pub fn iter(&self) -> impl Iterator<Item = (u16, &Binding)> {
+        self.bound.iter().flat_map(|(port, list)| list.iter().map(|binding| (*port, binding)))
+    }
+
     /// Those who are bound to a port.
     pub fn at(&mut self, port: u16) -> Option<&mut Vec<Binding>> {
         self.bound.get_mut(&port)

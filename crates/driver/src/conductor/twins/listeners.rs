@@ -104,6 +104,64 @@ fn silence(list: &mut Vec<Listening>, client: ClientId, cookie: Option<u64>) -> 
     fewer
 }
 
+/// A listening socket, as another driver goes on with it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListeningState {
+    place: Place,
+    ip: IpAddr,
+    cookie: u64,
+    holders: Vec<ClientId>,
+}
+
+impl Twins {
+    /// Listening sockets, for another driver.
+    pub(super) fn give_listeners(&self) -> Vec<ListeningState> {
+        let all = self.listeners.iter().flat_map(|(place, list)| list.iter().map(move |one| (*place, one)));
+        all.map(|(place, Listening { ip, cookie, holders })| ListeningState {
+            place,
+            ip: *ip,
+            cookie: *cookie,
+            holders: holders.clone(),
+        })
+        .collect()
+    }
+}
+
+impl Conductor {
+    /// Goes on with the listening sockets that another driver has given. What clients may find is counted from the twins that nobody has
+    /// claimed, and not said before [`Twins::say_claimable`]. Says whether clients can speak for the sockets.
+    pub(super) fn resume_listeners(&mut self, given: Vec<ListeningState>) -> bool {
+        for ListeningState { place, ip, cookie, holders } in given {
+            for &id in &holders {
+                let Some(client) = self.client(id) else { return false };
+                let (serial, Some(memory)) = (client.serial, client.memory.clone()) else { return false };
+                let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
+                let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
+                speaker.listeners += 1;
+                if speaker.listeners > LISTENERS_PER_CLIENT_MAX {
+                    return false;
+                }
+                for index in self.twins.unclaimed.values().flatten() {
+                    let twin = self.connections.get_mut(*index).and_then(|it| it.twin.as_mut());
+                    if twin.is_some_and(|twin| twin.tell(place, (id, serial))) {
+                        speaker.claimable += 1;
+                    }
+                }
+            }
+            self.twins.listeners.entry(place).or_default().push(Listening { ip, cookie, holders });
+        }
+        true
+    }
+}
+
+impl Twins {
+    /// Tells clients how many twins they may find.
+    pub(in crate::conductor) fn say_claimable(&self) {
+        self.speakers.values().for_each(|speaker| speaker.memory.set_claimable(speaker.claimable));
+    }
+}
+
 impl Speaker {
     fn may_claim(&mut self, twins: u32) {
         self.claimable = twins;

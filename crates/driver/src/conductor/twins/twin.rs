@@ -7,7 +7,7 @@ use pd_abi::{Address, TwinRequest};
 use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
 
 /// Name of a listening socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) enum Place {
     /// Namespace and port.
     Tcp(NamespaceId, u16),
@@ -16,7 +16,7 @@ pub(in crate::conductor) enum Place {
 }
 
 /// Name of a connection to both sides before they know each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) enum Key {
     /// Port and namespace of the listener and of the one who connects.
     Tcp([(NamespaceId, u16); 2]),
@@ -25,7 +25,7 @@ pub(in crate::conductor) enum Key {
 }
 
 /// Name of a kernel's socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(super) enum End {
     /// Namespace and cookie.
     Tcp(NamespaceId, u64),
@@ -34,7 +34,7 @@ pub(super) enum End {
 }
 
 /// The kernel's socket of one side.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) struct Held {
     pub namespace: NamespaceId,
     pub wanted: Wanted,
@@ -45,7 +45,7 @@ pub(in crate::conductor) struct Held {
 }
 
 /// The part of a connection that is about the kernel's.
-#[derive(Debug)]
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Twin {
     key: Key,
     /// The place that it was made towards, and the clients that may find it there, by number and serial: as long as it is not claimed.
@@ -121,6 +121,11 @@ impl Twin {
     /// Hides it from all clients. Returns those that could find it.
     pub(super) fn take_told(&mut self) -> Vec<(ClientId, u64)> {
         std::mem::take(&mut self.told)
+    }
+
+    /// Tells whether its connection is the kernel's alone.
+    pub(super) fn is_withdrawn(&self) -> bool {
+        self.withdrawn
     }
 
     pub(super) fn is_claimed(&self) -> bool {

@@ -4,6 +4,7 @@ use super::Flow;
 use crate::ids::ClientId;
 use crate::memory::Remainder;
 use crate::messages::{Endpoint, FlowEnd, Former, Ring};
+use crate::takeover::pack::Hindrance;
 use pd_abi::layout::direct;
 use pd_shm::Mapping;
 use std::collections::VecDeque;
@@ -40,6 +41,17 @@ pub struct Migration {
     /// The sender's ring is read here: its receiver has gone to another client.
     read_here: bool,
     /// The sender writes nothing more into its ring; the receiver has read it to the end. Both for good.
+    sender_left: bool,
+    receiver_left: bool,
+}
+
+/// A flow whose ends have all arrived where they went, as another driver goes on with it.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationState {
+    counted: u64,
+    base: u64,
+    read_here: bool,
     sender_left: bool,
     receiver_left: bool,
 }
@@ -109,6 +121,26 @@ impl From<Remainder> for DrainRing {
 pub struct Impossible;
 
 impl Migration {
+    /// What another driver goes on with.
+    ///
+    /// # Errors
+    /// If an end is on its way to another client.
+    pub fn give(&self) -> Result<MigrationState, Hindrance> {
+        let Self { next, formers, undrained, counted, asked, successors, base, remainder, held, .. } = self;
+        let has_arrived = next.is_none() && formers.is_empty() && successors.is_empty();
+        if !has_arrived || !undrained.is_empty() || *asked != [0; 2] || remainder.is_some() || *held {
+            return Err(Hindrance::passing("a connection is on its way from one process to another"));
+        }
+        let &Self { read_here, sender_left, receiver_left, .. } = self;
+        Ok(MigrationState { counted: *counted, base: *base, read_here, sender_left, receiver_left })
+    }
+
+    /// Goes on with what another driver has given.
+    pub fn resume(state: MigrationState) -> Self {
+        let MigrationState { counted, base, read_here, sender_left, receiver_left } = state;
+        Self { counted, base, read_here, sender_left, receiver_left, ..Self::default() }
+    }
+
     /// Whether the flow must not put anything under way.
     pub fn is_waiting(&self) -> bool {
         self.held || self.is_switching()

@@ -5,6 +5,7 @@ use crate::messages::{Endpoint, Ring, Violation};
 use crate::mover::fit::{Fit, Shares};
 use crate::mover::scheduler::{PayerId, NOBODY};
 use crate::mover::table::BufferTable;
+use crate::takeover::pack::{Hindrance, Wrong};
 use pd_abi::layout::socket_status;
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
@@ -42,6 +43,20 @@ pub struct Sink {
     announced: u64,
     waker: Waker,
     /// The client has gone, or takes no more.
+    gone: bool,
+    end_published: bool,
+}
+
+/// A sink without copies under way, as another driver goes on with it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SinkState {
+    /// Region, first page, pages, and the bytes that the receiver wishes for.
+    pub ring: Option<(u16, u32, u32, u64)>,
+    delivered: u64,
+    consumed: u64,
+    announced: u64,
+    taken: bool,
     gone: bool,
     end_published: bool,
 }
@@ -89,6 +104,38 @@ impl Sink {
             gone: false,
             end_published: false,
         }
+    }
+
+    /// What another driver goes on with.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&self) -> Result<SinkState, Hindrance> {
+        if !self.rbt.is_empty() || self.published != self.delivered {
+            return Err(Hindrance::passing("an engine has not ended its copies"));
+        }
+        let ring = self.ring.as_ref().map(|ring| (ring.region, ring.page, ring.pages, ring.wished));
+        let &Self { delivered, consumed, announced, taken, gone, end_published, .. } = self;
+        Ok(SinkState { ring, delivered, consumed, announced, taken, gone, end_published })
+    }
+
+    /// Goes on with what another driver has given, in a ring that is the same.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn resume(end: Endpoint, state: SinkState, ring: Option<Ring>) -> Result<Self, Wrong> {
+        let SinkState { ring: _, delivered, consumed, announced, taken, gone, end_published } = state;
+        let room = ring.as_ref().map_or(0, Ring::bytes);
+        let unread = delivered.checked_sub(consumed);
+        if announced > delivered
+            || delivered > u64::MAX / 2
+            || unread.is_none_or(|unread| unread > room && !gone)
+        {
+            return Err(Wrong::of(format!("bytes of socket {} of client {}", end.slot, end.client)));
+        }
+        let (reserved, published) = (delivered, delivered);
+        let counts = Self { reserved, delivered, consumed, published, announced, ..Self::new(end) };
+        Ok(Self { ring, taken, gone, end_published, ..counts })
     }
 
     pub fn end(&self) -> &Endpoint {

@@ -8,6 +8,7 @@ use super::Pump;
 use crate::messages::Endpoint;
 use crate::mover::table::BufferTable;
 use crate::reader::OpenFile;
+use crate::takeover::pack::{Hindrance, Wrong};
 use pd_abi::layout::socket_status;
 use pd_shm::wait::Waker;
 use std::sync::Arc;
@@ -21,6 +22,22 @@ pub enum Piece {
     File(u64),
     /// At this address, in a ring that a former owner of an end has left.
     FormerRing(u64),
+}
+
+/// A source without copies under way, as another driver goes on with it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceState {
+    bytes_max: u64,
+    /// Number of the oldest block, or of the next one.
+    first: u64,
+    /// Addresses, bytes and sends. A state that is given has offsets in place of addresses, in the regions of `regions`.
+    blocks: Vec<(u64, u64, u64)>,
+    regions: Vec<u16>,
+    allowed: u64,
+    oldest_delivered: u64,
+    accepted: u64,
+    done: u64,
 }
 
 /// What is to be copied next.
@@ -69,6 +86,73 @@ impl Source {
             waker: Waker::default(),
             files: None,
         }
+    }
+
+    /// What another driver goes on with. `place` tells region and offset of an address in the client's send regions.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&self, place: impl Fn(u64, u64) -> Option<(u16, u64)>) -> Result<SourceState, Hindrance> {
+        if self.files.as_ref().is_some_and(|files| files.is_waiting())
+            || self.files.is_some() && !self.sbt.is_empty()
+        {
+            return Err(Hindrance::passing("a file is being sent"));
+        }
+        let (mut blocks, mut regions) = (Vec::new(), Vec::new());
+        for block in self.sbt.blocks() {
+            let (region, offset) = place(block.pointer, block.size)
+                .ok_or_else(|| Hindrance::passing("sends of a process that has left are being delivered"))?;
+            blocks.push((offset, block.size, block.sends));
+            regions.push(region);
+        }
+        Ok(SourceState {
+            bytes_max: self.sbt.bytes_max(),
+            first: self.sbt.first(),
+            blocks,
+            regions,
+            allowed: if self.sbt.is_empty() { 0 } else { self.allowed },
+            oldest_delivered: self.oldest_delivered,
+            accepted: self.accepted,
+            done: self.done,
+        })
+    }
+
+    /// Goes on with what another driver has given. `address` tells where bytes of the client's send regions are. With the bytes that are still to be
+    /// put under way.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn resume(
+        end: Endpoint,
+        state: SourceState,
+        address: impl Fn(u16, u64, u64) -> Option<u64>,
+    ) -> Result<(Self, u64), Wrong> {
+        let SourceState { bytes_max, first, mut blocks, regions, allowed, oldest_delivered, accepted, done } =
+            state;
+        let wrong =
+            |what: &str| Wrong::of(format!("sends of socket {} of client {}: {what}", end.slot, end.client));
+        if regions.len() != blocks.len() || first.max(accepted) > u64::MAX / 2 {
+            return Err(wrong("blocks without regions"));
+        }
+        for ((at, size, _), region) in blocks.iter_mut().zip(regions) {
+            *at = address(region, *at, *size).ok_or_else(|| wrong("they lie in no send region"))?;
+        }
+        let sbt = BufferTable::resume(bytes_max, first, &blocks).ok_or_else(|| wrong("impossible blocks"))?;
+        let oldest = sbt.get(first).map_or((0, 0), |oldest| (oldest.size, oldest.sends));
+        let is_within = match sbt.is_empty() {
+            true => (oldest_delivered, allowed) == (0, 0),
+            false => oldest_delivered < oldest.0 && allowed <= oldest.1,
+        };
+        let left = sbt.blocks().try_fold(0u64, |sum, block| sum.checked_add(block.sends));
+        if !is_within || accepted.checked_sub(done).is_none_or(|open| left.is_none_or(|left| left > open)) {
+            return Err(wrong("impossible counts"));
+        }
+        let pending = sbt.used() - oldest_delivered;
+        let cursor = (first, oldest_delivered);
+        let (published, waker, files) = (done, Waker::default(), None);
+        let this =
+            Self { end, sbt, cursor, allowed, oldest_delivered, accepted, done, published, waker, files };
+        Ok((this, pending))
     }
 
     pub fn end(&self) -> &Endpoint {
@@ -260,5 +344,71 @@ impl Source {
     /// Gives memory that it does not need at the moment back.
     pub fn shrink(&mut self) {
         self.sbt.shrink();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{ClientId, MoverId, Slot};
+    use crate::memory::ClientMemory;
+    use crate::mover::flow::sink::SinkState;
+    use proptest::prelude::*;
+
+    fn end() -> Endpoint {
+        let memory = Arc::new(ClientMemory::new(1, None).unwrap().0);
+        memory.populate_slot(Slot::default()).unwrap();
+        let (client, slot) = (ClientId::new(1), Slot::default());
+        Endpoint { client, serial: 1, slot, generation: 1, memory, mover: MoverId::default() }
+    }
+
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![4 => 0u64..12, 1 => any::<u64>()]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever a state says, what comes next lies in a block.
+        #[test]
+        fn no_state_leads_beyond_its_blocks(
+            blocks in prop::collection::vec((number(), number(), number()), 0..4),
+            numbers in prop::array::uniform6(number()),
+        ) {
+            let [bytes_max, first, allowed, oldest_delivered, accepted, done] = numbers;
+            let regions = vec![0; blocks.len()];
+            let state = SourceState {
+                bytes_max, first, blocks: blocks.clone(), regions, allowed, oldest_delivered, accepted, done,
+            };
+            // A send region of 16 bytes at 1000.
+            let address = |_: u16, at: u64, len: u64| at.checked_add(len).filter(|end| *end <= 16).map(|_| 1000 + at);
+            let Ok((mut source, mut pending)) = Source::resume(end(), state, address) else { return Ok(()) };
+            let mut messages = u64::MAX;
+            while let Some(next) = source.next(&mut messages) {
+                let Piece::SendRegion(at) = next.piece else { return Err(TestCaseError::fail("a file")) };
+                prop_assert!(at >= 1000 && at + next.left <= 1016 && next.left <= pending);
+                pending -= next.left;
+                source.advance(next.left, next.left);
+                source.deliver(next.left);
+            }
+            prop_assert_eq!(pending, 0);
+            prop_assert!(source.is_empty() && source.sends().1 <= source.sends().0);
+        }
+
+        /// A sink without a ring holds nothing that somebody reads.
+        #[test]
+        fn no_state_has_bytes_without_a_ring(numbers in prop::array::uniform3(number()), flags in any::<[bool; 3]>()) {
+            let text = format!(
+                "{{\"ring\":null,\"delivered\":{},\"consumed\":{},\"announced\":{},\"taken\":{},\"gone\":{},\"end_published\":{}}}",
+                numbers[0], numbers[1], numbers[2], flags[0], flags[1], flags[2],
+            );
+            let state: SinkState = serde_json::from_str(&text).unwrap();
+            let resumed = Sink::resume(end(), state, None);
+            let [delivered, consumed, announced] = numbers;
+            let is_possible = announced <= delivered
+                && delivered <= u64::MAX / 2
+                && (consumed == delivered || flags[1] && consumed < delivered);
+            prop_assert_eq!(resumed.is_ok(), is_possible);
+        }
     }
 }

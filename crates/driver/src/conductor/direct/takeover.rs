@@ -1,0 +1,178 @@
+//! Direct connections as another driver goes on with them.
+use super::doorbells::{Doorbell, Name};
+use super::{Direct, Plan};
+use crate::conductor::Conductor;
+use crate::ids::{ClientId, Payer, Side, TenantId};
+use crate::memory::DirectRing;
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
+use pd_shm::memfd::Pages;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The part of a connection that is about the direct path.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DirectState {
+    rings: [Option<RingState>; 2],
+    second: Option<RingState>,
+    clients: [(ClientId, u64); 2],
+    reported: [(u64, u64); 2],
+    left: [bool; 2],
+    plan: Plan,
+    words: [u32; 2],
+    doorbells: [Option<DoorbellState>; 2],
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RingState {
+    file: Fd,
+    page_bytes: u64,
+    bytes: u64,
+    sealed: bool,
+    payer: Payer,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DoorbellState {
+    number: u64,
+    /// With the first connection that has it.
+    fd: Option<Fd>,
+    name: Option<Name>,
+}
+
+/// Numbers of doorbells that were given with a connection.
+pub type DoorbellsGiven = HashMap<u64, ()>;
+/// Doorbells that have come with a connection, by number.
+pub type DoorbellsTaken = HashMap<u64, Arc<Doorbell>>;
+
+impl RingState {
+    fn of(ring: &DirectRing, pack: &mut Pack) -> Result<Self, Hindrance> {
+        let (page_bytes, bytes, sealed) = (ring.page_bytes(), ring.bytes(), ring.is_sealed());
+        Ok(Self { file: pack.add(ring.file())?, page_bytes, bytes, sealed, payer: ring.payer })
+    }
+}
+
+impl Conductor {
+    /// What another driver goes on with.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub(in crate::conductor) fn give_direct(
+        &self,
+        direct: &Direct,
+        given: &mut DoorbellsGiven,
+        pack: &mut Pack,
+    ) -> Result<DirectState, Hindrance> {
+        if direct.recall.is_some() {
+            return Err(Hindrance::passing("a connection is leaving the direct path"));
+        }
+        let mut ring =
+            |ring: &Option<DirectRing>| ring.as_ref().map(|ring| RingState::of(ring, pack)).transpose();
+        let [first, other] = [ring(&direct.rings[0])?, ring(&direct.rings[1])?];
+        let second = ring(&direct.second)?;
+        let mut doorbells = [None, None];
+        for side in Side::BOTH {
+            let Some(doorbell) = &direct.doorbells[side] else { continue };
+            let (client, serial) = direct.clients[side];
+            let owner = self.client(client).filter(|client| client.serial == serial);
+            let name = owner.and_then(|client| client.doorbells.name_of(doorbell));
+            let number = doorbell.number();
+            let fd = match given.insert(number, ()) {
+                None => Some(pack.add(doorbell.fd())?),
+                Some(()) => None,
+            };
+            doorbells[side] = Some(DoorbellState { number, fd, name });
+        }
+        let &Direct { clients, reported, left, undrained, plan, words, .. } = direct;
+        if undrained != [[0; 2]; 2] {
+            return Err(Hindrance::passing("a connection is on its way from one process to another"));
+        }
+        Ok(DirectState { rings: [first, other], second, clients, reported, left, plan, words, doorbells })
+    }
+
+    /// Goes on with what another driver has given.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(in crate::conductor) fn take_direct(
+        &mut self,
+        state: DirectState,
+        tenants: &[TenantId],
+        taken: &mut DoorbellsTaken,
+        fds: &mut Unpacked,
+    ) -> Result<Direct, Wrong> {
+        let DirectState { rings, second, clients, reported, left, plan, words, doorbells } = state;
+        let mut made = [None, None];
+        let without = Side::BOTH.into_iter().find(|side| rings[*side].is_none());
+        for (side, ring) in Side::BOTH.into_iter().zip(rings) {
+            made[side] = ring.map(|ring| self.take_ring(ring, clients[side], tenants, fds)).transpose()?;
+        }
+        let second = match (second, without) {
+            (Some(ring), Some(side)) => Some(self.take_ring(ring, clients[side], tenants, fds)?),
+            (Some(_), None) => return Err(Wrong::of("a third direct ring")),
+            (None, _) => None,
+        };
+        let mut resumed = [None, None];
+        for (side, doorbell) in Side::BOTH.into_iter().zip(doorbells) {
+            let Some(DoorbellState { number, fd, name }) = doorbell else { continue };
+            let (id, serial) = clients[side];
+            let owner = self.client_mut(id).filter(|client| client.serial == serial);
+            resumed[side] = match (taken.get(&number), owner, fd) {
+                (Some(known), _, None) => Some(Arc::clone(known)),
+                (None, Some(owner), Some(fd)) => {
+                    let doorbell = Doorbell::resume(number, fds.take(fd)?, &owner.account)?;
+                    owner.doorbells.resume(name, &doorbell);
+                    taken.insert(number, Arc::clone(&doorbell));
+                    Some(doorbell)
+                }
+                // Its owner has gone: nobody sleeps on it.
+                (None, None, _) | (None, _, None) => None,
+                (Some(_), _, Some(_)) => return Err(Wrong::of("a doorbell is there twice")),
+            };
+        }
+        for (id, serial) in clients {
+            if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
+                client.direct += 1;
+            }
+        }
+        let (since, recall) = (self.clock.now(), None);
+        Ok(Direct {
+            rings: made,
+            second,
+            clients,
+            reported,
+            since,
+            left,
+            undrained: Default::default(),
+            plan,
+            words,
+            doorbells: resumed,
+            recall,
+        })
+    }
+
+    fn take_ring(
+        &mut self,
+        state: RingState,
+        (maker, serial): (ClientId, u64),
+        tenants: &[TenantId],
+        fds: &mut Unpacked,
+    ) -> Result<DirectRing, Wrong> {
+        let RingState { file, page_bytes, bytes, sealed, payer: (tenant, user) } = state;
+        let tenant = *tenants.get(tenant.index()).ok_or_else(|| Wrong::of("a tenant that is not there"))?;
+        let pages = Pages::from_bytes(page_bytes).ok_or_else(|| Wrong::of("pages of a direct ring"))?;
+        let maker = self.client(maker).filter(|client| client.serial == serial);
+        let payer = (tenant, user);
+        let account = match maker {
+            Some(client) => Arc::clone(&client.account),
+            None => Arc::clone(self.payers.account(payer, &self.tenants, &self.pool)),
+        };
+        let ring = DirectRing::resume(fds.take(file)?, (pages, bytes, sealed), &account, payer)
+            .map_err(|errno| Wrong::of(format!("a direct ring of {bytes} bytes: {errno}")))?;
+        self.rings.enter(payer);
+        Ok(ring)
+    }
+}

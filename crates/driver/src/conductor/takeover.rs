@@ -1,0 +1,591 @@
+//! What the conductor gives to another driver, and goes on with in its place.
+//!
+//! The policy is in force at the other driver before anything of this comes: clients have the tenants and networks that it says. What a state says is
+//! checked as if a client had said it: nothing is indexed by it that was not found, and nothing is counted that no account may hold.
+//! Nothing is written into memory of clients before [`Conductor::begin`].
+use super::client::{Client, Connected, Listener, Phase, Socket, SocketState};
+use super::connections::{Connection, Mapped, NewConnection};
+use super::direct::{DirectState, DoorbellsGiven, DoorbellsTaken};
+use super::ending::Life;
+use super::names::NamesState;
+use super::twins::{Twin, TwinsState};
+use super::Conductor;
+use crate::admin::Account as TenantAccount;
+use crate::containers::Container;
+use crate::door::ToDoor;
+use crate::identity::{Identity, NamespaceId};
+use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::memory::{Amounts, ClientMemory, Region, RegionState, Space};
+use crate::messages::{Endpoint, Ring};
+use crate::metrics::Metrics;
+use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
+use crate::standing::Place;
+use crate::takeover::arrivals::{Arrivals, Came};
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
+use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, SOCKETS_MAX};
+use pd_shm::memfd::Pages;
+use rustix::fs::fstat;
+use serde::{Deserialize, Serialize};
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The conductor.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConductorState {
+    serial: u64,
+    doorbells: u64,
+    /// Tenants by number, with their accounts, and the hits of the policy's rules.
+    tenants: Vec<(String, TenantAccount)>,
+    hits: Vec<u64>,
+    names: NamesState,
+    containers: Vec<ContainerState>,
+    clients: Vec<ClientState>,
+    connections: Vec<ConnectionState>,
+    twins: TwinsState,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContainerState {
+    namespace: NamespaceId,
+    pidfd: Fd,
+    cgroup: Option<String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ClientState {
+    id: ClientId,
+    serial: u64,
+    pid: u32,
+    uid: u32,
+    pidfd: Fd,
+    namespace: NamespaceId,
+    namespace_fd: Fd,
+    cgroup: Option<String>,
+    container: Option<Container>,
+    place: Place,
+    control: Fd,
+    status: Fd,
+    pages_of_lines: usize,
+    channels: usize,
+    regions: Vec<RegionState>,
+    generations: Vec<u16>,
+    sockets: Vec<(Slot, Socket)>,
+    ring_bytes_max: u64,
+    is_bound: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConnectionState {
+    id: ConnectionId,
+    sides: [Option<(ClientId, Slot)>; 2],
+    life: [Life; 2],
+    serial: u64,
+    tenants: [TenantId; 2],
+    cut: bool,
+    counted: bool,
+    reached: SocketAddr,
+    mapped: Option<Mapped>,
+    twin: Option<Box<Twin>>,
+    direct: Option<Box<DirectState>>,
+}
+
+/// Giving.
+impl Conductor {
+    /// Has nothing on its way between the movers, which the caller holds, and itself. Says whether anything was.
+    pub fn settle(&mut self) -> bool {
+        let mut worked = self.movers.settle();
+        worked |= self.step();
+        worked
+    }
+
+    /// Has all movers stand still until [`Self::let_go`]. Fails if one did not come back, since the driver ends.
+    pub fn hold(&mut self) -> bool {
+        self.movers.hold()
+    }
+
+    /// The opposite of [`Self::hold`].
+    pub fn let_go(&mut self) {
+        self.movers.let_go();
+    }
+
+    /// The text of the policy in force, if it came as one.
+    pub fn policy_text(&self) -> Option<Arc<str>> {
+        self.tenants.policy().source.text()
+    }
+
+    /// What another driver goes on with, while everything stands still. The conductor and the movers go on themselves if it fails, or nobody takes it.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&mut self, pack: &mut Pack) -> Result<(ConductorState, Vec<MoverState>), Hindrance> {
+        self.check_still()?;
+        self.report_all();
+        let (mut clients, mut connections) = (Vec::new(), Vec::new());
+        for (id, client) in self.clients.iter().filter(|(_, client)| client.phase == Phase::Attached) {
+            clients.push(client.give(id, pack)?);
+        }
+        let mut doorbells = DoorbellsGiven::default();
+        for (id, connection) in self.connections.iter() {
+            connections.push(self.give_connection(id, connection, &mut doorbells, pack)?);
+        }
+        let mut containers = Vec::new();
+        for (namespace, pidfd, cgroup) in self.containers.iter() {
+            let (pidfd, cgroup) = (pack.add(&**pidfd)?, cgroup.map(str::to_owned));
+            containers.push(ContainerState { namespace, pidfd, cgroup });
+        }
+        let network = |id| self.networks.name(id).map(str::to_owned);
+        let names = self.names.give(pack, network)?;
+        let (tenants, hits) = self.tenants.give();
+        let twins = self.give_twins(pack)?;
+        let (serial, doorbells) = (self.serial, self.rings.last_doorbell());
+        let state = ConductorState {
+            serial,
+            doorbells,
+            tenants,
+            hits,
+            names,
+            containers,
+            clients,
+            connections,
+            twins,
+        };
+        Ok((state, self.movers.give(pack)?))
+    }
+
+    fn check_still(&self) -> Result<(), Hindrance> {
+        if !self.deferred.is_empty() {
+            return Err(Hindrance::passing("requests wait for addresses of a network namespace"));
+        }
+        if self.gate.is_applying() {
+            return Err(Hindrance::passing("a policy is being put in force"));
+        }
+        if self.pipes.is_started() {
+            return Err(Hindrance::lasting(
+                "ports of pipes are or were open: without ports from its start it can be taken over",
+            ));
+        }
+        for (id, client) in self.clients.iter() {
+            let pid = client.identity.pid;
+            match client.phase {
+                Phase::Attached if client.is_settled() => {}
+                Phase::Attached => {
+                    return Err(Hindrance::passing(format!(
+                        "memory is being made for client {id} (process {pid})"
+                    )))
+                }
+                Phase::Arriving => {
+                    return Err(Hindrance::passing(format!("process {pid} is attaching")));
+                }
+                Phase::Leaving => {
+                    return Err(Hindrance::passing("a process that has left is being forgotten"));
+                }
+            }
+            let slots = client.slots();
+            let parts = |slot: &Slot| client.socket(*slot).is_some_and(|socket| socket.flows_left > 0);
+            if slots.iter().any(parts) {
+                return Err(Hindrance::passing("a connection is on its way from one process to another"));
+            }
+        }
+        let through = self.connections.iter().filter(|(_, connection)| connection.through.is_some()).count();
+        if through > 0 {
+            return Err(Hindrance::lasting(format!("{through} connections go through services or proxies")));
+        }
+        Ok(())
+    }
+
+    /// Puts what connections have moved on their tenants' accounts.
+    fn report_all(&mut self) {
+        self.collect_reports();
+        self.movers.settle();
+        for (index, connection) in self.connections.iter_mut() {
+            self.tenants.settle(index, connection, self.metrics.region());
+        }
+    }
+
+    fn give_connection(
+        &self,
+        id: ConnectionId,
+        connection: &Connection,
+        doorbells: &mut DoorbellsGiven,
+        pack: &mut Pack,
+    ) -> Result<ConnectionState, Hindrance> {
+        let direct = connection.direct.as_ref();
+        let direct =
+            direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;
+        let &Connection { sides, serial, tenants, cut, counted, reached, mapped, .. } = connection;
+        let (life, twin) = (connection.life(), connection.twin.clone());
+        Ok(ConnectionState { id, sides, life, serial, tenants, cut, counted, reached, mapped, twin, direct })
+    }
+}
+
+impl Client {
+    fn give(&self, id: ClientId, pack: &mut Pack) -> Result<ClientState, Hindrance> {
+        let pid = self.identity.pid;
+        let memory = self.memory.as_ref();
+        let memory = memory.ok_or_else(|| Hindrance::passing(format!("process {pid} is attaching")))?;
+        let lasting = |file: &OwnedFd, bytes: usize, pages| {
+            pd_shm::shelf::check(file, bytes, pages).map_err(|_| {
+                Hindrance::lasting(
+                    "memory of clients cannot go to another process: start the driver with CAP_SYS_ADMIN, on Linux 5.12 or newer",
+                )
+            })
+        };
+        let [control, status] = memory.files();
+        lasting(status, pd_abi::layout::REGION_BYTES, Pages::Ordinary)?;
+        let mut regions = Vec::with_capacity(self.regions.len());
+        for (&number, (region, _)) in &self.regions {
+            lasting(region.file(), region.map.len(), region.pages)?;
+            regions.push(RegionState::of(number, region, pack)?);
+        }
+        let (generations, sockets) = self.give_slots();
+        let Identity { uid, ref pidfd, namespace, ref namespace_fd, ref cgroup, ref container, .. } =
+            self.identity;
+        Ok(ClientState {
+            id,
+            serial: self.serial,
+            pid,
+            uid,
+            pidfd: pack.add(&**pidfd)?,
+            namespace,
+            namespace_fd: pack.add(namespace_fd)?,
+            cgroup: cgroup.clone(),
+            container: container.clone(),
+            place: self.place,
+            control: pack.add(control)?,
+            status: pack.add(status)?,
+            pages_of_lines: self.pages_of_lines,
+            channels: self.channels,
+            regions,
+            generations,
+            sockets,
+            ring_bytes_max: self.ring_bytes_max,
+            is_bound: self.is_bound,
+        })
+    }
+}
+
+/// Taking.
+impl Conductor {
+    /// Goes on with what another driver has given, as soon as the door and the mover have what they are to go on with, too. The conductor has no clients.
+    ///
+    /// # Errors
+    /// What is wrong with it. The conductor is of no use then.
+    pub fn take(&mut self, state: ConductorState, fds: &mut Unpacked) -> Result<Arrivals, Wrong> {
+        let ConductorState {
+            serial,
+            doorbells,
+            tenants,
+            hits,
+            names,
+            containers,
+            clients,
+            connections,
+            twins,
+        } = state;
+        Wrong::unless(serial.max(doorbells) <= u64::MAX / 2, || "serials".to_owned())?;
+        self.serial = serial;
+        self.rings.number_doorbells_from(doorbells);
+        let tenants = self.tenants.resume(tenants, hits).map_err(Wrong::of)?;
+        let mut names = names;
+        for space in std::mem::take(&mut names.spaces) {
+            let network = space.network.as_deref().map(|name| self.networks.number(name)).unwrap_or_default();
+            self.names.resume_space(space, network, fds)?;
+        }
+        for container in containers {
+            self.take_container(container, fds)?;
+        }
+        let mut came = Arrivals::with_capacity(clients.len());
+        for client in clients {
+            let id = client.id;
+            let arrived = self.take_client(client, fds)?;
+            Wrong::unless(came.insert(id, arrived).is_none(), || format!("client {id} is there twice"))?;
+        }
+        let bound = |client: ClientId, slot: Slot, port: u16| {
+            let client = self.clients.get(client)?;
+            let is_its = client.socket(slot)?.bound.is_some_and(|bound| bound.port() == port);
+            is_its.then(|| (client.identity.namespace, client.payer()))
+        };
+        self.names.resume_bindings(names, bound)?;
+        self.take_connections(connections, &tenants, fds)?;
+        self.check_sockets()?;
+        self.take_twins(twins, &tenants, fds)?;
+        self.names.forget_empty();
+        Ok(came)
+    }
+
+    fn take_container(&mut self, state: ContainerState, fds: &mut Unpacked) -> Result<(), Wrong> {
+        let ContainerState { namespace, pidfd, cgroup } = state;
+        let file = self.names.file(namespace).cloned();
+        let file = file.ok_or_else(|| Wrong::of("a container in a namespace that is not there"))?;
+        self.names.enter(namespace, &file);
+        let tenant = self.names.registration(namespace).map(|said| said.tenant.clone());
+        let tenant = tenant.ok_or_else(|| Wrong::of("a container that nobody registered"))?;
+        self.tenants.enroll(&tenant).map_err(Wrong::of)?;
+        let pidfd = Arc::new(fds.take(pidfd)?);
+        self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
+        let former = self.containers.add(namespace, pidfd, cgroup);
+        Wrong::unless(former.is_none(), || "two containers in a namespace".to_owned())
+    }
+
+    fn take_client(&mut self, state: ClientState, fds: &mut Unpacked) -> Result<Came, Wrong> {
+        let id = state.id;
+        let wrong = |what: &str| Wrong::of(format!("client {id}: {what}"));
+        if id == ClientId::NOBODY || self.clients.get(id).is_some() || state.serial > self.serial {
+            return Err(wrong("its number"));
+        }
+        let namespace_fd = fds.take(state.namespace_fd)?;
+        let namespace = state.namespace;
+        if !fstat(&namespace_fd).is_ok_and(|file| NamespaceId::of(&file) == namespace) {
+            return Err(wrong("its network namespace is another"));
+        }
+        let pidfd = Arc::new(fds.take(state.pidfd)?);
+        let (pid, uid, place) = (state.pid, state.uid, state.place);
+        let (cgroup, container) = (state.cgroup, state.container);
+        let identity =
+            Identity { pid, uid, pidfd: Arc::clone(&pidfd), namespace, namespace_fd, cgroup, container };
+        self.tenants.look();
+        let tenant = self.tenant_of(&identity);
+        let opened = self.open_account(crate::messages::payer(tenant, uid));
+        let exhausted = |exhausted| wrong(&format!("{exhausted}"));
+        let (account, lease) = opened.map_err(exhausted)?;
+        let file = self.names.file(namespace).cloned().ok_or_else(|| wrong("its namespace is not there"))?;
+        self.names.enter(namespace, &file);
+        let home = match self.movers.len() {
+            1 => Default::default(),
+            _ => self.families.enter(pid, &[MoverId::default()]),
+        };
+        let (pages, channels) = (state.pages_of_lines, state.channels);
+        if channels > CHANNELS_MAX || pages > SOCKETS_MAX {
+            return Err(wrong("too many channels or lines"));
+        }
+        let files = [fds.take(state.control)?, fds.take(state.status)?];
+        let memory = ClientMemory::resume(files, id.get().into(), pages);
+        let memory = Arc::new(memory.map_err(|errno| wrong(&format!("its lines: {errno}")))?);
+        let of_lines = std::iter::once(Amounts::LINES)
+            .chain(std::iter::repeat_n(Amounts::LINES_OF_CHANNEL, channels))
+            .chain(std::iter::repeat_n(Amounts::PAGE_OF_LINES, pages));
+        for amounts in of_lines {
+            memory.keep(account.lease(amounts).map_err(exhausted)?);
+        }
+        let mut client = Client::new(state.serial, (identity, place), tenant, Arc::clone(&account), home);
+        client.phase = Phase::Attached;
+        client.memory = Some(Arc::clone(&memory));
+        (client.channels, client.pages_of_lines) = (channels, pages);
+        (client.ring_bytes_max, client.is_bound) =
+            (state.ring_bytes_max.max(PAGE_BYTES as u64), state.is_bound);
+        for region in state.regions {
+            let number = region.number;
+            let region = region.take(&account, fds, Region::resume_receive)?;
+            let space = Space::new((region.map.len() / region.pages.bytes()) as u32);
+            if client.regions.insert(number, (region, space)).is_some() {
+                return Err(wrong("two regions of a number"));
+            }
+        }
+        if !client.resume_slots(state.generations, state.sockets) {
+            return Err(wrong("its sockets"));
+        }
+        self.clients.put(id, client);
+        self.resident_came(namespace, tenant);
+        Metrics::add(&self.metrics.clients_attached, 1);
+        Ok(Came { tenant, uid, pid, namespace, pidfd, account, lease, memory, channels })
+    }
+
+    fn take_connections(
+        &mut self,
+        given: Vec<ConnectionState>,
+        tenants: &[TenantId],
+        fds: &mut Unpacked,
+    ) -> Result<(), Wrong> {
+        let most = self.settings.connections_max;
+        Wrong::unless(given.len() <= most, || format!("{} connections: raise connections_max", given.len()))?;
+        let (mut all, mut doorbells) = (Vec::with_capacity(given.len()), DoorbellsTaken::default());
+        for state in given {
+            let id = state.id;
+            let wrong = |what: &str| Wrong::of(format!("connection {id}: {what}"));
+            if id.index() > 2 * most.max(1 << 16) || state.serial > self.serial {
+                return Err(wrong("its number"));
+            }
+            let known = |tenant: TenantId| tenants.get(tenant.index()).copied();
+            let [Some(from), Some(to)] = state.tenants.map(known) else { return Err(wrong("its tenants")) };
+            let is_twin = state.twin.is_some();
+            for side in Side::BOTH {
+                let is_somebodys = state.sides[side].is_some();
+                let is_sockets = state.sides[side].is_none_or(|(client, slot)| {
+                    self.client(client).and_then(|client| client.socket(slot)).is_some()
+                });
+                let fits = state.life[side].fits(is_somebodys, is_twin && side == Side::Accepting);
+                if !is_sockets || !fits {
+                    return Err(wrong("its sides"));
+                }
+            }
+            let direct = state.direct.map(|direct| self.take_direct(*direct, tenants, &mut doorbells, fds));
+            let new = NewConnection {
+                sides: state.sides,
+                movers: [MoverId::default(); 2],
+                serial: state.serial,
+                tenants: [from, to],
+                reached: state.reached,
+                mapped: state.mapped,
+                through: None,
+                twin: state.twin,
+                direct: direct.transpose()?.map(Box::new),
+                counted: state.counted,
+            };
+            Metrics::add(&self.metrics.connections_made, 1);
+            all.push((id, Connection::resume(new, state.life, state.cut)));
+        }
+        let are_apart = self.connections.resume(all);
+        Wrong::unless(are_apart, || "a connection is there twice".to_owned())
+    }
+
+    /// Checks that sockets and connections know each other.
+    fn check_sockets(&self) -> Result<(), Wrong> {
+        let mut ends = HashSet::new();
+        for (id, connection) in self.connections.iter() {
+            for (side, owner) in Side::BOTH.into_iter().zip(connection.sides) {
+                let Some((client, slot)) = owner else { continue };
+                let socket = self.client(client).and_then(|client| client.socket(slot));
+                let is_known = match socket.map(|socket| &socket.state) {
+                    Some(SocketState::Connected(known) | SocketState::Closing(Some(known))) => {
+                        (known.connection, known.side) == (id, side)
+                    }
+                    _ => false,
+                };
+                let is_first = ends.insert((client, slot));
+                Wrong::unless(is_known && is_first, || {
+                    format!("connection {id} and socket {slot} of client {client} do not know each other")
+                })?;
+            }
+        }
+        for (id, client) in self.clients.iter() {
+            for slot in client.slots() {
+                let wrong = || Wrong::of(format!("socket {slot} of client {id}"));
+                match client.socket(slot).map(|socket| &socket.state) {
+                    Some(SocketState::Connected(Connected { connection, side, .. })) => {
+                        let owner = self.connection(*connection).and_then(|it| it.sides[*side]);
+                        if owner != Some((id, slot)) {
+                            return Err(wrong());
+                        }
+                    }
+                    Some(SocketState::Listen(Listener { backlog, .. })) => {
+                        let is_queued = |slot: &Slot| {
+                            let socket = client.socket(*slot);
+                            socket.is_some_and(|socket| matches!(socket.state, SocketState::Connected(_)))
+                        };
+                        let once: HashSet<_> = backlog.iter().collect();
+                        if once.len() < backlog.len() || !backlog.iter().all(is_queued) {
+                            return Err(wrong());
+                        }
+                    }
+                    Some(SocketState::Active | SocketState::Closing(_)) | None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on with movers that another driver has given: all is this driver's first mover's. `send_regions`: sealed regions of clients, by client and number.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn take_movers(
+        &mut self,
+        states: Vec<MoverState>,
+        mut known: HashMap<ClientId, Known>,
+        fds: &mut Unpacked,
+    ) -> Result<Vec<u32>, Wrong> {
+        let sleeps = states.iter().map(MoverState::sleeps).collect();
+        let mut flows = Vec::new();
+        for state in states {
+            for client in state.clients {
+                let id = client.client;
+                let known = known.get_mut(&id);
+                let known = known.ok_or_else(|| Wrong::of(format!("client {id} of a mover is not there")))?;
+                self.movers.own().take_client(client, known, fds)?;
+            }
+            flows.extend(state.flows);
+        }
+        let mut there = HashSet::new();
+        for flow in flows {
+            there.insert(flow.id);
+            let known = self.flow_of(&flow)?;
+            self.movers.own().take_flow(flow, known)?;
+        }
+        for (id, connection) in self.connections.iter() {
+            for (side, life) in Side::BOTH.into_iter().zip(connection.life()) {
+                Wrong::unless(life.has_flow() == there.contains(&id.flow(side)), || {
+                    format!("connection {id} has a flow too many, or too few")
+                })?;
+            }
+        }
+        Ok(sleeps)
+    }
+
+    /// What is known of a flow that another driver has given.
+    fn flow_of(&mut self, flow: &FlowState) -> Result<KnownFlow, Wrong> {
+        let id: FlowId = flow.id;
+        let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));
+        let connection = self.connection(id.connection()).ok_or_else(|| wrong("of no connection"))?;
+        let (serial, tenant) = (connection.serial, connection.tenants[id.side()]);
+        let sides = [id.side(), id.side().other()].map(|side| connection.sides[side]);
+        let mut ends = Vec::with_capacity(2);
+        for (end, owner) in flow.ends.into_iter().zip(sides) {
+            ends.push(match end {
+                // The conductor may know of a socket that the flow has let go.
+                None => self.twins_nobody(),
+                Some(end) if owner.is_none() || owner == Some(end) => {
+                    self.endpoint(end.0, end.1).ok_or_else(|| wrong("an end of nobody"))?
+                }
+                Some(_) => return Err(wrong("an end of somebody else")),
+            });
+        }
+        let ends: [Endpoint; 2] = ends.try_into().map_err(|_| wrong("its ends"))?;
+        let ring = flow.moving.as_ref().and_then(|moving| moving.sink.ring);
+        let ring =
+            ring.map(|ring| self.take_receive_ring(ends[1].client, ring).ok_or_else(|| wrong("its ring")));
+        Ok(KnownFlow { tenant, ends, ring: ring.transpose()?, serial })
+    }
+
+    fn twins_nobody(&self) -> Endpoint {
+        self.twins.nobody(MoverId::default())
+    }
+
+    fn take_receive_ring(
+        &mut self,
+        id: ClientId,
+        (number, page, pages, wished): (u16, u32, u32, u64),
+    ) -> Option<Ring> {
+        let client = self.clients.get_mut(id)?;
+        let serial = client.serial;
+        let (region, space) = client.regions.get_mut(&number.into())?;
+        let unit = (region.pages.bytes() / PAGE_BYTES) as u32;
+        let is_whole = pages.is_power_of_two() && pages % unit == 0 && page % pages == 0;
+        if !is_whole || !space.claim(page / unit, pages / unit) {
+            return None;
+        }
+        let map = Arc::clone(&region.map);
+        Some(Ring { client: id, serial, region: number, page, pages, wished, map })
+    }
+
+    /// All is there: clients are told what they have to be told.
+    pub fn begin(&mut self, sleeps: &[u32]) {
+        self.twins.say_claimable();
+        self.movers.own().begin(sleeps);
+        let mut all = Vec::new();
+        for (index, connection) in self.connections.iter() {
+            // Ended meanwhile, or about to.
+            if connection.is_over() {
+                all.push(index);
+            }
+        }
+        all.into_iter().for_each(|index| self.end_connection(index));
+        self.tell_pipes();
+        self.set_gauges();
+    }
+}

@@ -1,0 +1,92 @@
+//! Twins as another driver goes on with them. A connection has its own with it.
+use super::listeners::ListeningState;
+use super::twin::End;
+use crate::conductor::{Conductor, Connection};
+use crate::identity::NamespaceId;
+use crate::ids::{ConnectionId, Side, TenantId};
+use crate::kernel_socket::SocketDiag;
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
+use serde::{Deserialize, Serialize};
+
+/// See the module.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TwinsState {
+    listeners: Vec<ListeningState>,
+    parked: Vec<(ConnectionId, Side)>,
+    departed: Vec<(TenantId, Vec<End>)>,
+    diags: Vec<(NamespaceId, Fd)>,
+}
+
+impl Conductor {
+    /// What another driver goes on with.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub(in crate::conductor) fn give_twins(&self, pack: &mut Pack) -> Result<TwinsState, Hindrance> {
+        let diags = self.twins.diags.iter().map(|(id, diag)| Ok((*id, pack.add(&diag.0)?)));
+        let departed = self.twins.departed.iter();
+        Ok(TwinsState {
+            diags: diags.collect::<Result<_, Hindrance>>()?,
+            listeners: self.twins.give_listeners(),
+            parked: self.twins.parked.clone(),
+            departed: departed.map(|(id, list)| (*id, list.iter().copied().collect())).collect(),
+        })
+    }
+
+    /// Goes on with what another driver has given, beside its connections, which are there. `tenants`: numbers of its tenants here.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(in crate::conductor) fn take_twins(
+        &mut self,
+        state: TwinsState,
+        tenants: &[TenantId],
+        fds: &mut Unpacked,
+    ) -> Result<(), Wrong> {
+        let TwinsState { listeners, parked, departed, diags } = state;
+        for (id, fd) in diags {
+            self.twins.diags.insert(id, SocketDiag(fds.take(fd)?));
+        }
+        for (tenant, ends) in departed {
+            let id = tenants.get(tenant.index()).ok_or_else(|| Wrong::of("a tenant that is not there"))?;
+            self.twins.departed.entry(*id).or_default().extend(ends.into_iter().take(super::DEPARTED_MAX));
+        }
+        let mut twins: Vec<_> =
+            self.connections.iter().filter(|(_, connection)| connection.twin.is_some()).collect();
+        twins.sort_unstable_by_key(|(_, connection)| connection.serial);
+        let twins: Vec<_> = twins.into_iter().map(|(index, _)| index).collect();
+        for index in twins {
+            self.take_twin(index);
+        }
+        // What clients may find counts from the twins that are there: listeners come after them, and tell of those that were not told.
+        let can_speak = self.resume_listeners(listeners);
+        Wrong::unless(can_speak, || "a listening socket of nobody".to_owned())?;
+        for (index, side) in parked {
+            let is_nobodys =
+                self.connection(index).is_some_and(|it| it.twin.is_some() && it.sides[side].is_none());
+            Wrong::unless(is_nobodys, || format!("connection {index} is parked, and somebody's"))?;
+            self.look_after(index, side);
+        }
+        Ok(())
+    }
+
+    fn take_twin(&mut self, index: ConnectionId) {
+        let Some(Connection { twin: Some(twin), .. }) = self.connections.get_mut(index) else { return };
+        // Whoever speaks for its place is told again, and counts it.
+        twin.take_told();
+        if twin.is_withdrawn() {
+            return;
+        }
+        let is_claimed = twin.is_claimed();
+        for (side, held) in twin.sides().filter(|(side, _)| is_claimed || *side == Side::Connecting) {
+            self.twins.ends.entry(held.end()).or_insert((index, side));
+            if is_claimed && !held.unix {
+                self.twins.namespaces.insert(held.wanted.cookie, held.namespace);
+            }
+        }
+        if !is_claimed {
+            self.twins.unclaimed.entry(*twin.key()).or_default().push(index);
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What the door gives to another driver, and goes on with in its place.
+use super::guest::{Phase, Waits};
+use super::{token, Door, TOKEN_PIDFD, TOKEN_SOCKET};
+use crate::ids::ClientId;
+use crate::memory::{Amounts, Lease, Region, RegionState};
+use crate::peer;
+use crate::takeover::arrivals::Arrivals;
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
+use pd_abi::limits::REGIONS_MAX;
+use pd_shm::Mapping;
+use rustix::event::epoll;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The door.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DoorState {
+    serial: u64,
+    guests: Vec<GuestState>,
+    /// Processes that were accepted and not looked at yet.
+    knocking: Vec<Fd>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GuestState {
+    id: ClientId,
+    serial: u64,
+    socket: Fd,
+    regions: u32,
+    /// Send regions, and whether they are sealed.
+    send_regions: Vec<(RegionState, bool)>,
+}
+
+/// Sealed send regions of clients, by number.
+pub type Mapped = HashMap<ClientId, HashMap<u16, Arc<Mapping>>>;
+
+impl Door {
+    /// What another driver goes on with. The door goes on itself if that fails, or nobody takes it.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(&self, pack: &mut Pack) -> Result<DoorState, Hindrance> {
+        if !self.helpers.are_idle() || self.inbox.is_filled() {
+            return Err(Hindrance::passing("memory is being made for a client"));
+        }
+        let mut guests = Vec::new();
+        for (id, guest) in self.guests.iter() {
+            let is_quiet = matches!(guest.waits, Waits::Message | Waits::Turn) && !guest.has_held();
+            let why = match guest.phase {
+                Phase::Attached if !guest.pipes.is_empty() => "it has pipes",
+                Phase::Attached if is_quiet => "",
+                Phase::Attached => {
+                    "it does not read what it is told on its attach socket, or waits for an answer"
+                }
+                Phase::Leaving => "it has left, and is being forgotten",
+                _ => "it is attaching",
+            };
+            if !why.is_empty() {
+                return Err(Hindrance::passing(format!("client {id}: {why}")));
+            }
+            let mut send_regions = Vec::with_capacity(guest.send_regions.len());
+            for (&number, (region, is_sealed)) in &guest.send_regions {
+                send_regions.push((RegionState::of(number, region, pack)?, *is_sealed));
+            }
+            let (socket, regions) = (pack.add(&*guest.socket)?, guest.regions);
+            guests.push(GuestState { id, serial: guest.serial, socket, regions, send_regions });
+        }
+        let knocking = self.newcomers.waiting().map(|socket| pack.add(socket)).collect::<Result<_, _>>()?;
+        Ok(DoorState { serial: self.guests.last_serial(), guests, knocking })
+    }
+
+    /// Goes on with what another driver has given. `came` are its clients.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn take(
+        &mut self,
+        state: DoorState,
+        mut came: Arrivals,
+        fds: &mut Unpacked,
+    ) -> Result<Mapped, Wrong> {
+        let DoorState { serial, guests, knocking } = state;
+        Wrong::unless(serial <= u64::MAX / 2, || "serials of the door".to_owned())?;
+        self.guests.number_from(serial);
+        let mut mapped = Mapped::with_capacity(guests.len());
+        for GuestState { id, serial: own, socket, regions, send_regions } in guests {
+            let wrong = |what: &str| Wrong::of(format!("client {id}: {what}"));
+            let client = came.remove(&id).ok_or_else(|| wrong("it is at the door alone"))?;
+            if own > serial || regions as usize > REGIONS_MAX {
+                return Err(wrong("its numbers"));
+            }
+            let socket = fds.take(socket)?;
+            if peer::credentials(&socket) != Ok((client.pid, client.uid)) {
+                return Err(wrong("its attach socket is another process's"));
+            }
+            let pays = |amounts: Amounts| -> Result<Lease, Wrong> {
+                client.account.lease(amounts).map_err(|exhausted| wrong(&exhausted.to_string()))
+            };
+            let channels = std::iter::repeat_n(Amounts::CHANNEL, client.channels);
+            let leases = channels.map(pays).collect::<Result<Vec<_>, _>>()?;
+            let (mut own_regions, mut sealed) = (Vec::new(), HashMap::new());
+            for (region, is_sealed) in send_regions {
+                let number = region.number;
+                let resume = |fd, lease, pages| Region::resume_send(fd, lease, pages, is_sealed);
+                let region = region.take(&client.account, fds, resume)?;
+                if number >= regions {
+                    return Err(wrong("a region without a number"));
+                }
+                if is_sealed {
+                    sealed.insert(number as u16, Arc::clone(&region.map));
+                }
+                own_regions.push((number, (region, is_sealed)));
+            }
+            if !self.guests.resume(id, own, socket, client, leases) {
+                return Err(wrong("it is there twice"));
+            }
+            if let Some(guest) = self.guests.get(id) {
+                guest.regions = regions;
+                guest.send_regions.extend(own_regions);
+            }
+            mapped.insert(id, sealed);
+        }
+        Wrong::unless(came.is_empty(), || "a client has no attach socket".to_owned())?;
+        let now = self.clock.now();
+        for socket in knocking {
+            let socket = fds.take(socket)?;
+            self.knock(socket, now);
+        }
+        Ok(mapped)
+    }
+
+    /// All is there: hears clients from now on.
+    pub fn begin(&mut self) {
+        let ids: Vec<_> = self.guests.iter().map(|(id, _)| id).collect();
+        for id in ids {
+            let Some(guest) = self.guests.here(id) else { continue };
+            let watched =
+                epoll::add(&self.epoll, &*guest.socket, token(TOKEN_SOCKET, id), epoll::EventFlags::empty())
+                    .and_then(|()| {
+                        epoll::add(&self.epoll, &*guest.pidfd, token(TOKEN_PIDFD, id), epoll::EventFlags::IN)
+                    });
+            match watched {
+                Ok(()) => self.await_message(id),
+                Err(error) => {
+                    tracing::warn!(%error, "cannot watch a client");
+                    self.left(id);
+                }
+            }
+        }
+    }
+}

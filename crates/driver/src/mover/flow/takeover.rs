@@ -1,0 +1,119 @@
+//! Flows that another driver goes on with: without a copy under way, and with offsets in place of addresses.
+use super::migration::{Migration, MigrationState};
+use super::schedule::Schedule;
+use super::sink::{Sink, SinkState};
+use super::source::{Source, SourceState};
+use super::Flow;
+use crate::ids::{ClientId, FlowId, Slot, TenantId};
+use crate::messages::{Endpoint, Finish, Ring};
+use crate::takeover::pack::{Hindrance, Wrong};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// A flow.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowState {
+    /// Its number.
+    pub id: FlowId,
+    /// Whose rates it keeps to.
+    pub tenant: TenantId,
+    /// Whose sends it carries, and where to; none: nobody.
+    pub ends: [Option<(ClientId, Slot)>; 2],
+    /// What may be sent and not yet delivered, of one that has never had anything to do.
+    pub send_ring_bytes: u64,
+    /// One that has.
+    pub moving: Option<Box<Moving>>,
+}
+
+/// A flow that has had something to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moving {
+    source: SourceState,
+    /// Its receive ring is there, too.
+    pub sink: SinkState,
+    lasts: bool,
+    finish: Option<Finishing>,
+    aborted: bool,
+    ends_told: (u32, u32),
+    migration: Option<MigrationState>,
+}
+
+/// A [`Finish`] by the time that is left.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Finishing {
+    end: u32,
+    late_errno: u32,
+    left: Option<Duration>,
+    source_gone: bool,
+}
+
+impl Flow {
+    /// What another driver goes on with. `place` tells region and offset of an address in a client's send regions.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub fn give(
+        &self,
+        now: Duration,
+        place: impl Fn(u64, u64) -> Option<(u16, u64)>,
+    ) -> Result<Moving, Hindrance> {
+        let finish = self.finish.map(|Finish { end, late_errno, deadline, source_gone }| Finishing {
+            end,
+            late_errno,
+            left: deadline.map(|deadline| deadline.saturating_sub(now)),
+            source_gone,
+        });
+        Ok(Moving {
+            source: self.source.give(place)?,
+            sink: self.sink.give()?,
+            lasts: self.lasts,
+            finish,
+            aborted: self.aborted,
+            ends_told: self.ends_told,
+            migration: self.migration.as_ref().map(|migration| migration.give()).transpose()?,
+        })
+    }
+
+    /// Goes on with what another driver has given. `address` tells where bytes of the source's send regions are.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn resume(
+        (id, tenant): (FlowId, TenantId),
+        [source, destination]: [Endpoint; 2],
+        ring: Option<Ring>,
+        state: Moving,
+        now: Duration,
+        address: impl Fn(u16, u64, u64) -> Option<u64>,
+    ) -> Result<Self, Wrong> {
+        let (source, left) = Source::resume(source, state.source, address)?;
+        let sink = Sink::resume(destination, state.sink, ring)?;
+        if state.aborted && left > 0 {
+            return Err(Wrong::of(format!("flow {id} was given up, and has something to deliver")));
+        }
+        let finish = state.finish.map(|Finishing { end, late_errno, left, source_gone }| {
+            let deadline = left.map(|left| now.saturating_add(left));
+            Finish { end, late_errno, deadline, source_gone }
+        });
+        let migration = state.migration.map(|state| Box::new(Migration::resume(state)));
+        Ok(Self {
+            id,
+            tenant,
+            lasts: state.lasts,
+            source,
+            sink,
+            pending: left,
+            schedule: Schedule::Idle,
+            touched: false,
+            own: None,
+            finish,
+            aborted: state.aborted,
+            ends_told: state.ends_told,
+            last_active: now,
+            migration,
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! The old driver's part: stands still, gives all, and ends, or goes on.
+use super::offer::{self, Word};
+use super::pack::{Hindrance, Pack};
+use super::state::State;
+use crate::conductor::Conductor;
+use crate::door::Door;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+/// How long it is tried again while something goes on that ends by itself, and how soon.
+const PATIENCE: Duration = Duration::from_secs(3);
+const AGAIN: Duration = Duration::from_millis(10);
+/// How long everything stands still at most, for a successor that does not get ready.
+pub const STILL_MAX: Duration = Duration::from_secs(1);
+/// How long what helpers make is waited for in an attempt.
+const SETTLING: Duration = Duration::from_millis(20);
+
+/// A driver that waits to take this one's place.
+#[derive(Debug)]
+pub struct Successor {
+    stream: UnixStream,
+    until: Instant,
+    next: Instant,
+}
+
+/// What has come of an attempt.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The other driver has everything. This one touches nothing any more.
+    Gone,
+    /// It is tried again.
+    Again,
+    /// It is not. The driver goes on.
+    Stays,
+}
+
+impl Successor {
+    /// One that waits at the other end.
+    pub fn new(stream: UnixStream) -> Self {
+        let now = Instant::now();
+        Self { stream, until: now + PATIENCE, next: now }
+    }
+
+    /// When it is tried, if that is not now.
+    pub fn waits(&self) -> Option<Duration> {
+        let left = self.next.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Tries once. All agents are in the caller's hands.
+    pub fn attempt(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
+        let begun = Instant::now();
+        match self.try_once(conductor, door, begun) {
+            Ok(()) => {
+                tracing::info!(
+                    still_us = begun.elapsed().as_micros() as u64,
+                    "another driver has taken over"
+                );
+                Outcome::Gone
+            }
+            Err(Failed::Hindered(hindrance)) if hindrance.is_passing() && Instant::now() < self.until => {
+                self.next = Instant::now() + AGAIN;
+                Outcome::Again
+            }
+            Err(Failed::Hindered(hindrance)) => {
+                tracing::warn!(%hindrance, "no other driver takes over");
+                let _ = self.stream.set_write_timeout(Some(STILL_MAX));
+                let _ = writeln!(&self.stream, "it cannot be taken over: {hindrance}");
+                Outcome::Stays
+            }
+            Err(Failed::Talk(error)) => {
+                tracing::warn!(%error, still_us = begun.elapsed().as_micros() as u64, "no other driver takes over");
+                Outcome::Stays
+            }
+        }
+    }
+
+    fn try_once(&mut self, conductor: &mut Conductor, door: &mut Door, begun: Instant) -> Result<(), Failed> {
+        let (state, pack) = give(conductor, door)?;
+        let bytes = serde_json::to_vec(&state).map_err(std::io::Error::from)?;
+        let left = || (STILL_MAX.saturating_sub(begun.elapsed())).max(Duration::from_millis(1));
+        self.stream.set_write_timeout(Some(left()))?;
+        offer::send(&self.stream, &bytes, &pack.into_fds())?;
+        self.stream.set_read_timeout(Some(left()))?;
+        offer::expect(&self.stream, Word::Ready)?;
+        // What is written is read, or nobody is there: then it was not written.
+        offer::say(&self.stream, Word::Yours)?;
+        Ok(())
+    }
+}
+
+enum Failed {
+    Hindered(Hindrance),
+    Talk(std::io::Error),
+}
+
+impl From<Hindrance> for Failed {
+    fn from(hindrance: Hindrance) -> Self {
+        Self::Hindered(hindrance)
+    }
+}
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self::Talk(error)
+    }
+}
+
+/// All that another driver goes on with, while all agents stand still.
+///
+/// # Errors
+/// What stands in the way.
+pub fn give(conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack), Hindrance> {
+    let until = Instant::now() + SETTLING;
+    loop {
+        let mut pack = Pack::default();
+        while door.take_commands() | conductor.settle() {}
+        let given = door.give(&mut pack).and_then(|door| {
+            let (conductor, movers) = conductor.give(&mut pack)?;
+            Ok((door, conductor, movers))
+        });
+        match given {
+            Ok((door, state, movers)) => {
+                let policy = conductor.policy_text().map(|text| text.to_string());
+                return Ok((State { policy, conductor: state, movers, door }, pack));
+            }
+            Err(hindrance) if hindrance.is_passing() && Instant::now() < until => {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Err(hindrance) => return Err(hindrance),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Descriptors of a state: the state names each by its place among those that come with it.
+use rustix::io::fcntl_dupfd_cloexec;
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Why a driver cannot be taken over.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{why}")]
+pub struct Hindrance {
+    why: String,
+    /// It may be gone in a moment.
+    is_passing: bool,
+}
+
+/// What is wrong with a state.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct Wrong(String);
+
+impl Hindrance {
+    /// Something that goes on, and ends by itself.
+    pub fn passing(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_passing: true }
+    }
+
+    /// Something that stays.
+    pub fn lasting(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_passing: false }
+    }
+
+    /// Tells whether it may be gone in a moment.
+    pub fn is_passing(&self) -> bool {
+        self.is_passing
+    }
+}
+
+impl Wrong {
+    /// A sentence that names it.
+    pub fn of(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+
+    /// Fails with this unless it holds.
+    ///
+    /// # Errors
+    /// Itself.
+    pub fn unless(holds: bool, what: impl FnOnce() -> String) -> Result<(), Self> {
+        match holds {
+            true => Ok(()),
+            false => Err(Self(what())),
+        }
+    }
+}
+
+/// Place of a descriptor among those of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Fd(u32);
+
+/// Descriptors that are given with a state. The giver keeps its own.
+#[derive(Debug, Default)]
+pub struct Pack(Vec<OwnedFd>);
+
+/// Descriptors that have come with a state. Each is taken once.
+#[derive(Debug)]
+pub struct Unpacked(Vec<Option<OwnedFd>>);
+
+impl Pack {
+    /// Adds one.
+    ///
+    /// # Errors
+    /// If there is no descriptor left for the moment.
+    pub fn add(&mut self, fd: impl AsFd) -> Result<Fd, Hindrance> {
+        let own = fcntl_dupfd_cloexec(fd, 0).map_err(|errno| {
+            Hindrance::lasting(format!(
+                "no descriptors left to hand over: {errno}; raise its limit on open files"
+            ))
+        })?;
+        self.0.push(own);
+        Ok(Fd(self.0.len() as u32 - 1))
+    }
+
+    /// All of them, in order.
+    pub fn into_fds(self) -> Vec<OwnedFd> {
+        self.0
+    }
+}
+
+impl Unpacked {
+    /// Those that have come, in order.
+    pub fn new(fds: Vec<OwnedFd>) -> Self {
+        Self(fds.into_iter().map(Some).collect())
+    }
+
+    /// Takes one.
+    ///
+    /// # Errors
+    /// If there is none in this place, or it was taken before.
+    pub fn take(&mut self, fd: Fd) -> Result<OwnedFd, Wrong> {
+        let place = self.0.get_mut(fd.0 as usize);
+        place.and_then(Option::take).ok_or_else(|| Wrong::of(format!("descriptor {} is not there", fd.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_taken_once() {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let mut pack = Pack::default();
+        let [first, second] = [pack.add(&reader).unwrap(), pack.add(&writer).unwrap()];
+        let mut unpacked = Unpacked::new(pack.into_fds());
+        let taken = unpacked.take(second).unwrap();
+        rustix::io::write(&taken, b"x").unwrap();
+        assert_eq!(rustix::io::read(unpacked.take(first).unwrap(), &mut [0; 2]), Ok(1));
+        assert!(unpacked.take(first).is_err() && unpacked.take(Fd(7)).is_err());
+    }
+}

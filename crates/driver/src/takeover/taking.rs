@@ -1,0 +1,181 @@
+//! The new driver's part: everything is checked and mapped before it says that it is ready.
+use super::offer::{self, Offer, Word};
+use super::pack::{Unpacked, Wrong};
+use super::state::State;
+use crate::admin::{Answer, Ask};
+use crate::conductor::Conductor;
+use crate::door::{Door, Sockets};
+use crate::mover::takeover::Known;
+use crate::peer::Peer;
+use crate::policy::Policy;
+use crate::settings::Settings;
+use crate::StartError;
+use rustix::net::{listen, sockopt, AddressFamily, SocketType};
+use rustix::process::geteuid;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the running driver may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running driver that has made its offer.
+#[derive(Debug)]
+pub struct Predecessor {
+    stream: UnixStream,
+    policy: Option<String>,
+}
+
+/// What there is to be begun.
+#[derive(Debug)]
+pub struct Ready(Vec<u32>);
+
+impl Predecessor {
+    /// Asks the driver of these settings for its place. Its policy is in them afterwards. Returns the sockets that it listens on.
+    ///
+    /// # Errors
+    /// If none runs, or it cannot be taken over.
+    pub fn ask(settings: &mut Settings) -> Result<(Self, Sockets), StartError> {
+        let refused = |why: String| StartError::TakeOver(why);
+        let path = &settings.admin_socket;
+        let nobody = |error| {
+            refused(format!("no driver runs on {}: {error}; start one without --take-over", path.display()))
+        };
+        let stream = UnixStream::connect(path).map_err(nobody)?;
+        check_peer(&stream, path)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut asked = serde_json::to_vec(&Ask::TakeOver { format: offer::FORMAT, abi: pd_abi::VERSION })
+            .map_err(std::io::Error::from)?;
+        asked.push(b'\n');
+        (&stream).write_all(&asked)?;
+        match serde_json::from_str(&read_line(&stream)?) {
+            Ok(Answer::Offer { .. }) => {}
+            Ok(Answer::Error(why)) => return Err(refused(why)),
+            _ => {
+                return Err(refused(
+                    "the running driver knows no hand-over: stop it and start this one".to_owned(),
+                ))
+            }
+        }
+        let (bytes, fds) = offer::receive(&stream)?;
+        let Offer { policy, is_safe } = serde_json::from_slice(&bytes).map_err(std::io::Error::from)?;
+        let Ok([attach, admin]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err(refused("the running driver offers no sockets".to_owned()));
+        };
+        for (socket, kind) in [(&attach, SocketType::SEQPACKET), (&admin, SocketType::STREAM)] {
+            let is_it = sockopt::socket_domain(socket)? == AddressFamily::UNIX
+                && sockopt::socket_type(socket)? == kind
+                && sockopt::socket_acceptconn(socket)?;
+            if !is_it {
+                return Err(refused("the running driver offers other sockets".to_owned()));
+            }
+        }
+        if let Some(text) = &policy {
+            settings.policy = Policy::parse(text)?;
+        }
+        Ok((Self { stream, policy }, Sockets { attach, admin, is_safe }))
+    }
+
+    /// Takes everything. What the running driver has is this one's when it returns, and the running one's if that fails.
+    ///
+    /// # Errors
+    /// What is wrong, or stands in the way.
+    pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<Ready, StartError> {
+        let stream = &self.stream;
+        offer::say(stream, Word::Now)?;
+        let received = offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
+        let taken = self.check(received, conductor, door);
+        match taken {
+            Ok(ready) => {
+                offer::say(stream, Word::Ready)?;
+                offer::expect(stream, Word::Yours)
+                    .map_err(|error| StartError::TakeOver(error.to_string()))?;
+                Ok(ready)
+            }
+            Err(wrong) => {
+                let _ = writeln!(&*stream, "the other driver cannot go on with this: {wrong}");
+                Err(StartError::TakeOver(format!("cannot go on with what the running driver has: {wrong}")))
+            }
+        }
+    }
+
+    fn check(
+        &self,
+        (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
+        conductor: &mut Conductor,
+        door: &mut Door,
+    ) -> Result<Ready, Wrong> {
+        let state: State = serde_json::from_slice(&bytes).map_err(|error| Wrong::of(error.to_string()))?;
+        let is_same = state.policy == self.policy;
+        Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
+        take(state, &mut Unpacked::new(fds), conductor, door)
+    }
+}
+
+/// Has the agents, which have no clients, go on with a state, from [`begin`] on.
+///
+/// # Errors
+/// What is wrong with it. The agents are of no use then.
+pub fn take(
+    state: State,
+    fds: &mut Unpacked,
+    conductor: &mut Conductor,
+    door: &mut Door,
+) -> Result<Ready, Wrong> {
+    let State { policy: _, conductor: of_conductor, movers, door: of_door } = state;
+    let came = conductor.take(of_conductor, fds)?;
+    let mut known: HashMap<_, _> = came
+        .iter()
+        .map(|(id, came)| {
+            let payer = crate::ids::payer(came.tenant, came.uid);
+            let (account, memory) = (Arc::clone(&came.account), Arc::clone(&came.memory));
+            (*id, Known { payer, account, memory, channels: came.channels, regions: HashMap::new() })
+        })
+        .collect();
+    for (id, regions) in door.take(of_door, came, fds)? {
+        if let Some(known) = known.get_mut(&id) {
+            known.regions = regions;
+        }
+    }
+    conductor.take_movers(movers, known, fds).map(Ready)
+}
+
+/// Everything is this driver's: clients are served from now on.
+pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) {
+    conductor.begin(&sleeps);
+    door.begin();
+}
+
+/// Has the kernel tell others that this process listens there. Before it is confined.
+///
+/// # Errors
+/// Those of `listen`.
+pub fn announce(sockets: &Sockets) -> rustix::io::Result<()> {
+    [&sockets.attach, &sockets.admin].into_iter().try_for_each(|socket| listen(socket, 1024))
+}
+
+/// What is taken over is believed as far as its owner: root, or the same user, beside this process.
+fn check_peer(stream: &UnixStream, path: &Path) -> Result<(), StartError> {
+    let peer = Peer::of(stream)?;
+    match peer.uid() == 0 || peer.uid() == geteuid().as_raw() {
+        true => Ok(()),
+        false => Err(StartError::TakeOver(format!(
+            "user {} listens on {}: neither root nor this user",
+            peer.uid(),
+            path.display()
+        ))),
+    }
+}
+
+fn read_line(stream: &UnixStream) -> std::io::Result<String> {
+    // Byte by byte: what follows comes with descriptors.
+    let mut line = Vec::new();
+    let mut reader = BufReader::with_capacity(1, stream);
+    reader.by_ref().take(1 << 16).read_until(b'\n', &mut line)?;
+    Ok(String::from_utf8_lossy(&line).into_owned())
+}

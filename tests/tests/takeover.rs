@@ -1,0 +1,182 @@
+//! A driver takes another's place while its clients go on. One process has one attachment, so the tests share a driver and take turns.
+use pd_client::{Listener, SendBuffer, Shutdown, Stream};
+use pd_tests::{alone, fill, verify, TestDriver};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn driver() -> MutexGuard<'static, TestDriver> {
+    static DRIVER: OnceLock<Mutex<TestDriver>> = OnceLock::new();
+    let make = || {
+        let driver = TestDriver::new();
+        driver.attach_here();
+        Mutex::new(driver)
+    };
+    DRIVER.get_or_init(make).lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn pair() -> (Stream, Stream) {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    (stream, listener.accept().unwrap())
+}
+
+fn send_until(stream: &Stream, seed: u64, is_over: &AtomicBool) -> u64 {
+    let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(50_000).unwrap()).collect();
+    let mut position = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        for buffer in &mut buffers {
+            let len = 1 + (position as usize * 31) % 50_000;
+            fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
+            assert_eq!(stream.send(buffer, ..len).unwrap(), len);
+            position += len as u64;
+        }
+    }
+    stream.shutdown(Shutdown::Write).unwrap();
+    position
+}
+
+fn recv_all(stream: &Stream, seed: u64) -> u64 {
+    let mut position = 0;
+    loop {
+        let received = stream.recv(30_000).unwrap();
+        if received.is_empty() {
+            return position;
+        }
+        verify(seed, position, &received);
+        position += received.len() as u64;
+    }
+}
+
+/// Streams in both directions by this policy, across several drivers.
+fn streams_go_on(policy: &str, times: usize) {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply(policy);
+    let pairs: Vec<_> = (0..3).map(|_| pair()).collect();
+    let (idle, sleeper) = pair();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut counts = Vec::new();
+        for (index, (a, b)) in pairs.iter().enumerate() {
+            for (from, to, seed) in [(a, b, 2 * index as u64), (b, a, 2 * index as u64 + 1)] {
+                let sent = scope.spawn({
+                    let is_over = &is_over;
+                    move || send_until(from, seed, is_over)
+                });
+                counts.push((sent, scope.spawn(move || recv_all(to, seed))));
+            }
+        }
+        let asleep = scope.spawn(|| sleeper.recv(5).unwrap().to_vec());
+        for _ in 0..times {
+            thread::sleep(Duration::from_millis(60));
+            driver.take_over().unwrap();
+        }
+        thread::sleep(Duration::from_millis(60));
+        is_over.store(true, Ordering::Relaxed);
+        for (sent, received) in counts {
+            let (sent, received) = (sent.join().unwrap(), received.join().unwrap());
+            assert_eq!(sent, received);
+            assert!(sent > 0);
+        }
+        let mut late = SendBuffer::new(5).unwrap();
+        late.wait_mut().unwrap().copy_from_slice(b"awake");
+        idle.send(&late, ..).unwrap();
+        assert_eq!(asleep.join().unwrap(), b"awake");
+    });
+}
+
+#[test]
+fn streams_go_on_by_the_driver() {
+    streams_go_on("path = \"offloaded\"", 4);
+}
+
+#[test]
+fn streams_go_on_by_direct_rings() {
+    let trusted = "path = \"direct\"\n[[rule]]\nfrom = \"default\"\nto = \"default\"\naction = \"allow\"\ntrust = true\n";
+    streams_go_on(trusted, 4);
+}
+
+#[test]
+fn listeners_and_accounts_are_the_next_drivers() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let address: SocketAddr = "127.0.0.1:7311".parse().unwrap();
+    let listener = Listener::bind(address).unwrap();
+    let queued = Stream::connect(address).unwrap();
+    let made = |driver: &TestDriver| driver.policy().tenants[0].account.connections_made;
+    let before = made(&driver);
+    driver.take_over().unwrap();
+    assert_eq!(made(&driver), before);
+    let accepted = listener.accept().unwrap();
+    let mut hello = SendBuffer::new(5).unwrap();
+    hello.wait_mut().unwrap().copy_from_slice(b"hello");
+    queued.send(&hello, ..).unwrap();
+    assert_eq!(accepted.recv(5).unwrap().to_vec(), b"hello");
+    assert_eq!(Listener::bind(address).unwrap_err().errno(), libc::EADDRINUSE);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| listener.accept().unwrap());
+        thread::sleep(Duration::from_millis(50));
+        driver.take_over().unwrap();
+        let late = Stream::connect(address).unwrap();
+        assert_eq!(waiting.join().unwrap().peer_addr().unwrap(), late.local_addr().unwrap());
+    });
+    drop((queued, accepted));
+    driver.wait_for("its connections to be over", |report| report.connections.len() < 3);
+}
+
+/// Asks for the driver's place, as a driver of these versions.
+fn ask(driver: &TestDriver, format: u32, abi: u32) -> UnixStream {
+    let mut stream = UnixStream::connect(driver.admin_socket()).unwrap();
+    writeln!(stream, "{{\"op\":\"take_over\",\"format\":{format},\"abi\":{abi}}}").unwrap();
+    stream
+}
+
+#[test]
+fn the_driver_goes_on_if_nobody_takes_over() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let (a, b) = pair();
+    let mut answer = String::new();
+    BufReader::new(ask(&driver, 99, pd_abi::VERSION)).read_line(&mut answer).unwrap();
+    assert!(answer.contains("stop the running driver"), "{answer}");
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sent = scope.spawn(|| send_until(&a, 7, &is_over));
+        let received = scope.spawn(|| recv_all(&b, 7));
+        // One that dies with everything in its hands, one that says nothing, and one that says that it cannot.
+        for end in ["", "silence", "no, for I am a test\n"] {
+            let mut stream = ask(&driver, 1, pd_abi::VERSION);
+            // The answer, and the offer behind it.
+            let mut answer = [0; 1];
+            while answer != *b"\n" {
+                stream.read_exact(&mut answer).unwrap();
+            }
+            stream.write_all(b"now..\n").unwrap();
+            let mut some = [0; 200];
+            stream.read_exact(&mut some).unwrap();
+            let begun = Instant::now();
+            match end {
+                "" => {}
+                "silence" => {
+                    let mut rest = Vec::new();
+                    // It hangs up in the end.
+                    let _ = stream.read_to_end(&mut rest);
+                    assert!(begun.elapsed() < Duration::from_secs(10));
+                }
+                words => stream.write_all(words.as_bytes()).unwrap(),
+            }
+            drop(stream);
+            driver.wait_for("an answer", |report| !report.connections.is_empty());
+        }
+        driver.take_over().unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        assert_eq!(sent.join().unwrap(), received.join().unwrap());
+    });
+}
