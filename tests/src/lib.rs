@@ -110,6 +110,11 @@ impl TestDriver {
         self.driver = None;
     }
 
+    /// What it was told.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Where clients attach.
     pub fn socket(&self) -> &Path {
         &self.settings.socket

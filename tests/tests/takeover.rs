@@ -1,11 +1,19 @@
 //! A driver takes another's place while its clients go on. One process has one attachment, so the tests share a driver and take turns.
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
-use pd_tests::{alone, fill, verify, TestDriver};
-use std::io::{BufRead, BufReader, Read, Write};
+use pd_driver::{Driver, Namespaces, Settings, SystemClock};
+use pd_tests::{alone, fill, verify, Random, TestDriver};
+use rustix::net::{
+    recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
 use std::net::SocketAddr;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -179,4 +187,141 @@ fn the_driver_goes_on_if_nobody_takes_over() {
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(sent.join().unwrap(), received.join().unwrap());
     });
+}
+
+/// Receives what goes over in one piece: its bytes and descriptors.
+fn receive(mut stream: &UnixStream) -> (Vec<u8>, Vec<OwnedFd>) {
+    let mut head = [0; 24];
+    let mut fds = Vec::new();
+    stream.read_exact(&mut head).unwrap();
+    let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
+    while (fds.len() as u64) < word(16) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        recvmsg(stream, &mut [IoSliceMut::new(&mut byte)], &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+        for item in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = item {
+                fds.extend(more);
+            }
+        }
+    }
+    let mut bytes = vec![0; word(8) as usize];
+    stream.read_exact(&mut bytes).unwrap();
+    (bytes, fds)
+}
+
+/// The opposite. Whoever receives may have hung up.
+fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
+    stream.write_all(b"pd-state")?;
+    stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    stream.write_all(&(fds.len() as u64).to_le_bytes())?;
+    for batch in fds.chunks(200) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let batch: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&batch)));
+        sendmsg(stream, &[IoSlice::new(b"+")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    }
+    stream.write_all(bytes)
+}
+
+/// Takes what a driver says up to the end of a line, and no byte more.
+fn read_line(mut stream: &UnixStream) -> String {
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        line.push(byte[0]);
+    }
+    String::from_utf8(line).unwrap()
+}
+
+/// Changes something of a state.
+fn change(value: &mut Value, random: &mut Random) {
+    match value {
+        Value::Array(list) if !list.is_empty() && random.below(8) > 0 => {
+            let at = random.below(list.len() as u64) as usize;
+            match random.below(12) {
+                0 => drop(list.remove(at)),
+                1 => list.push(list[at].clone()),
+                _ => change(&mut list[at], random),
+            }
+        }
+        Value::Object(fields) if !fields.is_empty() && random.below(16) > 0 => {
+            let at = random.below(fields.len() as u64) as usize;
+            change(fields.values_mut().nth(at).unwrap(), random);
+        }
+        Value::Number(number) => {
+            let was = number.as_u64().unwrap_or(0);
+            let others =
+                [0, 1, was + 1, was.saturating_sub(1), was * 2, 1 << 16, 1 << 31, u64::MAX / 2, u64::MAX];
+            *value = others[random.below(others.len() as u64) as usize].into();
+        }
+        Value::Bool(is) => *is = !*is,
+        other => *other = [Value::Null, 7.into(), Value::Array(Vec::new())][random.below(3) as usize].take(),
+    }
+}
+
+#[test]
+fn no_state_harms_whoever_takes_it() {
+    let _turn = alone();
+    let driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let ((a, b), (c, _d)) = (pair(), pair());
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let _queued = Stream::connect(listener.local_addr().unwrap()).unwrap();
+    // Some of it is not read, and some not delivered.
+    let mut buffer = SendBuffer::new(100_000).unwrap();
+    fill(3, 0, buffer.wait_mut().unwrap());
+    a.send(&buffer, ..).unwrap();
+    verify(3, 0, &b.recv(1000).unwrap());
+    c.send(&buffer, ..).unwrap();
+
+    let mut stream = ask(&driver, 1, pd_abi::VERSION);
+    let answer = read_line(&stream);
+    let (offer, sockets) = receive(&stream);
+    stream.write_all(b"now..\n").unwrap();
+    let (state, fds) = receive(&stream);
+    // The driver goes on.
+    drop(stream);
+    let state: Value = serde_json::from_slice(&state).unwrap();
+
+    let folder = tempfile::tempdir().unwrap();
+    let admin_socket = folder.path().join("admin.sock");
+    let predecessor = UnixListener::bind(&admin_socket).unwrap();
+    // Without the kernel's half of the policy, which takes longer than all the rest.
+    let settings = Settings { admin_socket, namespaces: Namespaces::Own, ..driver.settings().clone() };
+    let mut ready = 0;
+    for seed in 0..150 {
+        let mut random = Random(seed);
+        let mut changed = state.clone();
+        for _ in 0..random.below(4) {
+            change(&mut changed, &mut random);
+        }
+        let taken = thread::scope(|scope| {
+            let says = scope.spawn(|| {
+                let (mut stream, _) = predecessor.accept().unwrap();
+                read_line(&stream);
+                stream.write_all(answer.as_bytes()).unwrap();
+                send(&stream, &offer, &sockets).unwrap();
+                read_line(&stream);
+                let _ = send(&stream, changed.to_string().as_bytes(), &fds);
+                // It is never said to be the other's.
+                let mut said = [0; 6];
+                stream.read_exact(&mut said).is_ok_and(|()| &said == b"ready\n")
+            });
+            let engine = pd_engine::by_name("cpu").unwrap();
+            let clock = Arc::new(SystemClock::default());
+            let taken = Driver::take_over(settings.clone(), clock, &*engine);
+            ready += usize::from(says.join().unwrap());
+            taken
+        });
+        let error = taken.unwrap_err().to_string();
+        assert!(!error.contains("panicked"), "seed {seed}: {error}");
+    }
+    // Some seeds change nothing, or nothing that matters.
+    assert!((20..130).contains(&ready), "{ready}");
+    verify(3, 1000, &b.recv(99_000).unwrap());
+    driver.wait_for("an answer", |report| !report.connections.is_empty());
 }
