@@ -24,11 +24,7 @@ impl Socket {
         let mut deadline = None;
         loop {
             if let Some(taken) = side.take(max)? {
-                if !side.peeked.is_empty() {
-                    let kept = side.peeked.len().min(taken.1 as usize);
-                    side.forget_kept(kept);
-                }
-                return Ok(side.handout(taken));
+                return Ok(side.lend(taken));
             }
             if self.is_nonblocking() {
                 side.idle_calls = side.idle_calls.wrapping_add(1);

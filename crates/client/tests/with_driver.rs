@@ -101,6 +101,31 @@ fn lendings_come_back_in_any_order(listener: &Listener) {
     }
 }
 
+/// A peek goes on from what the driver has delivered into the peer's ring. What is lent afterwards lies in one, then in the other.
+fn a_peek_reaches_from_ring_to_ring(listener: &Listener) {
+    const TOTAL: usize = 20_000;
+    let (mut a, b) = pair(listener);
+    // By the driver first, then by the ring; nothing of it is read.
+    for at in (0..TOTAL).step_by(50) {
+        let bytes: Vec<u8> = (at..at + 50).map(pattern).collect();
+        a.write_all(&bytes).unwrap();
+        thread::sleep(Duration::from_micros(50));
+    }
+    a.flush().unwrap();
+    let mut bytes = vec![0; TOTAL];
+    while b.peek(&mut bytes).unwrap() < TOTAL {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(bytes.iter().enumerate().all(|(at, &byte)| byte == pattern(at)));
+    let (mut at, mut pieces) = (0, 0);
+    while at < TOTAL {
+        let lent = b.recv(TOTAL).unwrap();
+        assert!(lent.iter().enumerate().all(|(i, &byte)| byte == pattern(at + i)), "lent at {at}");
+        (at, pieces) = (at + lent.len(), pieces + 1);
+    }
+    assert!(pieces > 1, "all lay in one ring");
+}
+
 /// Bytes that are sent in each way arrive in each way, in their order, whichever follows which.
 fn copies_and_lendings_mix(listener: &Listener) {
     const TOTAL: usize = 6 << 20;
@@ -390,6 +415,7 @@ fn works_with_the_driver() {
     assert_eq!(Listener::bind(listener.local_addr().unwrap()).unwrap_err().errno(), 98);
     bytes_arrive(&listener);
     lendings_come_back_in_any_order(&listener);
+    a_peek_reaches_from_ring_to_ring(&listener);
     copies_and_lendings_mix(&listener);
     files_arrive(&listener, &driver);
     connecting_need_not_wait(&listener);

@@ -13,7 +13,7 @@ pub(crate) struct Incoming {
     /// driver.
     pub(super) origin: Option<u64>,
     /// The receive ring of those, while some are lent.
-    pub(super) before: Option<Ring>,
+    pub(crate) before: Option<Ring>,
     pub(super) leaving: Leaving,
     pub(super) waker: Waker,
     pub(super) fence: AsymmetricFence,

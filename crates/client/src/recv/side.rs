@@ -244,11 +244,24 @@ impl RecvSide {
         bytes > 0 && bytes == ring.bytes
     }
 
+    /// Lends what was taken, as far as it lies in one ring: a peek may have gone on from one to the next.
+    pub(crate) fn lend(&mut self, (start, len): (u64, u64)) -> Handout {
+        let origin = self.ring.as_ref().map_or(0, |ring| ring.origin);
+        let len = if start < origin { len.min(origin - start) } else { len };
+        self.cursor = start + len;
+        if !self.peeked.is_empty() {
+            let kept = self.peeked.len().min(len as usize);
+            self.forget_kept(kept);
+        }
+        self.handout((start, len))
+    }
+
     pub(crate) fn handout(&self, (start, len): (u64, u64)) -> Handout {
         let Some(ring) = self.ring.as_ref().filter(|_| len > 0) else {
             return Handout { ptr: NonNull::dangling(), len: 0, start };
         };
-        let offset = ring.ring_offset + ((start - ring.origin) & (ring.bytes - 1)) as usize;
+        let ring = self.incoming.before.as_ref().filter(|_| start < ring.origin).unwrap_or(ring);
+        let offset = ring.ring_offset + ((start.wrapping_sub(ring.origin)) & (ring.bytes - 1)) as usize;
         Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
     }
 
