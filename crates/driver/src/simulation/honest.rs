@@ -205,6 +205,10 @@ impl Honest {
         self.stopped = Some(until);
     }
 
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.is_some()
+    }
+
     /// It goes on if it is time.
     pub fn go_on(&mut self, now: Duration) {
         self.stopped.take_if(|until| now >= *until);
@@ -298,7 +302,8 @@ impl Honest {
     }
 
     /// A thread that sleeps although what it waits for has come.
-    pub fn sleeps_in_vain(&self) -> Option<String> {
+    /// `peers_run`: no process is stopped, which may have written into a ring and not yet looked who sleeps beside it.
+    pub fn sleeps_in_vain(&self, peers_run: bool) -> Option<String> {
         let link = self.link.as_ref().filter(|_| self.is_up() && self.stopped.is_none())?;
         for (channel, &wait) in self.events.iter().enumerate() {
             let Wait::Asleep { at, .. } = wait else { continue };
@@ -309,8 +314,8 @@ impl Honest {
         for socket in self.sockets.iter().flatten() {
             let word = link.line_u32(socket.id, socket_status::PATH);
             // Without a ring that was refused its peer cannot wake anybody.
-            let all_went_well =
-                kernel::with(|kernel| kernel.failed == 0 && !kernel.has_refused_ring) == Some(true);
+            let all_went_well = peers_run
+                && kernel::with(|kernel| kernel.failed == 0 && !kernel.has_refused_ring) == Some(true);
             let ring = all_went_well && socket.rings.has_come(socket.arriving.received, word, self.now);
             let room = all_went_well && socket.rings.has_room(word, self.now) == Some(true);
             if matches!(socket.receiver, Wait::Asleep { .. }) && ring
@@ -390,9 +395,9 @@ impl Honest {
         }
     }
 
-    /// It dies: by the attach socket's end, its process's, or both.
+    /// It dies: by the attach socket's end, its process's, or both. If the driver has hung up on it just before, it never learns that.
     pub fn die(&mut self, now: Duration, book: &mut Book) {
-        self.lose(now, book);
+        self.hung_up(now, book);
     }
 
     /// It has no business any more.

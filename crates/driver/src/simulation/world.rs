@@ -356,7 +356,8 @@ impl World {
 
     /// Nobody can go on: nobody may wait for what has come. Then time passes.
     fn rest(&mut self) {
-        if let Some(why) = self.honest.iter().find_map(Honest::sleeps_in_vain) {
+        let all_run = !self.honest.iter().any(Honest::is_stopped);
+        if let Some(why) = self.honest.iter().find_map(|honest| honest.sleeps_in_vain(all_run)) {
             panic!("{why}: nobody woke it\n{}", self.describe());
         }
         let clients = self.honest.iter().filter_map(Honest::wake_by);
