@@ -23,11 +23,14 @@ fn kills() -> u64 {
     std::env::var("PD_KILLS").map_or(100, |kills| kills.parse().expect("a number"))
 }
 
-/// What the kernel says of memory by inode, in bytes of pages, and of descriptors.
+/// Device and inode.
+type File = (u64, u64);
+
+/// What the kernel says of memory by file, in bytes of pages, and of descriptors.
 #[derive(Debug, Default)]
 struct Held {
     descriptors: u64,
-    memory: BTreeMap<u64, u64>,
+    memory: BTreeMap<File, u64>,
 }
 
 impl Held {
@@ -38,7 +41,7 @@ impl Held {
             held.descriptors += 1;
             if is_drivers(&file.path()) {
                 if let Ok(file) = std::fs::metadata(file.path()) {
-                    held.memory.insert(file.ino(), 512 * file.blocks());
+                    held.memory.insert((file.dev(), file.ino()), 512 * file.blocks());
                 }
             }
         }
@@ -47,31 +50,50 @@ impl Held {
 
     /// Bytes of memory that was not there before. What was is the bystanders', and may grow.
     fn bytes_since(&self, before: &Self) -> u64 {
-        let new = self.memory.iter().filter(|(inode, _)| !before.memory.contains_key(inode));
+        let new = self.memory.iter().filter(|(file, _)| !before.memory.contains_key(file));
         new.map(|(_, bytes)| bytes).sum()
     }
 }
 
 fn is_drivers(link: &Path) -> bool {
-    std::fs::read_link(link).is_ok_and(|to| to.to_string_lossy().starts_with("/memfd:pd-"))
+    std::fs::read_link(link).is_ok_and(|to| is_memory_of_driver(&to.to_string_lossy()))
 }
 
-/// Inodes of the driver's memory that a process has open or mapped.
-fn inodes_of(pid: u32) -> Vec<u64> {
+/// Names of the driver's memory: a memory file, or one of a shelf, which has a number for a moment.
+fn is_memory_of_driver(name: &str) -> bool {
+    let number = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    let of_shelf = |name: &str| number(name.trim_start_matches('#'));
+    name.starts_with("/memfd:pd-")
+        || name.strip_prefix('/').and_then(|name| name.strip_suffix(" (deleted)")).is_some_and(of_shelf)
+}
+
+/// Files of the driver's memory that a process has mapped.
+fn mapped(process: &Path) -> Vec<File> {
+    let maps = std::fs::read_to_string(process.join("maps")).expect("mappings");
+    let file = |line: &str| {
+        let (numbers, name) = line.split_once('/')?;
+        let mut numbers = numbers.split_ascii_whitespace().skip(3);
+        let (major, minor) = numbers.next()?.split_once(':')?;
+        let [major, minor] = [major, minor].map(|part| u32::from_str_radix(part, 16).ok());
+        let device = rustix::fs::makedev(major?, minor?);
+        let inode = numbers.next()?.parse().ok()?;
+        is_memory_of_driver(&format!("/{name}")).then_some((device, inode))
+    };
+    maps.lines().filter_map(file).collect()
+}
+
+/// The driver's memory that a process has open or mapped.
+fn files_of(pid: u32) -> Vec<File> {
     let process = Path::new("/proc").join(pid.to_string());
     let files = std::fs::read_dir(process.join("fd")).expect("its descriptors").flatten();
     let open = files.filter(|file| is_drivers(&file.path()));
-    let open = open.filter_map(|file| std::fs::metadata(file.path()).ok()).map(|file| file.ino());
-    let maps = std::fs::read_to_string(process.join("maps")).expect("its mappings");
-    let mapped = maps.lines().filter(|line| line.contains("/memfd:pd-"));
-    let mapped = mapped.filter_map(|line| line.split_ascii_whitespace().nth(4)?.parse().ok());
-    open.chain(mapped).collect()
+    let open = open.filter_map(|file| std::fs::metadata(file.path()).ok());
+    open.map(|file| (file.dev(), file.ino())).chain(mapped(&process)).collect()
 }
 
 /// Mappings of the driver's memory in this process.
 fn mappings() -> usize {
-    let maps = std::fs::read_to_string("/proc/self/maps").expect("own mappings");
-    maps.lines().filter(|line| line.contains("/memfd:pd-")).count()
+    mapped(Path::new("/proc/self")).len()
 }
 
 struct Hoards {
@@ -127,8 +149,8 @@ impl Hoards {
             }
             let descriptors = now.descriptors.saturating_sub(before.descriptors);
             let bytes = now.bytes_since(before);
-            let unknown: Vec<u64> =
-                inodes_of(pid).into_iter().filter(|inode| !now.memory.contains_key(inode)).collect();
+            let unknown: Vec<File> =
+                files_of(pid).into_iter().filter(|file| !now.memory.contains_key(file)).collect();
             if descriptors <= holding.descriptors.used + OBJECT_DESCRIPTORS
                 && bytes <= holding.memory_bytes.used + OBJECT_BYTES
                 && unknown.is_empty()
