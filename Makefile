@@ -63,7 +63,7 @@ packages:
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
 	command -v make >/dev/null || missing="$$missing make"; \
 	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
-	$(if $(TESTING),command -v python3 >/dev/null || missing="$$missing python3-minimal";) \
+	$(if $(TESTING),python3 -c "import json" 2>/dev/null || missing="$$missing python3";) \
 	$(if $(TESTING),$(foreach pair,$(TOOLS),command -v $(word 1,$(subst :, ,$(pair))) >/dev/null || missing="$$missing $(word 2,$(subst :, ,$(pair)))";)) \
 	$(if $(TESTING),[ -e "$$(clang -print-file-name=libclang_rt.asan-x86_64.so 2>/dev/null)" ] || missing="$$missing libclang-rt-dev";) \
 	$(if $(SIMULATING)$(TESTING),command -v verilator >/dev/null || missing="$$missing verilator";) \
