@@ -8,8 +8,9 @@ use std::time::Duration;
 fn listeners_survive_a_restart() {
     let mut driver = TestDriver::new();
     driver.attach_here();
-    let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let addr = listener.local_addr().unwrap();
+    // None that the kernel gives out: while the driver is away, others' connections may come to the port.
+    let addr = "127.0.0.1:7263".parse().unwrap();
+    let listener = Listener::bind(addr).unwrap();
     let stream = Stream::connect(addr).unwrap();
     let accepted = listener.accept().unwrap();
     let buffer = SendBuffer::new(100).unwrap();
@@ -36,6 +37,9 @@ fn listeners_survive_a_restart() {
                 [libc::ECONNREFUSED, libc::ECONNRESET, libc::EHOSTUNREACH].contains(&error.errno()),
                 "{error}"
             ),
+        }
+        if server.is_finished() {
+            panic!("the listener has ended: {:?}", server.join());
         }
         thread::sleep(Duration::from_millis(20));
     };
