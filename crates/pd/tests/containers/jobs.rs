@@ -1,10 +1,13 @@
 //! Process groups and terminals of containers' commands.
 
 use super::{await_true, pd, stderr, stdout, Net};
+use rustix::event::{poll, PollFd, PollFlags};
+use rustix::time::Timespec;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 #[test]
 fn signals_to_the_own_group_stay_in_the_container() {
@@ -45,15 +48,39 @@ impl Shell {
 
     /// Reads until `part` has come, and forgets what came up to there.
     fn read_to(&mut self, part: &str) {
-        let mut bytes = [0; 4096];
         loop {
             if let Some(at) = self.seen.find(part) {
                 self.seen.drain(..at + part.len());
                 return;
             }
-            let len = self.master.read(&mut bytes).unwrap_or_else(|error| panic!("{error}: {:?}", self.seen));
-            self.seen.push_str(&String::from_utf8_lossy(&bytes[..len]));
+            self.read_some();
         }
+    }
+
+    /// Stops the job by Ctrl-Z, as often as it takes: one that comes while a command is just being given the terminal may be lost.
+    fn stop_job(&mut self, part: &str) {
+        let is_there = |seen: &str| seen.contains(part);
+        for _ in 0..12 {
+            self.write(&[26]);
+            let pressed = Instant::now();
+            while !is_there(&self.seen) && pressed.elapsed() < Duration::from_secs(5) {
+                let mut polled = [PollFd::new(&self.master, PollFlags::IN)];
+                let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+                if poll(&mut polled, Some(&wait)).is_ok_and(|ready| ready > 0) {
+                    self.read_some();
+                }
+            }
+            if is_there(&self.seen) {
+                return self.read_to(part);
+            }
+        }
+        panic!("nothing stops the job: {:?}", self.seen);
+    }
+
+    fn read_some(&mut self) {
+        let mut bytes = [0; 4096];
+        let len = self.master.read(&mut bytes).unwrap_or_else(|error| panic!("{error}: {:?}", self.seen));
+        self.seen.push_str(&String::from_utf8_lossy(&bytes[..len]));
     }
 
     fn write(&mut self, bytes: &[u8]) {
@@ -106,8 +133,7 @@ fn a_command_has_the_terminal_as_a_shells_job_has() {
             "{words} sh -c 'echo up; read x; echo got $x'; echo shell; fg; echo $? end"
         ));
         shell.read_to("up");
-        shell.write(&[26]);
-        shell.read_to("shell");
+        shell.stop_job("shell");
         shell.write(b"three\n");
         shell.read_to("got three");
         shell.read_to("0 end");
