@@ -143,28 +143,9 @@ impl Connections {
     pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
         reserved.free = None;
         let id = reserved.id;
-        let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
-            new;
         // Only the accepting side of a twin has nobody.
-        let life = sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
-        let (settled, cut) = Default::default();
-        let connection = Connection {
-            sides,
-            movers,
-            life,
-            serial,
-            tenants,
-            settled,
-            cut,
-            counted,
-            reached,
-            mapped,
-            through,
-            twin,
-            direct,
-            subject: None,
-        };
-        self.table.put(id, connection);
+        let life = new.sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
+        self.table.put(id, Connection::new(new, life, false));
     }
 
     /// Goes on with the connections that another driver has given. Says whether each has a number of its own.
@@ -188,8 +169,8 @@ impl Connections {
 }
 
 impl Connection {
-    /// Goes on with a connection that another driver has given, how far its sides were.
-    pub fn resume(new: NewConnection, life: [Life; 2], cut: bool) -> Self {
+    /// A connection whose sides are as far as that.
+    pub fn new(new: NewConnection, life: [Life; 2], cut: bool) -> Self {
         let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
             new;
         let settled = Default::default();

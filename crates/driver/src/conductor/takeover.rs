@@ -438,7 +438,7 @@ impl Conductor {
                 counted: state.counted,
             };
             Metrics::add(&self.metrics.connections_made, 1);
-            all.push((id, Connection::resume(new, state.life, state.cut)));
+            all.push((id, Connection::new(new, state.life, state.cut)));
         }
         let are_apart = self.connections.resume(all);
         Wrong::unless(are_apart, || "a connection is there twice".to_owned())
