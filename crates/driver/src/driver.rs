@@ -123,7 +123,7 @@ fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> Nic
     thread
 }
 
-/// What every driver needs.
+/// Checks the rights, and raises the limit of descriptors.
 fn prepare(settings: &Settings) -> Result<(), StartError> {
     let missing = rights::missing(settings);
     if !missing.is_empty() {
@@ -313,7 +313,7 @@ pub struct Parts {
     pub door_inbox: Arc<Mailbox<ToDoor>>,
 }
 
-/// What a process may hold, and makes its memory in.
+/// Limits of a process, and where it makes its memory.
 #[derive(Debug)]
 pub struct Holds {
     /// Descriptors.

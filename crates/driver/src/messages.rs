@@ -351,7 +351,7 @@ pub enum ToConductor {
 /// One end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEnd {
-    /// What its former clients have sent is delivered.
+    /// All that its former clients have sent is delivered.
     Source,
     /// It has what its former clients were brought and had not read.
     Destination,

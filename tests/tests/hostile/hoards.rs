@@ -26,7 +26,7 @@ fn kills() -> u64 {
 /// Device and inode.
 type File = (u64, u64);
 
-/// What the kernel says of memory by file, in bytes of pages, and of descriptors.
+/// The kernel's word on memory by file, in bytes of pages, and of descriptors.
 #[derive(Debug, Default)]
 struct Held {
     descriptors: u64,

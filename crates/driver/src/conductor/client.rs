@@ -337,7 +337,7 @@ impl Client {
         self.slots.len() * SOCKET_STRIDE <= self.pages_of_lines * PAGE_BYTES
     }
 
-    /// Whether nothing that it was given is on its way to movers.
+    /// Tells whether nothing that it was given is on its way to movers.
     pub fn is_settled(&self) -> bool {
         self.unheard.is_empty() && self.growing.is_none()
     }

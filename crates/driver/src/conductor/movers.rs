@@ -210,7 +210,7 @@ impl Movers {
     /// Of movers that stand still: what another driver goes on with.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&mut self, pack: &mut Pack) -> Result<Vec<MoverState>, Hindrance> {
         self.all().into_iter().map(|mover| mover.give(pack)).collect()
     }

@@ -119,10 +119,10 @@ impl Conductor {
         self.tenants.policy().source.text()
     }
 
-    /// What another driver goes on with, while everything stands still. The conductor and the movers go on themselves if it fails, or nobody takes it.
+    /// State that another driver goes on with, while everything stands still. The conductor and the movers go on themselves if it fails, or nobody takes it.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&mut self, pack: &mut Pack) -> Result<(ConductorState, Vec<MoverState>), Hindrance> {
         self.check_still()?;
         self.report_all();
@@ -275,7 +275,7 @@ impl Conductor {
     /// Goes on with what another driver has given, as soon as the door and the mover have what they are to go on with, too. The conductor has no clients.
     ///
     /// # Errors
-    /// What is wrong with it. The conductor is of no use then.
+    /// The fault in it. The conductor is of no use then.
     pub fn take(&mut self, state: ConductorState, fds: &mut Unpacked) -> Result<Arrivals, Wrong> {
         let ConductorState {
             serial,
@@ -493,7 +493,7 @@ impl Conductor {
     /// Goes on with movers that another driver has given: all is this driver's first mover's. `send_regions`: sealed regions of clients, by client and number.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn take_movers(
         &mut self,
         states: Vec<MoverState>,
@@ -527,7 +527,7 @@ impl Conductor {
         Ok(sleeps)
     }
 
-    /// What is known of a flow that another driver has given.
+    /// Facts of a flow that another driver has given.
     fn flow_of(&mut self, flow: &FlowState) -> Result<KnownFlow, Wrong> {
         let id: FlowId = flow.id;
         let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));

@@ -38,10 +38,10 @@ struct GuestState {
 pub type Mapped = HashMap<ClientId, HashMap<u16, Arc<Mapping>>>;
 
 impl Door {
-    /// What another driver goes on with. The door goes on itself if that fails, or nobody takes it.
+    /// State that another driver goes on with. The door goes on itself if that fails, or nobody takes it.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&self, pack: &mut Pack) -> Result<DoorState, Hindrance> {
         if !self.helpers.are_idle() || self.inbox.is_filled() {
             return Err(Hindrance::passing("memory is being made for a client"));
@@ -75,7 +75,7 @@ impl Door {
     /// Goes on with what another driver has given. `came` are its clients.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn take(
         &mut self,
         state: DoorState,

@@ -22,7 +22,7 @@ impl RegionState {
     /// That of a region.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn of(number: u32, region: &Region, pack: &mut Pack) -> Result<Self, Hindrance> {
         let (bytes, page_bytes) = (region.map.len() as u64, region.pages.bytes() as u64);
         Ok(Self { number, file: pack.add(region.file())?, bytes, page_bytes })
@@ -31,7 +31,7 @@ impl RegionState {
     /// The region, for which `account` pays, made of the file by `resume`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn take(
         self,
         account: &Arc<Account>,

@@ -66,10 +66,10 @@ pub struct ChannelState {
 }
 
 impl Channel {
-    /// What another driver goes on with.
+    /// State that another driver goes on with.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&self, pack: &mut Pack) -> Result<ChannelState, Hindrance> {
         if self.dirty {
             return Err(Hindrance::passing("events are not published yet"));
@@ -87,7 +87,7 @@ impl Channel {
     /// Goes on with what another driver has given, in the client's memory.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn resume(
         state: ChannelState,
         index: usize,

@@ -351,7 +351,7 @@ impl Flow {
         (former, news)
     }
 
-    /// Whether no client comes after the source. One that has a successor knows by the same word that it sends no more, and is not to
+    /// Tells whether no client comes after the source. One that has a successor knows by the same word that it sends no more, and is not to
     /// forget that.
     fn is_source_last(&self) -> bool {
         self.migration.as_ref().is_none_or(|migration| migration.last_successor().is_none())

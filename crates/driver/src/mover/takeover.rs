@@ -53,7 +53,7 @@ struct SocketState {
     incoming: Option<FlowId>,
 }
 
-/// What the conductor and the door know of a client.
+/// Facts that the conductor and the door have of a client.
 #[derive(Debug)]
 pub struct Known {
     pub payer: Payer,
@@ -64,7 +64,7 @@ pub struct Known {
     pub regions: HashMap<u16, Arc<Mapping>>,
 }
 
-/// What the conductor knows of a flow.
+/// Facts that the conductor has of a flow.
 #[derive(Debug)]
 pub struct KnownFlow {
     pub tenant: TenantId,
@@ -76,10 +76,10 @@ pub struct KnownFlow {
 }
 
 impl Mover {
-    /// What another driver goes on with. Nothing is on its way to the mover; it goes on itself if that fails.
+    /// State that another driver goes on with. Nothing is on its way to the mover; it goes on itself if that fails.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&mut self, pack: &mut Pack) -> Result<MoverState, Hindrance> {
         self.await_copies()?;
         let now = self.clock.now();
@@ -127,7 +127,7 @@ impl Mover {
     /// Goes on with a client that another driver has given. It may be known here already, of another of that driver's movers.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn take_client(
         &mut self,
         state: ClientState,
@@ -176,7 +176,7 @@ impl Mover {
     /// Goes on with a flow that another driver has given, from [`Self::begin`] on.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn take_flow(&mut self, state: FlowState, known: KnownFlow) -> Result<(), Wrong> {
         let FlowState { id, ends: _, tenant: _, send_ring_bytes, moving } = state;
         let KnownFlow { tenant, ends, ring, serial } = known;

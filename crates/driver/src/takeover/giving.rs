@@ -24,7 +24,7 @@ pub struct Successor {
     next: Instant,
 }
 
-/// What has come of an attempt.
+/// Outcome of an attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The other driver has everything. This one touches nothing any more.
@@ -110,7 +110,7 @@ impl From<std::io::Error> for Failed {
 /// All that another driver goes on with, while all agents stand still.
 ///
 /// # Errors
-/// What stands in the way.
+/// The hindrance.
 pub fn give(conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack), Hindrance> {
     let until = Instant::now() + SETTLING;
     loop {

@@ -42,11 +42,11 @@ const MAGIC: [u8; 8] = *b"pd-state";
 pub struct Offer {
     /// The text of the policy in force; none: that of its own settings is the same.
     pub policy: Option<String>,
-    /// Whether the kernel refuses descriptors at the attach socket.
+    /// Tells whether the kernel refuses descriptors at the attach socket.
     pub is_safe: bool,
 }
 
-/// What one says to the other.
+/// Words between the two drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
     Now,
@@ -64,7 +64,7 @@ impl Word {
     }
 }
 
-/// Whether this driver can be taken over by one that knows these versions.
+/// Tells whether this driver can be taken over by one that knows these versions.
 ///
 /// # Errors
 /// A sentence with the remedy.

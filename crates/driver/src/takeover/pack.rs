@@ -12,7 +12,7 @@ pub struct Hindrance {
     is_passing: bool,
 }
 
-/// What is wrong with a state.
+/// A fault in a state.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Wrong(String);

@@ -30,7 +30,7 @@ pub struct Predecessor {
     policy: Option<String>,
 }
 
-/// What there is to be begun.
+/// Clients and flows to be begun.
 #[derive(Debug)]
 pub struct Ready(Vec<u32>);
 
@@ -84,7 +84,7 @@ impl Predecessor {
     /// Takes everything. What the running driver has is this one's when it returns, and the running one's if that fails.
     ///
     /// # Errors
-    /// What is wrong, or stands in the way.
+    /// The fault, or the hindrance.
     pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<Ready, StartError> {
         let stream = &self.stream;
         offer::say(stream, Word::Now)?;
@@ -120,7 +120,7 @@ impl Predecessor {
 /// Has the agents, which have no clients, go on with a state, from [`begin`] on.
 ///
 /// # Errors
-/// What is wrong with it. The agents are of no use then.
+/// The fault in it. The agents are of no use then.
 pub fn take(
     state: State,
     fds: &mut Unpacked,

@@ -56,10 +56,10 @@ impl RingState {
 }
 
 impl Conductor {
-    /// What another driver goes on with.
+    /// State that another driver goes on with.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub(in crate::conductor) fn give_direct(
         &self,
         direct: &Direct,
@@ -96,7 +96,7 @@ impl Conductor {
     /// Goes on with what another driver has given.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub(in crate::conductor) fn take_direct(
         &mut self,
         state: DirectState,

@@ -51,10 +51,10 @@ struct BindingState {
 }
 
 impl Names {
-    /// What another driver goes on with. `network` names one.
+    /// State that another driver goes on with. `network` names one.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(
         &self,
         pack: &mut Pack,
@@ -86,7 +86,7 @@ impl Names {
     /// Goes on with a namespace that another driver has given, of which nobody is known to be there.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn resume_space(
         &mut self,
         state: SpaceState,
@@ -134,7 +134,7 @@ impl Names {
     /// bound socket.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The fault in them.
     pub fn resume_bindings(
         &mut self,
         state: NamesState,

@@ -19,10 +19,10 @@ pub struct TwinsState {
 }
 
 impl Conductor {
-    /// What another driver goes on with.
+    /// State that another driver goes on with.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub(in crate::conductor) fn give_twins(&self, pack: &mut Pack) -> Result<TwinsState, Hindrance> {
         let diags = self.twins.diags.iter().map(|(id, diag)| Ok((*id, pack.add(&diag.0)?)));
         let departed = self.twins.departed.iter();
@@ -37,7 +37,7 @@ impl Conductor {
     /// Goes on with what another driver has given, beside its connections, which are there. `tenants`: numbers of its tenants here.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub(in crate::conductor) fn take_twins(
         &mut self,
         state: TwinsState,

@@ -121,7 +121,7 @@ impl From<Remainder> for DrainRing {
 pub struct Impossible;
 
 impl Migration {
-    /// What another driver goes on with.
+    /// State that another driver goes on with.
     ///
     /// # Errors
     /// If an end is on its way to another client.

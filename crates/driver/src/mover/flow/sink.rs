@@ -106,10 +106,10 @@ impl Sink {
         }
     }
 
-    /// What another driver goes on with.
+    /// State that another driver goes on with.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&self) -> Result<SinkState, Hindrance> {
         if !self.rbt.is_empty() || self.published != self.delivered {
             return Err(Hindrance::passing("an engine has not ended its copies"));
@@ -122,7 +122,7 @@ impl Sink {
     /// Goes on with what another driver has given, in a ring that is the same.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn resume(end: Endpoint, state: SinkState, ring: Option<Ring>) -> Result<Self, Wrong> {
         let SinkState { ring: _, delivered, consumed, announced, taken, gone, end_published } = state;
         let room = ring.as_ref().map_or(0, Ring::bytes);

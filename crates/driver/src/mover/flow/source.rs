@@ -88,10 +88,10 @@ impl Source {
         }
     }
 
-    /// What another driver goes on with. `place` tells region and offset of an address in the client's send regions.
+    /// State that another driver goes on with. `place` tells region and offset of an address in the client's send regions.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(&self, place: impl Fn(u64, u64) -> Option<(u16, u64)>) -> Result<SourceState, Hindrance> {
         if self.files.as_ref().is_some_and(|files| files.is_waiting())
             || self.files.is_some() && !self.sbt.is_empty()
@@ -121,7 +121,7 @@ impl Source {
     /// put under way.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn resume(
         end: Endpoint,
         state: SourceState,

@@ -51,10 +51,10 @@ struct Finishing {
 }
 
 impl Flow {
-    /// What another driver goes on with. `place` tells region and offset of an address in a client's send regions.
+    /// State that another driver goes on with. `place` tells region and offset of an address in a client's send regions.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// The hindrance.
     pub fn give(
         &self,
         now: Duration,
@@ -80,7 +80,7 @@ impl Flow {
     /// Goes on with what another driver has given. `address` tells where bytes of the source's send regions are.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in it.
     pub fn resume(
         (id, tenant): (FlowId, TenantId),
         [source, destination]: [Endpoint; 2],
