@@ -287,7 +287,8 @@ fn a_program_answers_for_its_flow_and_the_kernel_for_all_others() {
     assert_eq!((port.frames_unbound, port.frames_lost, port.frames_unsent), (0, 0, 0));
     // A second port on the interface, and interfaces and namespaces that there are not.
     let refused = |port, namespace: &str| stand.add("other", port, namespace).unwrap_err().to_string();
-    assert!(refused(veth(), &cable.far()).contains("interface wan"), "{}", refused(veth(), &cable.far()));
+    let twice = refused(veth(), &cable.far());
+    assert!(twice.contains("interface wan: its first queue"), "{twice}");
     assert!(refused(veth(), &cable.near()).contains("there is no interface wan"));
     assert!(refused(veth(), "nowhere").contains("network namespace /run/netns/nowhere"));
     // With its pipe a flow is the kernel's again, and with its port the interface is as it was.

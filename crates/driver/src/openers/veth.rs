@@ -15,10 +15,16 @@ use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags, XdpUmemReg, XdpUmemReg
 use rustix::net::{bind, socket_with, sockopt, AddressFamily, SocketFlags, SocketType};
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// Compiled by `build.sh`.
 static OBJECT: &[u8] = include_bytes_aligned!("steer.bpf.o");
 const NAME: &str = "pd_steer";
+
+/// The kernel lets go of a queue some time after the last descriptor of its socket is closed, in a work queue...
+const QUEUE_BUSY_FOR: Duration = Duration::from_secs(2);
+/// ...so that binding is tried again after this.
+const BIND_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// What the driver gets: the socket, its memory, the two maps that it fills, and the link.
 pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
@@ -32,7 +38,7 @@ pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
     let memory = give_memory(&socket).map_err(|why| wrong("memory of the socket", &why))?;
     // The kernel copies where the interface's driver cannot receive into the memory itself.
     let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, index, 0);
-    bind(&socket, &address).map_err(|errno| match errno {
+    bind_to_queue(&socket, &address).map_err(|errno| match errno {
         Errno::BUSY => wrong("its first queue", &"another socket of AF_XDP has it"),
         errno => wrong("its first queue", &errno),
     })?;
@@ -42,6 +48,16 @@ pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
         errno => wrong("attaching a program", &errno),
     })?;
     Ok(vec![socket, memory, program.which, program.flows, link])
+}
+
+fn bind_to_queue(socket: &OwnedFd, address: &SocketAddrXdp) -> rustix::io::Result<()> {
+    let since = Instant::now();
+    loop {
+        match bind(socket, address) {
+            Err(Errno::BUSY) if since.elapsed() < QUEUE_BUSY_FOR => std::thread::sleep(BIND_AGAIN_AFTER),
+            bound => return bound,
+        }
+    }
 }
 
 fn socket() -> Result<OwnedFd, String> {
