@@ -1,6 +1,7 @@
 //! A driver that has no descriptors left. Alone in its process, whose limit on open files it changes.
 use pd_tests::{alone, TestDriver};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 fn limit(current: u64) {
@@ -8,10 +9,33 @@ fn limit(current: u64) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap();
 }
 
+/// What is open, by number.
+fn open_files() -> BTreeMap<u64, String> {
+    let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
+    // Not that of the listing, which is closed before they are looked at.
+    let numbers: Vec<u64> =
+        numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let link = |number| std::fs::read_link(format!("/proc/self/fd/{number}")).ok();
+    numbers.into_iter().filter_map(|number| Some((number, link(number)?.display().to_string()))).collect()
+}
+
 /// The limit with which `free` more descriptors can be had.
 fn limit_with(free: u64) -> u64 {
-    let is_open = |number: &u64| std::fs::read_link(format!("/proc/self/fd/{number}")).is_ok();
-    (0..).filter(|number| !is_open(number)).nth(free as usize).unwrap()
+    let open = open_files();
+    (0..).filter(|number| !open.contains_key(number)).nth(free as usize).unwrap()
+}
+
+/// Waits until no thread of the process opens or closes anything for a while.
+fn settle() {
+    let (mut before, mut same) = (BTreeMap::new(), 0);
+    let since = Instant::now();
+    while same < 20 {
+        assert!(since.elapsed() < Duration::from_secs(20), "descriptors come and go: {before:?}");
+        std::thread::sleep(Duration::from_millis(10));
+        let now = open_files();
+        same = if now == before { same + 1 } else { 0 };
+        before = now;
+    }
 }
 
 #[test]
@@ -35,14 +59,18 @@ fn clients_wait_until_there_are_descriptors_again() {
     // To accept and identify a client takes four.
     for free in 0..4 {
         let mut late = driver.puppet();
-        // Whatever was opened to start it and to look at the driver is closed by now.
-        std::thread::sleep(Duration::from_millis(50));
+        // What was opened to start it and to look at the driver is closed then.
+        settle();
         let before = paused();
         let since = Instant::now();
         limit(limit_with(free));
         late.tell("listen l 127.0.0.1:0 8");
         while paused() < before + 2 {
-            assert!(since.elapsed() < Duration::from_secs(10), "not noticed with {free} descriptors");
+            assert!(
+                since.elapsed() < Duration::from_secs(10),
+                "{free} descriptors were enough: {:?}",
+                open_files()
+            );
             std::thread::sleep(Duration::from_millis(1));
         }
         let (times, elapsed) = (paused() - before, since.elapsed());
