@@ -201,14 +201,32 @@ fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
 /// before what the rings have.
 #[test]
 fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {
+    let _alone = alone();
+    change_hands(false);
+}
+
+/// The same where it is offloaded at that time, and put on the direct path afterwards.
+#[test]
+fn a_ring_of_a_later_policy_comes_after_what_a_former_process_was_brought_or_has_sent() {
+    let _alone = alone();
+    change_hands(true);
+}
+
+/// `later`: the policy has the connections on the direct path only when their ends have moved.
+fn change_hands(later: bool) {
     const BEFORE: u64 = 600_000;
     const RING_BYTES: u64 = 16 << 10;
-    let _alone = alone();
     let listener = listener("127.0.0.1:0");
+    let apply = |path: &str| {
+        if later {
+            driver().apply(&format!("path = \"{path}\""));
+        }
+    };
     // One message: a ring would begin with the next.
     let by_driver = |side: &TwinSide| side.send(0, BEFORE as usize);
     let by_ring = |side: &TwinSide, from: u64| (0..200).for_each(|at| side.send(from + 50 * at, 50));
     // Brought: the new process has little room, so that it is brought the rest in many pieces.
+    apply("offloaded");
     let (_fd, a, accepted) = connect(&listener);
     let b = claim(&accepted).expect("a twin");
     by_driver(&a);
@@ -219,17 +237,20 @@ fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {
     b.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
     let mut holder = Holder::new(&accepted, 1);
     holder.tell("take");
+    apply("direct");
     by_ring(&a, BEFORE);
     assert_eq!(a.socket.path(), Path::Direct);
     holder.tell(&format!("receive 0 {}", BEFORE + 10_000));
     holder.kill();
     // Sent: the peer has little room, so that it is still on its way.
+    apply("offloaded");
     let (_fd, a, accepted) = connect(&listener);
     let b = claim(&accepted).expect("a twin");
     a.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
     by_driver(&b);
     let mut holder = Holder::new(&accepted, 1);
     holder.tell("take");
+    apply("direct");
     by_ring(&a, 0);
     holder.tell("receive 0 10000");
     holder.tell(&format!("send {BEFORE} 5000"));

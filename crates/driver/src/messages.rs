@@ -168,9 +168,6 @@ pub struct Parted {
     pub left: bool,
     /// Then what it had not read.
     pub remainder: Option<Remainder>,
-    /// The connection stays on the direct path: the conductor wants to know when nothing of the former client's is under way
-    /// ([`ToConductor::Drained`]).
-    pub stays: bool,
     /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
     /// read the ring of the former.
     pub held: bool,
@@ -334,7 +331,7 @@ pub enum ToConductor {
     LetGo { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
-    /// Nothing is under way that concerns the former clients of one end of a flow, which has changed so many times.
+    /// Nothing is under way that concerns the former clients of one end of a flow, which has had `moves` new ones since the last time.
     Drained { flow: FlowId, end: FlowEnd, moves: u32 },
     /// A client has said that it leaves the direct path, in one direction.
     Gone { flow: FlowId, gone: Gone },

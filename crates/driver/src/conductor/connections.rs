@@ -77,6 +77,9 @@ pub struct Connection {
     pub twin: Option<Box<Twin>>,
     /// On the direct path.
     pub direct: Option<Box<Direct>>,
+    /// By side, for what it receives and what it sends: how often it has gone to another client since nothing was under way for a
+    /// former one.
+    pub undrained: [[u32; 2]; 2],
     /// As mirrors show it, since the first did.
     pub subject: Option<Arc<Subject>>,
 }
@@ -188,6 +191,7 @@ impl Connection {
             through,
             twin,
             direct,
+            undrained: Default::default(),
             subject: None,
         }
     }
@@ -215,6 +219,16 @@ impl Connection {
     /// Something befalls a side.
     pub fn befall(&mut self, side: Side, event: Event) {
         self.life[side] = self.life[side].after(event);
+        if event == Event::FlowOver {
+            self.undrained[side][1] = 0;
+            self.undrained[side.other()][0] = 0;
+        }
+    }
+
+    /// A side goes to another client. The movers of its flows tell when nothing is under way for the former one.
+    pub fn count_move(&mut self, side: Side) {
+        self.undrained[side][0] += u32::from(self.life[side.other()].has_flow());
+        self.undrained[side][1] += u32::from(self.life[side].has_flow());
     }
 
     /// Whether both sides are over.

@@ -19,7 +19,7 @@ use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::memory::DirectRing;
-use crate::messages::{Payer, ToMover, Violation, DRIVER};
+use crate::messages::{Leave, Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
 use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
@@ -116,9 +116,6 @@ pub struct Direct {
     since: Duration,
     /// Sides that are another client's than they were: with one of them the connection is offloaded again.
     left: [bool; 2],
-    /// By side, for what it receives and what it sends: how often it has gone to another client since nothing was under way for a former
-    /// one.
-    undrained: [[u32; 2]; 2],
     /// Which sides' sends may go by rings.
     plan: Plan,
     /// The sides' `path` words.
@@ -149,11 +146,18 @@ impl Conductor {
     }
 
     /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
-    pub(super) fn open_direct(&mut self, sides: [(ClientId, Slot); 2], plan: Plan) -> Direct {
+    /// `undrained`: what the sides' words say of former clients.
+    pub(super) fn open_direct(
+        &mut self,
+        sides: [(ClientId, Slot); 2],
+        plan: Plan,
+        undrained: [u32; 2],
+    ) -> Direct {
+        let (rings, second, reported, left, doorbells, recall) = Default::default();
         let words = plan.words();
+        let words = Side::BOTH.map(|side| words[side] | undrained[side]);
         let clients = Side::BOTH.map(|side| self.enter_direct(sides[side], words[side]));
         Metrics::add(&self.metrics.connections_direct, 1);
-        let (rings, second, reported, left, undrained, doorbells, recall) = Default::default();
         Direct {
             rings,
             second,
@@ -161,7 +165,6 @@ impl Conductor {
             reported,
             since: self.clock.now(),
             left,
-            undrained,
             plan,
             words,
             doorbells,
@@ -180,20 +183,31 @@ impl Conductor {
     }
 
     /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
-    /// left the direct path.
+    /// left the direct path. Once the other end has gone to another client the movers tell: what they were given to tell then
+    /// would come after this.
     pub(super) fn say(&mut self, index: ConnectionId, side: Side, more: u32) {
         self.change_word(index, side, |word| word | more);
     }
 
     fn change_word(&mut self, index: ConnectionId, side: Side, change: impl FnOnce(u32) -> u32) {
-        let Some(Connection { sides, direct: Some(direct), .. }) = self.connections.get_mut(index) else {
+        let Some(Connection { sides, movers, direct: Some(direct), .. }) = self.connections.get_mut(index)
+        else {
             return;
         };
         direct.words[side] = change(direct.words[side]);
         if direct.left[side] {
             return;
         }
-        let (owner, word) = (sides[side], direct.words[side]);
+        let (owner, word, is_left) = (sides[side], direct.words[side], direct.left[side.other()]);
+        let mover = movers[side.other()];
+        if is_left {
+            let to = owner.and_then(|(client, slot)| self.endpoint(client, slot));
+            if let Some(to) = to {
+                let leave = Box::new(Leave { to, path: word });
+                self.movers.send(mover, ToMover::Leave { flow: index.flow(side.other()), leave });
+            }
+            return;
+        }
         let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
         if let Some((memory, slot)) = memory {
             memory.publish_u32(slot, socket_status::PATH, word);

@@ -250,7 +250,7 @@ impl Conductor {
         }
         let sides = [(id, slot), (peer, peer_slot)];
         let plan = self.plan(sides, tenants, reached, false).filter(|_| !self.is_full([id, peer]));
-        let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan)));
+        let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan, [0; 2])));
         self.serial += 1;
         let serial = self.serial;
         let movers = [source.mover, destination.mover];

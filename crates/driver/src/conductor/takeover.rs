@@ -215,6 +215,9 @@ impl Conductor {
         doorbells: &mut DoorbellsGiven,
         pack: &mut Pack,
     ) -> Result<ConnectionState, Hindrance> {
+        if connection.undrained != [[0; 2]; 2] {
+            return Err(Hindrance::passing("a connection is on its way from one process to another"));
+        }
         let direct = connection.direct.as_ref();
         let direct =
             direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;

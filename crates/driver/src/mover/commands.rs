@@ -4,7 +4,7 @@ use super::clients::{Client, Socket};
 use super::flows::Place;
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
-use crate::messages::{Asking, Endpoint, NewChannel, Parted, Ring, ToConductor, ToMover};
+use crate::messages::{Asking, Endpoint, NewChannel, Ring, ToConductor, ToMover};
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
 use pd_shm::wait::Waker;
@@ -134,8 +134,7 @@ impl Mover {
                 }
             }
             ToMover::Retarget { flow, ref destination, ref mut parted } => {
-                let parted = parted.take().map_or_else(Parted::default, |parted| *parted);
-                self.retarget(flow, destination.clone(), parted);
+                self.retarget(flow, destination.clone(), parted.take());
             }
             ToMover::HandOver { flow, ref source, ref parted } => {
                 self.hand_over(flow, source.clone(), parted);

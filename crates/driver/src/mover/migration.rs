@@ -59,14 +59,13 @@ impl Mover {
     }
 
     /// Flow `id` delivers to another client's socket from now on.
-    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Parted) {
+    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Option<Box<Parted>>) {
+        let is_move = parted.is_some();
+        let parted = parted.map_or_else(Parted::default, |parted| *parted);
         let end = parted.peers_end();
-        let Parted { former, left, remainder, stays, .. } = parted;
+        let Parted { former, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
-            if stays {
-                self.tell_conductor(ToConductor::Drained { flow: id, end: FlowEnd::Destination, moves: 1 });
-            }
             // It is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
@@ -77,10 +76,7 @@ impl Mover {
         let finished = flow.is_finished();
         let migration = flow.migration_mut();
         // The client that should have had it meanwhile learns the same as the former one.
-        let between = migration.retarget(destination, former, left);
-        if stays {
-            migration.ask_drained(FlowEnd::Destination);
-        }
+        let between = migration.retarget(destination, former, left, is_move);
         if let Some(remainder) = remainder {
             let is_last = migration.drain(remainder) || finished;
             self.drains.add(id);
@@ -160,9 +156,6 @@ impl Mover {
         let end = parted.peers_end();
         let Some(flow) = self.flows.get(id) else {
             self.let_go(parted.former);
-            if parted.stays {
-                self.tell_conductor(ToConductor::Drained { flow: id, end: FlowEnd::Source, moves: 1 });
-            }
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, end);
             Waker::default().wake_always(&memory.send_wait(slot));
@@ -184,9 +177,6 @@ impl Mover {
         let (base, _) = flow.sends();
         let migration = flow.migration_mut();
         let taken = migration.hand_over(base, source, parted.held);
-        if parted.stays {
-            migration.ask_drained(FlowEnd::Source);
-        }
         self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
         if parted.unclaimed {
             self.tell_moved(&former, socket_status::RECV_END, u32::from(stale));

@@ -8,6 +8,9 @@ use pd_abi::layout::path;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
+/// Bits of a side's `path` word, for what it receives and what it sends: see [`Connection::undrained`].
+const UNDRAINED: [u32; 2] = [path::RECV_UNDRAINED, path::SEND_UNDRAINED];
+
 /// What becomes of a direct connection one side of which goes to another client.
 #[derive(Debug, Default)]
 pub(in crate::conductor) struct Parting {
@@ -19,8 +22,6 @@ pub(in crate::conductor) struct Parting {
     pub(in crate::conductor) held: bool,
     /// What its peer is told.
     pub(in crate::conductor) leave: Option<Leave>,
-    /// The connection stays on the direct path.
-    pub(in crate::conductor) stays: bool,
 }
 
 impl Conductor {
@@ -62,13 +63,12 @@ impl Conductor {
             };
             if stays {
                 self.exit_direct(former);
-                let word = word | path::RECV_UNDRAINED | path::SEND_UNDRAINED;
+                let word = word | self.undrained(index, side);
                 let entered = owner.map_or((ClientId::NOBODY, 0), |owner| self.enter_direct(owner, word));
                 if let Some(direct) = self.direct_mut(index) {
                     (direct.clients[side], direct.words[side]) = (entered, word);
-                    direct.undrained[side].iter_mut().for_each(|moves| *moves += 1);
                 }
-                return Ok(Parting { stays: true, ..Parting::default() });
+                return Ok(Parting::default());
             }
         }
         self.report_sides(index);
@@ -98,17 +98,25 @@ impl Conductor {
         Ok(parting)
     }
 
+    /// What a side's `path` word says of bytes of its former clients.
+    pub(super) fn undrained(&self, index: ConnectionId, side: Side) -> u32 {
+        let moves = self.connection(index).map_or([0; 2], |connection| connection.undrained[side]);
+        let bits = moves.into_iter().zip(UNDRAINED).map(|(moves, bit)| if moves > 0 { bit } else { 0 });
+        bits.fold(0, |word, bit| word | bit)
+    }
+
     /// Nothing is under way that concerns the former clients of one end of a flow: the ring may be used.
     pub(in crate::conductor) fn drained(&mut self, flow: FlowId, end: FlowEnd, moves: u32) {
         let index = flow.connection();
-        let (side, what, bit) = match end {
-            FlowEnd::Destination => (flow.side().other(), 0, path::RECV_UNDRAINED),
-            FlowEnd::Source => (flow.side(), 1, path::SEND_UNDRAINED),
+        let (side, what) = match end {
+            FlowEnd::Destination => (flow.side().other(), 0),
+            FlowEnd::Source => (flow.side(), 1),
         };
-        let Some(direct) = self.direct_mut(index) else { return };
-        let open = &mut direct.undrained[side][what];
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let (open, bit) = (&mut connection.undrained[side][what], UNDRAINED[what]);
         *open = open.saturating_sub(moves);
-        if *open == 0 && direct.words[side] & bit != 0 {
+        let is_told = connection.direct.as_ref().is_some_and(|direct| direct.words[side] & bit != 0);
+        if *open == 0 && is_told {
             // SYNC POINT: direct-drained (all was delivered before a client reads, or writes, a ring)
             self.change_word(index, side, |word| word & !bit);
             fence(Ordering::SeqCst);

@@ -91,7 +91,8 @@ impl Conductor {
         if self.is_full(sides.map(|(client, _)| client)) {
             return;
         }
-        let direct = Box::new(self.open_direct(sides, plan));
+        let undrained = Side::BOTH.map(|side| self.undrained(index, side));
+        let direct = Box::new(self.open_direct(sides, plan, undrained));
         let Some(connection) = self.connections.get_mut(index) else { return };
         connection.direct = Some(direct);
         if connection.twin.is_some() {

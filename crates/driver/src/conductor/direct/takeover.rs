@@ -86,10 +86,7 @@ impl Conductor {
             };
             doorbells[side] = Some(DoorbellState { number, fd, name });
         }
-        let &Direct { clients, reported, left, undrained, plan, words, .. } = direct;
-        if undrained != [[0; 2]; 2] {
-            return Err(Hindrance::passing("a connection is on its way from one process to another"));
-        }
+        let &Direct { clients, reported, left, plan, words, .. } = direct;
         Ok(DirectState { rings: [first, other], second, clients, reported, left, plan, words, doorbells })
     }
 
@@ -146,7 +143,6 @@ impl Conductor {
             reported,
             since,
             left,
-            undrained: Default::default(),
             plan,
             words,
             doorbells: resumed,

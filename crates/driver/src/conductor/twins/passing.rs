@@ -99,7 +99,10 @@ impl Conductor {
         to: Endpoint,
         owner: Option<(ClientId, Slot)>,
     ) {
-        let Ok(Parting { left, remainder, held, leave, stays }) = self.part(index, side, owner) else {
+        if let Some(connection) = self.connections.get_mut(index) {
+            connection.count_move(side);
+        }
+        let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
             return self.cut(index);
         };
         let Some(connection) = self.connections.get_mut(index) else { return };
@@ -124,7 +127,6 @@ impl Conductor {
                         former,
                         left,
                         remainder,
-                        stays,
                         elsewhere,
                         ..Parted::default()
                     })),
@@ -140,7 +142,6 @@ impl Conductor {
                     former,
                     held,
                     leave,
-                    stays,
                     unclaimed: !claimed,
                     elsewhere,
                     ..Parted::default()

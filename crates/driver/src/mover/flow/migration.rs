@@ -27,9 +27,8 @@ pub struct Migration {
     undrained: VecDeque<Undrained>,
     /// Bytes of them that were counted when they were delivered first.
     counted: u64,
-    /// Changes of the destination, and of the source, after which the conductor wants to know when nothing of former clients' is under
-    /// way.
-    asked: [u32; 2],
+    /// By end, how often it has gone to another client since the conductor was told that nothing of former clients' is under way.
+    moves: [u32; 2],
     /// Senders to come, each with the number of sends that were accepted before it.
     successors: VecDeque<(u64, Endpoint)>,
     /// Sends accepted before those of the present sender.
@@ -126,9 +125,9 @@ impl Migration {
     /// # Errors
     /// If an end is on its way to another client.
     pub fn give(&self) -> Result<MigrationState, Hindrance> {
-        let Self { next, formers, undrained, counted, asked, successors, base, remainder, held, .. } = self;
+        let Self { next, formers, undrained, counted, moves, successors, base, remainder, held, .. } = self;
         let has_arrived = next.is_none() && formers.is_empty() && successors.is_empty();
-        if !has_arrived || !undrained.is_empty() || *asked != [0; 2] || remainder.is_some() || *held {
+        if !has_arrived || !undrained.is_empty() || *moves != [0; 2] || remainder.is_some() || *held {
             return Err(Hindrance::passing("a connection is on its way from one process to another"));
         }
         let &Self { read_here, sender_left, receiver_left, .. } = self;
@@ -194,33 +193,30 @@ impl Migration {
     }
 
     /// The flow shall deliver to this client from now on, and to the one that was to be next no more, which is returned. With `left`
-    /// the connection has left the direct path with the destination.
+    /// the connection has left the direct path with the destination. With `is_move` it had one before.
     pub fn retarget(
         &mut self,
         destination: Endpoint,
         former: Option<Former>,
         left: bool,
+        is_move: bool,
     ) -> Option<Endpoint> {
         self.read_here |= left;
+        self.moves[FlowEnd::Destination as usize] += u32::from(is_move);
         self.formers.extend(former);
         // Of a former sender's ring the new destination gets what the former one had not read, here.
         self.held = false;
         self.next.replace(destination)
     }
 
-    /// The conductor wants to know when nothing of former clients of this end is under way.
-    pub fn ask_drained(&mut self, end: FlowEnd) {
-        self.asked[end as usize] += 1;
-    }
-
-    /// How many changes of this end the conductor has asked about, if nothing of former clients' is under way.
+    /// How often this end has gone to another client since the last time, if nothing of former clients' is under way.
     pub fn take_drained(&mut self, end: FlowEnd) -> Option<u32> {
         let is_drained = match end {
             FlowEnd::Source => self.successors.is_empty(),
             FlowEnd::Destination => self.next.is_none() && self.undrained.is_empty(),
         };
-        let asked = &mut self.asked[end as usize];
-        (is_drained && *asked > 0).then(|| std::mem::take(asked))
+        let moves = &mut self.moves[end as usize];
+        (is_drained && *moves > 0).then(|| std::mem::take(moves))
     }
 
     /// The sender's ring is read here from now on. Returns whether the sender has left it.
@@ -263,6 +259,7 @@ impl Migration {
         let before = self.successors.back().map_or(self.base, |(base, _)| *base);
         self.successors.push_back((base, source));
         self.held |= held && !self.receiver_left;
+        self.moves[FlowEnd::Source as usize] += 1;
         base - before
     }
 
