@@ -257,6 +257,7 @@ fn a_container_needs_a_driver_unless_told_otherwise() {
     let refused = run(&[]);
     assert_eq!(refused.status.code(), Some(125));
     assert_eq!(stdout(&refused), "");
+    assert_eq!(stderr(&refused).lines().count(), 1, "{}", stderr(&refused));
     assert!(
         stderr(&refused).contains("no driver at") && stderr(&refused).contains("--no-driver"),
         "{}",

@@ -14,6 +14,9 @@ use super::confine::{self, Inside};
 use super::control::{Channel, Message};
 use super::jobs;
 
+/// Status of a container that has not started, as of `pd run`.
+const NOT_STARTED: i32 = 125;
+
 /// Arguments of the hidden subcommand.
 #[derive(Debug, clap::Args)]
 pub struct InitArgs {
@@ -35,6 +38,8 @@ pub fn main(args: &InitArgs) -> Result<i32> {
     // The holder answers once it has written down who this container is, for the driver to find.
     let inside = match channel.receive()? {
         Some(Message::Begin { inside }) => inside,
+        // The holder has given up, and says why.
+        None => return Ok(NOT_STARTED),
         other => bail!("expected the beginning on the container's control socket, got {other:?}"),
     };
     match start(args, inside) {
