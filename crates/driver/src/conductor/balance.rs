@@ -272,7 +272,7 @@ impl Conductor {
 
     /// Whether somebody of the client's tenant may take a connection that nobody has now, from its mover.
     fn has_parked(&self, client: &Client) -> bool {
-        self.twins.parked().any(|&(index, side)| {
+        self.twins.parked().any(|(index, side)| {
             self.connection(index).is_some_and(|connection| connection.tenants[side] == client.tenant)
         })
     }

@@ -16,6 +16,7 @@ pub(super) use takeover::TwinsState;
 pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
 use listeners::{Listening, Speaker};
+use parked::Parked;
 use twin::End;
 
 use super::answer::{done, Answer};
@@ -53,10 +54,9 @@ pub struct Twins {
     ends: HashMap<End, (ConnectionId, Side)>,
     /// Network namespace of each TCP socket of a claimed connection, by cookie.
     namespaces: HashMap<u64, NamespaceId>,
-    parked: Vec<(ConnectionId, Side)>,
+    parked: Parked,
     /// Sockets whose connections have gone on in the kernel, where several clients have had them: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
-    look_at: Option<Duration>,
     diags: HashMap<NamespaceId, SocketDiag>,
     /// Lines that nobody reads: the other end of connections that nobody has claimed.
     nobody: Arc<ClientMemory>,
@@ -97,9 +97,8 @@ impl Twins {
             unclaimed: HashMap::default(),
             ends: HashMap::default(),
             namespaces: HashMap::default(),
-            parked: Vec::new(),
+            parked: Parked::default(),
             departed: HashMap::default(),
-            look_at: None,
             diags: HashMap::default(),
             nobody: Arc::new(nobody),
         })
@@ -107,11 +106,11 @@ impl Twins {
 
     /// When parked sides want to be looked at.
     pub fn look_at(&self) -> Option<Duration> {
-        self.look_at
+        self.parked.next_look()
     }
 
     /// Sides that belong to nobody now.
-    pub fn parked(&self) -> impl Iterator<Item = &(ConnectionId, Side)> {
+    pub fn parked(&self) -> impl Iterator<Item = (ConnectionId, Side)> + '_ {
         self.parked.iter()
     }
 
@@ -165,7 +164,7 @@ impl Twins {
                 }
             }
         }
-        self.parked.retain(|(parked, _)| *parked != connection);
+        Side::BOTH.into_iter().for_each(|side| self.parked.remove((connection, side)));
         self.no_longer_unclaimed(connection, twin);
     }
 

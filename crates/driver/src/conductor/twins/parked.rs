@@ -3,11 +3,74 @@ use super::twin::Held;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
 use crate::ids::{ConnectionId, Side};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How soon it is looked whether somebody still holds a parked side's socket, and how often after that.
-const PARKED_FIRST: Duration = Duration::from_millis(50);
-const PARKED_AGAIN: Duration = Duration::from_millis(500);
+/// Time until the first look whether somebody still holds a parked side's socket. The sockets of a process that ends are closed within
+/// microseconds of each other, in any order...
+const LOOK_FIRST: Duration = Duration::from_micros(200);
+/// ...and the time to the next look is twice as long each time, up to this...
+const LOOK_LAST: Duration = Duration::from_millis(500);
+/// ...or to this much for each parked side, so that looks cost the same however many there are.
+const LOOK_LAST_OF_EACH: Duration = Duration::from_millis(1);
+/// Looks of one turn.
+const LOOKS_MAX: usize = 16;
+
+type Place = (ConnectionId, Side);
+
+/// Sides that belong to no client, and when to look at each.
+#[derive(Debug, Default)]
+pub struct Parked {
+    sides: BTreeMap<Place, Look>,
+    looks: BTreeSet<(Duration, Place)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    at: Duration,
+    pause: Duration,
+}
+
+impl Parked {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Place> + '_ {
+        self.sides.keys().copied()
+    }
+
+    /// Time of the next look.
+    pub fn next_look(&self) -> Option<Duration> {
+        self.looks.first().map(|(at, _)| *at)
+    }
+
+    fn put(&mut self, place: Place, look: Look) {
+        self.remove(place);
+        self.sides.insert(place, look);
+        self.looks.insert((look.at, place));
+    }
+
+    fn add(&mut self, place: Place, now: Duration) {
+        self.put(place, Look { at: now + LOOK_FIRST, pause: LOOK_FIRST });
+    }
+
+    /// Removes a side that has an owner again, or whose connection is over.
+    pub fn remove(&mut self, place: Place) {
+        if let Some(Look { at, .. }) = self.sides.remove(&place) {
+            self.looks.remove(&(at, place));
+        }
+    }
+
+    /// Returns a side that is due, with its next look put off.
+    fn take_due(&mut self, now: Duration) -> Option<Place> {
+        let &(at, place) = self.looks.first()?;
+        if at > now {
+            return None;
+        }
+        let last = LOOK_LAST.max(LOOK_LAST_OF_EACH * self.sides.len() as u32);
+        let pause = self.sides.get(&place).map_or(last, |look| (look.pause * 2).min(last));
+        self.put(place, Look { at: now + pause, pause });
+        Some(place)
+    }
+}
 
 impl Conductor {
     /// A side of a connection that is over for its client: says whether somebody else still holds the kernel's
@@ -28,28 +91,29 @@ impl Conductor {
     /// Looks from now on whether a side that belongs to no client still has a socket of the kernel's.
     pub(in crate::conductor) fn look_after(&mut self, index: ConnectionId, side: Side) {
         if self.connection(index).is_some() {
-            self.twins.parked.push((index, side));
-            let at = self.clock.now() + PARKED_FIRST;
-            self.twins.look_at = Some(self.twins.look_at.map_or(at, |other| other.min(at)));
+            self.twins.parked.add((index, side), self.clock.now());
         }
     }
 
     /// Ends parked sides whose sockets nobody holds any more.
     pub(in crate::conductor) fn look_after_parked(&mut self) {
         let now = self.clock.now();
-        if self.twins.look_at.is_none_or(|at| now < at) {
-            return;
-        }
-        for (index, side) in std::mem::take(&mut self.twins.parked) {
+        let mut has_ended = false;
+        for _ in 0..LOOKS_MAX {
+            let Some((index, side)) = self.twins.parked.take_due(now) else { break };
             if self.is_held(index, side) {
-                self.twins.parked.push((index, side));
-            } else if self.connection(index).is_some() {
+                continue;
+            }
+            has_ended = true;
+            self.twins.parked.remove((index, side));
+            if self.connection(index).is_some() {
                 // What its last owner sent may not be delivered yet.
                 self.end_side(index, side, Ending::Died(now + GRACE));
             }
         }
-        self.twins.look_at = (!self.twins.parked.is_empty()).then(|| now + PARKED_AGAIN);
-        self.drop_diags();
+        if has_ended {
+            self.drop_diags();
+        }
     }
 
     /// Whether a process holds the kernel's socket of a side, or (unclaimed) may still accept it.
@@ -74,9 +138,35 @@ impl Conductor {
     pub(in crate::conductor) fn drop_diags(&mut self) {
         let parked =
             self.twins.parked.iter().filter_map(|(index, side)| {
-                Some(self.connections.get(*index)?.twin.as_ref()?.namespace(*side))
+                Some(self.connections.get(index)?.twin.as_ref()?.namespace(side))
             });
         let parked: Vec<_> = parked.collect();
         self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_become_rare_and_cost_the_same_however_many_sides_there_are() {
+        let mut parked = Parked::default();
+        let place = |number| (ConnectionId::new(number), Side::Accepting);
+        (0..2_000).for_each(|number| parked.add(place(number), Duration::ZERO));
+        let mut looks = BTreeMap::<_, Vec<_>>::new();
+        let end = Duration::from_secs(60);
+        while let Some(now) = parked.next_look().filter(|at| *at < end) {
+            while let Some(place) = parked.take_due(now) {
+                looks.entry(place).or_default().push(now);
+            }
+        }
+        for times in looks.values() {
+            assert_eq!(times[..3], [200, 600, 1_400].map(Duration::from_micros));
+        }
+        let late = looks.values().flatten().filter(|at| **at >= end / 2).count();
+        assert!((29_000..=32_000).contains(&late), "{late} looks in half a minute");
+        (0..2_000).for_each(|number| parked.remove(place(number)));
+        assert_eq!((parked.next_look(), parked.iter().count()), (None, 0));
     }
 }

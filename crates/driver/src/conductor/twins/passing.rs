@@ -59,7 +59,7 @@ impl Conductor {
             twin.pass(side);
         }
         self.move_side(index, side, endpoint, Some((id, slot)));
-        self.twins.parked.retain(|parked| *parked != (index, side));
+        self.twins.parked.remove((index, side));
         if let Some((owner, slot)) = former {
             // Its slot is free when what it has sent is delivered.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {

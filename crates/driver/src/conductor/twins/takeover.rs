@@ -29,7 +29,7 @@ impl Conductor {
         Ok(TwinsState {
             diags: diags.collect::<Result<_, Hindrance>>()?,
             listeners: self.twins.give_listeners(),
-            parked: self.twins.parked.clone(),
+            parked: self.twins.parked.iter().collect(),
             departed: departed.map(|(id, list)| (*id, list.iter().copied().collect())).collect(),
         })
     }
