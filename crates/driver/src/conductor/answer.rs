@@ -8,7 +8,7 @@ use rustix::io::Errno;
 /// An answer without its tag.
 pub(super) type Answer = Result<Event, Errno>;
 
-/// An answer that says no more than that it is done.
+/// Makes an answer that reports success without a value.
 pub(super) fn done(socket: SocketId) -> Event {
     Event::answer(socket, 0, 0)
 }
@@ -21,7 +21,7 @@ impl Conductor {
         self.post(asker, event);
     }
 
-    /// By the mover that serves the channel now.
+    /// Posts an event through the mover that serves the channel now.
     pub(super) fn post(&self, (client, channel): (ClientId, usize), event: Event) {
         if let Some(mover) = self.client(client).map(|client| client.mover_of(channel)) {
             self.movers.send(mover, ToMover::Post { client, channel, event });

@@ -1,4 +1,4 @@
-//! Admission of clients: `[attach]` of the policy, asked when one arrives, and again of all when a policy changes.
+//! Admission of clients by `[attach]` of the policy: of each that arrives, and of all again when a policy changes.
 use super::Conductor;
 use crate::door::ToDoor;
 use crate::identity::Identity;
@@ -17,7 +17,7 @@ impl Conductor {
     /// Tells whether a process may be, or stay, a client.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     pub(super) fn may_attach(
         &self,
         identity: &Identity,
@@ -33,7 +33,7 @@ impl Conductor {
         })
     }
 
-    /// Refuses a newcomer, and remembers it for those who ask.
+    /// Refuses a new client, and records the refusal for administrators.
     pub(super) fn turn_away(
         &mut self,
         id: ClientId,
@@ -49,7 +49,7 @@ impl Conductor {
         self.door.send(ToDoor::TurnAway { client: id, errno, why: told });
     }
 
-    /// A line in the log, of each payer the first in a while.
+    /// Logs a refusal: of each payer the first in a while.
     pub(super) fn say_refused(&mut self, refusal: Refusal, identity: &Identity, tenant: TenantId) {
         if self.log.may_say((NOT_LET_IN, payer(tenant, identity.uid)), self.clock.now()) {
             let (pid, uid, cgroup) = (identity.pid, identity.uid, identity.cgroup.as_deref().unwrap_or(""));
@@ -64,14 +64,14 @@ impl Conductor {
         }
     }
 
-    /// A client that the policy does not let stay, and why.
+    /// Returns the client and the reason, if the policy does not let it stay.
     fn denied(&self, id: ClientId) -> Option<(ClientId, Refusal)> {
         let client = self.client(id).filter(|client| client.is_present())?;
         let refusal = self.may_attach(&client.identity, client.place, client.tenant).err()?;
         Some((id, refusal))
     }
 
-    /// Cuts off clients that the policy in force does not let in. Returns how many connections end with them.
+    /// Cuts off clients that the policy in force does not let in. Returns the number of connections that end with them.
     pub(super) fn turn_out_denied(&mut self) -> u64 {
         let denied: BTreeMap<_, _> = self.clients.ids().filter_map(|id| self.denied(id)).collect();
         if denied.is_empty() {

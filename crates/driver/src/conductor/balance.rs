@@ -1,12 +1,12 @@
-//! Movers in balance: which have threads, and what goes from one to another.
+//! Balance of movers: the choice of those that have threads, and of the work that goes from one to another.
 //!
-//! The conductor looks now and then how busy the movers are. What each channel costs it learns while all of them stand still, which it
-//! arranges only when one has no time left, and at a rate that no client chooses. What goes is decided by [`plan`]; how, by
-//! [`crate::mover::transfer`].
+//! The conductor looks at the load of movers at intervals. All movers stand still while the costs of channels are collected. A stop comes
+//! only when one has no time left, and at a rate that no client chooses. [`plan`] chooses the work that moves, and
+//! [`crate::mover::transfer`] moves it.
 //!
-//! What goes as a whole: a channel, unless its client is *bound*. Then it is its family, with all channels: connections of twins pass
-//! between the processes of a family, and files are opened and read by a mover. A client whose threads hand sockets to each other across
-//! movers is brought together again, and stays so for a while.
+//! A channel moves as a whole, unless its client is *bound*. Then the client's family moves as a whole, with all channels. Connections of
+//! twins pass between the processes of a family, and files are opened and read by a mover. A client whose threads hand sockets to each
+//! other across movers is gathered at one mover, and stays there for a while.
 mod plan;
 
 use super::client::{Client, Phase};
@@ -23,24 +23,25 @@ use plan::{Lags, Unit, View, SATURATED, SPARE};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How often it is looked how busy movers are.
+/// Interval between looks at the load of movers.
 const LOOK: Duration = Duration::from_millis(100);
-/// Looks in a row that find a mover without time left, before anything is done.
+/// Looks in a row that find a mover without time left, before movers are balanced.
 const LOOKS_BUSY: u32 = 2;
-/// Looks in a row that find that one mover fewer would do, before one is parked.
+/// Looks in a row that find one mover more than needed, before one is parked.
 const LOOKS_IDLE: u32 = 50;
-/// How busy the others may be then.
+/// Highest mean load of the others then.
 const BUSY_WITHOUT: f64 = 0.5;
-/// Movers stand still for balance at most so often, and less often as long as nothing comes of it.
+/// Shortest interval between stops of movers for balance.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Longest interval between stops. The interval doubles as long as nothing moves.
 const PAUSE_MAX: Duration = Duration::from_secs(4);
-/// What channels have cost is too old after this.
+/// Age at which costs of channels are too old.
 const COSTS_OLD: Duration = Duration::from_secs(5);
-/// Units that go at a time.
+/// Most steps of a plan at a time.
 const STEPS_MAX: usize = 4;
-/// How long a client that was brought together stays so.
+/// Time for which a client that was gathered at one mover stays there.
 const TOGETHER: Duration = Duration::from_secs(10);
-/// A processor that was idle for this part of the time between two looks can have a mover.
+/// Idle part of the time between two looks from which on a processor can have a mover.
 const CORE_IDLE: f64 = 0.8;
 
 /// See the module.
@@ -48,13 +49,13 @@ const CORE_IDLE: f64 = 0.8;
 pub struct Balance {
     next_look: Duration,
     looked_at: Duration,
-    /// How long each mover had been idle by then.
+    /// Idle time of each mover by then.
     idle: Vec<Duration>,
     looks_busy: u32,
     looks_idle: u32,
     next_round: Duration,
     pause: Duration,
-    /// When channels' costs were last taken.
+    /// Time at which the costs of channels were last taken.
     costs_at: Option<Duration>,
     lags: Lags<Payer>,
     random: u64,
@@ -62,7 +63,7 @@ pub struct Balance {
     processors: Option<(Duration, Duration)>,
 }
 
-/// What goes or stays as a whole.
+/// Channels that move as a whole.
 struct Group {
     places: Vec<(ClientId, usize)>,
     family: Family,
@@ -71,7 +72,7 @@ struct Group {
 }
 
 impl Conductor {
-    /// Looks whether movers are to be balanced, when it is time. Says whether anything was done.
+    /// Balances movers, if it is time. Returns whether anything was done.
     pub fn balance(&mut self) -> bool {
         if self.movers.len() == 1 {
             return false;
@@ -107,7 +108,7 @@ impl Conductor {
         false
     }
 
-    /// How busy each mover was since the last look.
+    /// Returns the load of each mover since the last look, from 0 to 1.
     fn look_at_movers(&mut self, now: Duration) -> Vec<f64> {
         let idle: Vec<_> = self.movers.ids().map(|id| self.movers.idle_time(id)).collect();
         let since = now.saturating_sub(std::mem::replace(&mut self.balance.looked_at, now)).as_secs_f64();
@@ -116,7 +117,7 @@ impl Conductor {
         let of = ids.map(|id| {
             let before = before.get(id.index()).copied().unwrap_or_default();
             let idle = self.balance.idle[id.index()].saturating_sub(before).as_secs_f64();
-            // One that sleeps has not counted that yet.
+            // A mover that sleeps has not counted that time yet.
             let is_idle = !self.movers.works(id) || self.movers.is_asleep(id);
             if is_idle || since <= 0.0 {
                 0.0
@@ -127,9 +128,9 @@ impl Conductor {
         of.collect()
     }
 
-    /// Has movers stand still, and moves what evens them out.
+    /// Stops the movers, and moves work so that they are evened out.
     fn even_out(&mut self, now: Duration, busy: &[f64], is_core_idle: bool) -> bool {
-        // One that has no thread yet is as good as one that has time.
+        // A mover without a thread is as good as one with time left.
         let spare = self.movers.working().any(|id| busy[id.index()] < SPARE);
         let fresh = self.movers.ids().find(|&id| !self.movers.works(id)).filter(|_| is_core_idle && !spare);
         let groups = self.groups(now);
@@ -152,7 +153,7 @@ impl Conductor {
         let Some(went) = went.flatten() else { return true };
         if let Some(fresh) = fresh.filter(|fresh| went.iter().any(|went| went.to == *fresh)) {
             if let Err(error) = self.movers.start(fresh) {
-                // It is served by nobody: back.
+                // No thread serves the mover: its channels go back.
                 tracing::warn!(%error, "cannot start a thread for a mover");
                 let back: Vec<_> =
                     went.iter().filter(|went| went.to == fresh).map(|went| (went.group, went.from)).collect();
@@ -172,7 +173,7 @@ impl Conductor {
         true
     }
 
-    /// Ends the thread of the least busy mover, which others take the clients of.
+    /// Ends the thread of the least busy mover, whose clients go to another.
     fn park_one(&mut self, busy: &[f64]) -> bool {
         let by_busy = |a: &MoverId, b: &MoverId| busy[a.index()].total_cmp(&busy[b.index()]);
         let Some(from) = self.movers.working().filter(|id| id.index() > 0).min_by(by_busy) else {
@@ -185,14 +186,14 @@ impl Conductor {
                 return true;
             }
         }
-        // Nobody new comes there meanwhile: only the conductor places clients. Whoever is leaving has to have left.
+        // No new client comes there meanwhile: only the conductor places clients. Clients that are leaving have to have left.
         if !self.clients.iter().any(|(_, client)| client.movers().contains(&from))
             && !self.connections.iter().any(|(_, connection)| connection.movers.contains(&from))
         {
             self.movers.park(from);
             let names: Vec<_> = self.clients.iter().map(|(_, client)| client.payer()).collect();
             self.movers.with_all(|all| {
-                // Whoever is served by one alone has all of its weight there.
+                // A payer that one mover serves has all of its weight there.
                 for mover in all {
                     names.iter().for_each(|name| mover.set_part(*name, WHOLE_WEIGHT));
                 }
@@ -201,12 +202,12 @@ impl Conductor {
         true
     }
 
-    /// When [`Self::balance`] wants to be called although there is nothing to do.
+    /// Returns the time at which [`Self::balance`] is due although there is nothing to do.
     pub(super) fn shuffle_by(&self) -> Option<Duration> {
         self.settings.movers_shuffled.filter(|_| self.movers.len() > 1).map(|_| self.balance.next_look)
     }
 
-    /// Moves anything anywhere, and starts and parks movers.
+    /// Moves any group to any mover, and starts and parks movers.
     fn shuffle(&mut self, now: Duration) {
         let mut next = |below: usize| {
             let random = &mut self.balance.random;
@@ -227,7 +228,7 @@ impl Conductor {
         let _ = self.carry(&group.places, group.from, to, group.family);
     }
 
-    /// All that can go, by what goes as a whole.
+    /// Returns all channels, in groups that move as a whole.
     fn groups(&self, now: Duration) -> Vec<Group> {
         let mut families: BTreeMap<Family, Vec<(ClientId, &Client)>> = BTreeMap::new();
         for (id, client) in self.clients.iter() {
@@ -259,7 +260,7 @@ impl Conductor {
                     places.entry(mover).or_default().push((id, channel));
                 }
             }
-            // Of a family that is spread and will be bound to its mover only what is there goes with it.
+            // A family that is spread, and will be bound to its mover, makes a group at each mover: only the channels there go together.
             groups.extend(places.into_iter().map(|(from, places)| Group {
                 places,
                 family,
@@ -270,7 +271,7 @@ impl Conductor {
         groups
     }
 
-    /// Whether somebody of the client's tenant may take a connection that nobody has now, from its mover.
+    /// Tells whether a side of the client's tenant is parked. A client of the tenant may take that side, at its mover.
     fn has_parked(&self, client: &Client) -> bool {
         self.twins.parked().any(|(index, side)| {
             self.connection(index).is_some_and(|connection| connection.tenants[side] == client.tenant)
@@ -305,7 +306,7 @@ impl Conductor {
         }
     }
 
-    /// Channels have gone, with these flows.
+    /// Notes that channels have gone to `to`, with these flows.
     fn note(&mut self, places: &[(ClientId, usize)], to: MoverId, family: Family, flows: &[FlowId]) {
         Metrics::add(&self.metrics.channels_moved, places.len() as u64);
         let mut clients: Vec<_> = places.iter().map(|place| place.0).collect();
@@ -331,7 +332,7 @@ impl Conductor {
         }
     }
 
-    /// Has one mover serve all channels of a client: its family's. Says whether it does.
+    /// Gathers all channels of a client at its family's mover. Returns whether they are there.
     pub(super) fn gather(&mut self, id: ClientId) -> bool {
         let Some(client) = self.client(id) else { return false };
         let (family, to) = (client.family, self.families.mover(client.family));
@@ -353,7 +354,7 @@ impl Conductor {
         true
     }
 
-    /// The same, for good. See the module.
+    /// Gathers a client for good: it is bound from now on. See the module.
     pub(super) fn keep_together(&mut self, id: ClientId) -> bool {
         let is_together = self.gather(id);
         if let Some(client) = self.client_mut(id).filter(|_| is_together) {
@@ -363,7 +364,7 @@ impl Conductor {
     }
 }
 
-/// A group that went.
+/// A group that has moved.
 struct Went {
     group: usize,
     from: MoverId,
@@ -371,7 +372,7 @@ struct Went {
     flows: Vec<FlowId>,
 }
 
-/// Moves what evens movers out, and divides the weights of payers among those that serve them.
+/// Moves groups so that movers are evened out, and divides the weights of payers among the movers that serve them.
 fn decide(
     all: &mut [&mut Mover],
     balance: &mut Balance,
@@ -411,7 +412,7 @@ fn decide(
             match transfer(all, Transfer { from, to, places: &groups[group].places }) {
                 Ok(flows) => went.push(Went { group, from, to, flows }),
                 Err(_) => {
-                    // It stays where it is, and the others are looked at without it.
+                    // The group stays where it is, and the others are looked at without it.
                     view.units[unit] = Unit { is_movable: false, ..before.units[unit] };
                     view.busy.clone_from(&before.busy);
                 }
@@ -421,14 +422,14 @@ fn decide(
     for (payer, parts) in view.parts().into_iter().enumerate() {
         for (mover, part) in ids.iter().zip(parts) {
             let part = (part * f64::from(WHOLE_WEIGHT)).round() as u32;
-            // Who is not there now may come, and is whole then.
+            // A payer without a part there may come, and is whole then.
             all[mover.index()].set_part(names[payer], if part == 0 { WHOLE_WEIGHT } else { part });
         }
     }
     went
 }
 
-/// Whether processors were idle since the last time, if that was a moment ago.
+/// Tells whether processors were idle since the last call, if that was a moment ago.
 fn is_core_idle(known: &mut Option<(Duration, Duration)>, now: Duration) -> bool {
     let Some(idle) = idle_time() else { return false };
     let Some((at, before)) = known.replace((now, idle)) else { return false };
@@ -437,7 +438,7 @@ fn is_core_idle(known: &mut Option<(Duration, Duration)>, now: Duration) -> bool
         && idle.saturating_sub(before).as_secs_f64() >= CORE_IDLE * since.as_secs_f64()
 }
 
-/// Time for which the processors of this machine, all together, had nothing to do.
+/// Returns the time for which the processors of this machine, all together, had nothing to do.
 fn idle_time() -> Option<Duration> {
     if let Some(simulated) = simulated::idle_time() {
         return Some(simulated);

@@ -1,4 +1,4 @@
-//! What the conductor knows of one client.
+//! A client as the conductor knows it.
 use super::direct::Doorbells;
 use super::families::Family;
 use super::kernel::Counts;
@@ -14,14 +14,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How far a client has come.
+/// Stage of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The door has still to make its memory known.
+    /// The door has not announced the client's memory yet.
     Arriving,
     /// Attached.
     Attached,
-    /// Dead or cut off; waits for its mover to forget it.
+    /// Dead or cut off; movers have still to forget the client.
     Leaving,
 }
 
@@ -29,52 +29,52 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     pub flow: FlowId,
-    /// Of its connection: the flow may be over, and its number another's.
+    /// Serial number of its connection: the flow may be over, and its number reused.
     pub serial: u64,
     pub bytes_max: u64,
 }
 
 #[derive(Debug)]
 pub struct Client {
-    /// A number that no other client has or will have.
+    /// Serial number, which is never reused.
     pub serial: u64,
     pub identity: Identity,
-    /// Where it attached from.
+    /// Place that it attached from.
     pub place: Place,
     pub tenant: TenantId,
     pub phase: Phase,
     pub memory: Option<Arc<ClientMemory>>,
     pub family: Family,
-    /// Serves its channels, but for those that are away.
+    /// Mover of its channels, except those in `away`.
     pub mover: MoverId,
     /// Channels that other movers serve.
     away: Vec<(usize, MoverId)>,
     pub channels: usize,
-    /// Its receive regions, by number, and what of them rings take.
+    /// Receive regions by number, each with the space that rings take.
     pub regions: BTreeMap<u32, (Region, Space)>,
-    /// A receive region is being made, for a ring of so many bytes.
+    /// Size of the ring, in bytes, for which a receive region is being made.
     pub growing: Option<u64>,
-    /// Flows that wait for it, in the order in which they asked.
+    /// Flows that wait for that region, in the order of their requests.
     pub asked: VecDeque<Asked>,
-    /// Larger rings were not to be had the last time.
+    /// Limit of ring sizes, in bytes, since a larger ring was not to be had.
     pub ring_bytes_max: u64,
-    /// Send regions of which not all movers have heard yet, each with how many those are.
+    /// Send regions that some movers have not heard of, each with the number of these movers.
     unheard: Vec<(u16, usize)>,
-    /// Movers that have not forgotten it yet, once it leaves.
+    /// Number of movers that have still to forget the client, once it leaves.
     pub remembered: usize,
     /// Stays with its family's mover: see [`super::balance`].
     pub is_bound: bool,
     /// Has got a file socket.
     pub passes_files: bool,
-    /// Is not spread over movers again before this.
+    /// Earliest time at which it may be spread over movers again.
     pub bound_until: Duration,
-    /// Who pays for its memory.
+    /// Account that pays for its memory.
     pub account: Arc<Account>,
-    /// Pages of its sockets' lines that were made.
+    /// Number of pages made for the lines of its sockets.
     pub pages_of_lines: usize,
-    /// Connections on the direct path.
+    /// Number of connections on the direct path.
     pub direct: usize,
-    /// What it has said of connections on the kernel, and was counted.
+    /// Counts of connections on the kernel that it has reported, as last taken.
     pub kernel: Counts,
     /// See [`Doorbells`].
     pub doorbells: Doorbells,
@@ -93,24 +93,24 @@ pub struct Socket {
     pub v6: bool,
     pub v6_only: bool,
     pub channel: usize,
-    /// Explicitly bound, hence to be unbound.
+    /// Address of an explicit bind, to be undone.
     pub bound: Option<SocketAddr>,
     pub state: SocketState,
     pub send_ring_bytes: u64,
     pub receive_ring_bytes: u64,
-    /// See [`pd_abi::SocketOption::ReceivesShared`]; of a listener: its connections.
+    /// See [`pd_abi::SocketOption::ReceivesShared`]. Connections inherit a listener's value.
     pub receives_shared: bool,
-    /// Of an end that is another's by now: flows that have not let go of it.
+    /// Flows that have not let go of an end that another client has taken.
     pub flows_left: u8,
 }
 
-/// Paper, section III-D.
+/// State of a socket (paper, section III-D).
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub enum SocketState {
     Active,
     Listen(Listener),
     Connected(Connected),
-    /// Closed by its client; flows still drain. With the connection, unless another client has its side now.
+    /// Closed by its client while flows still drain. Holds the connection, unless another client has its side.
     Closing(Option<Connected>),
 }
 
@@ -118,21 +118,20 @@ pub enum SocketState {
 pub struct Listener {
     pub backlog_max: usize,
     pub backlog: VecDeque<Slot>,
-    /// Connections that ever entered the backlog.
+    /// Number of connections that ever entered the backlog.
     pub arrived: u64,
 }
 
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Connected {
     pub connection: ConnectionId,
-    /// 0: connected; 1: accepted.
     pub side: Side,
     pub local: SocketAddr,
     pub remote: SocketAddr,
 }
 
 impl Client {
-    /// Whether it is not leaving.
+    /// Tells whether the client is not leaving.
     pub fn is_present(&self) -> bool {
         self.phase != Phase::Leaving
     }
@@ -174,17 +173,17 @@ impl Client {
         }
     }
 
-    /// Serves a channel, and the sockets whose home it is.
+    /// Returns the mover that serves a channel, and the sockets whose home it is.
     pub fn mover_of(&self, channel: usize) -> MoverId {
         self.away.iter().find(|(away, _)| *away == channel).map_or(self.mover, |&(_, mover)| mover)
     }
 
-    /// Serves a socket.
+    /// Returns the mover that serves a socket.
     pub fn mover_of_slot(&self, slot: Slot) -> MoverId {
         self.socket(slot).map_or(self.mover, |socket| self.mover_of(socket.channel))
     }
 
-    /// Movers that know it, its own first.
+    /// Returns the movers that know the client, its own first.
     pub fn movers(&self) -> Vec<MoverId> {
         let mut movers = vec![self.mover];
         for &(_, mover) in &self.away {
@@ -195,17 +194,17 @@ impl Client {
         movers
     }
 
-    /// Whether several know it.
+    /// Tells whether several movers know the client.
     pub fn is_spread(&self) -> bool {
         !self.away.is_empty()
     }
 
-    /// Its channels, each with its mover.
+    /// Iterates over the channels, each with its mover.
     pub fn channels_with_movers(&self) -> impl Iterator<Item = (usize, MoverId)> + '_ {
         (0..self.channels).map(|channel| (channel, self.mover_of(channel)))
     }
 
-    /// Channels have gone to another mover. Its own is one that serves a channel.
+    /// Notes that channels have gone to `mover`. The client's own mover remains one that serves a channel.
     pub fn set_mover_of(&mut self, channels: &[usize], mover: MoverId) {
         let moved = |channel| if channels.contains(&channel) { mover } else { self.mover_of(channel) };
         let movers: Vec<_> = (0..self.channels).map(moved).collect();
@@ -216,7 +215,7 @@ impl Client {
         self.away = away.collect();
     }
 
-    /// Connections and sides of the connected sockets whose home is one of these channels.
+    /// Iterates over connections and sides of the connected sockets whose home is one of `channels`.
     pub fn connected_on<'a>(
         &'a self,
         channels: &'a [usize],
@@ -231,14 +230,14 @@ impl Client {
         })
     }
 
-    /// All movers that know it are told of a send region.
+    /// Notes that all movers of the client are to hear of a send region. Returns these movers.
     pub fn tell_of_region(&mut self, region: u16) -> Vec<MoverId> {
         let movers = self.movers();
         self.unheard.push((region, movers.len()));
         movers
     }
 
-    /// One more has heard of it. Says whether all have by now.
+    /// Notes that one more mover has heard of a send region. Returns whether all have.
     pub fn has_heard(&mut self, region: u16) -> bool {
         let Some(at) = self.unheard.iter().position(|(unheard, _)| *unheard == region) else { return true };
         self.unheard[at].1 -= 1;
@@ -249,12 +248,12 @@ impl Client {
         all
     }
 
-    /// Pays for what it takes.
+    /// Returns the payer of its resources.
     pub fn payer(&self) -> Payer {
         payer(self.tenant, self.identity.uid)
     }
 
-    /// Brings the page of a slot's lines into being, and pays for it, unless that was done: slots are taken in order.
+    /// Makes the page of a slot's lines, and pays for it, unless that was done. Slots are taken in order.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -271,7 +270,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes a slot for a socket. Returns it and its generation.
+    /// Takes a slot for a socket. Returns the slot and its generation; `None` if all slots are in use.
     pub fn open(&mut self, socket: Socket) -> Option<(Slot, u16)> {
         let slot = match self.free_slots.pop() {
             Some(slot) => slot,
@@ -287,7 +286,7 @@ impl Client {
         Some((slot, entry.generation))
     }
 
-    /// Whether more than half of the slots are free.
+    /// Tells whether more than half of the slots are free.
     pub fn has_many_slots(&self) -> bool {
         self.slots.len() - self.free_slots.len() < SOCKETS_MAX / 2
     }
@@ -310,14 +309,14 @@ impl Client {
         self.slots.get_mut(slot.index())?.socket.as_mut()
     }
 
-    /// Generations of all slots, and the sockets in use: for another driver.
+    /// Returns the generations of all slots, and the sockets in use, for another driver.
     pub fn give_slots(&self) -> (Vec<u16>, Vec<(Slot, Socket)>) {
         let sockets = self.slots.iter().enumerate();
         let sockets = sockets.filter_map(|(at, slot)| Some((Slot::at(at), slot.socket.clone()?)));
         (self.slots.iter().map(|slot| slot.generation).collect(), sockets.collect())
     }
 
-    /// Goes on with the slots that another driver has given. Says whether there can be such slots.
+    /// Takes over slots that another driver has given. Returns whether they are valid.
     pub fn resume_slots(&mut self, generations: Vec<u16>, sockets: Vec<(Slot, Socket)>) -> bool {
         if generations.len() > SOCKETS_MAX {
             return false;
@@ -337,12 +336,12 @@ impl Client {
         self.slots.len() * SOCKET_STRIDE <= self.pages_of_lines * PAGE_BYTES
     }
 
-    /// Tells whether nothing that it was given is on its way to movers.
+    /// Tells whether no region is being made for the client, and no mover has still to hear of one.
     pub fn is_settled(&self) -> bool {
         self.unheard.is_empty() && self.growing.is_none()
     }
 
-    /// Slots in use.
+    /// Returns the slots in use.
     pub fn slots(&self) -> Vec<Slot> {
         (0..self.slots.len()).map(Slot::at).filter(|&s| self.socket(s).is_some()).collect()
     }

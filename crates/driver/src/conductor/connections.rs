@@ -17,16 +17,16 @@ pub struct Connections {
     free: Free,
 }
 
-/// Numbers of no connection, which reservations give back.
+/// Free numbers. A reservation that is dropped returns its number here.
 #[derive(Clone, Debug, Default)]
 struct Free(Arc<Mutex<Vec<ConnectionId>>>);
 
-/// A number for a connection that is about to begin. It is free again when the reservation is dropped.
+/// Number for a connection that is about to begin. Dropping the reservation frees the number.
 #[derive(Debug)]
 #[must_use]
 pub struct Reservation {
     id: ConnectionId,
-    /// None once the connection has begun.
+    /// `None` once the connection has begun.
     free: Option<Free>,
 }
 
@@ -37,7 +37,7 @@ impl Free {
 }
 
 impl Reservation {
-    /// The number.
+    /// Returns the number.
     pub fn id(&self) -> ConnectionId {
         self.id
     }
@@ -51,51 +51,52 @@ impl Drop for Reservation {
     }
 }
 
-/// A connection. What there are two of is by side.
+/// A connection. Pairs are indexed by side.
 pub struct Connection {
-    /// Whose sockets the sides are.
+    /// Sockets at the two sides.
     pub sides: [Option<(ClientId, Slot)>; 2],
     pub movers: [MoverId; 2],
-    /// How far they are.
+    /// Life of each side.
     life: [Life; 2],
-    /// A number that no other connection has or will have.
+    /// Serial number, which is never reused.
     pub serial: u64,
-    /// Whose the sides are, and what of the counters is on their accounts already.
+    /// Tenants of the sides.
     pub tenants: [TenantId; 2],
+    /// Traffic that is on the tenants' accounts already.
     pub settled: [Traffic; 2],
-    /// A policy ended it.
+    /// Set when the driver has ended the connection with `ECONNRESET`.
     pub cut: bool,
-    /// Whether it counts among its tenant's connections here: where the kernel holds the policy, too, it counts a twin's.
+    /// Set if it counts among its tenant's connections here. The kernel counts a twin's where it holds the policy, too.
     pub counted: bool,
     /// The listener's address.
     pub reached: SocketAddr,
-    /// Names of its ends, if these are in two networks.
+    /// Addresses by which the ends know each other, if they are in two networks.
     pub mapped: Option<Mapped>,
-    /// The service through which it came there.
+    /// Service through which the listener was reached.
     pub through: Option<Chosen>,
-    /// If it belongs to a connection of the kernel.
+    /// State of the twin, if it belongs to a connection of the kernel.
     pub twin: Option<Box<Twin>>,
-    /// On the direct path.
+    /// State of the direct path.
     pub direct: Option<Box<Direct>>,
-    /// By side, for what it receives and what it sends: how often it has gone to another client since nothing was under way for a
-    /// former one.
+    /// Moves to another client since nothing was under way for a former one. Indexed by side, then 0 for the flow that the side receives,
+    /// and 1 for the flow that it sends.
     pub undrained: [[u32; 2]; 2],
-    /// As mirrors show it, since the first did.
+    /// The connection as mirrors show it, since the first did.
     pub subject: Option<Arc<Subject>>,
 }
 
 /// Addresses by which the ends of a connection between two networks know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mapped {
-    /// That of the accepting side in the connecting side's network.
+    /// Address of the accepting side in the connecting side's network.
     pub name: IpAddr,
-    /// That of the connecting side in its own network.
+    /// Address of the connecting side in its own network.
     pub own: IpAddr,
-    /// The same in the accepting side's network.
+    /// Address of the connecting side in the accepting side's network.
     pub seen: IpAddr,
 }
 
-/// A connection as it begins.
+/// Initial state of a connection.
 pub struct NewConnection {
     pub sides: [Option<(ClientId, Slot)>; 2],
     pub movers: [MoverId; 2],
@@ -118,7 +119,7 @@ impl Connections {
         self.table.get_mut(id)
     }
 
-    /// All numbers that there may be.
+    /// Iterates over all numbers, free ones as well.
     pub fn ids(&self) -> impl Iterator<Item = ConnectionId> {
         self.table.ids()
     }
@@ -131,27 +132,27 @@ impl Connections {
         self.table.iter_mut()
     }
 
-    /// How many there are, and numbers that are kept for more.
+    /// Returns the number of connections and reservations.
     pub fn count(&self) -> usize {
         self.table.len() - self.free.lock().len()
     }
 
-    /// A number for a connection that is about to begin.
+    /// Reserves a number for a connection that is about to begin.
     pub fn reserve(&mut self) -> Reservation {
         let id = self.free.lock().pop();
         Reservation { id: id.unwrap_or_else(|| self.table.add()), free: Some(self.free.clone()) }
     }
 
-    /// Has it begin.
+    /// Begins a connection under a reserved number.
     pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
         reserved.free = None;
         let id = reserved.id;
-        // Only the accepting side of a twin has nobody.
+        // Only the accepting side of a twin has no client.
         let life = new.sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
         self.table.put(id, Connection::new(new, life, false));
     }
 
-    /// Goes on with the connections that another driver has given. Says whether each has a number of its own.
+    /// Takes over connections that another driver has given. Returns whether their numbers are distinct.
     pub fn resume(&mut self, given: Vec<(ConnectionId, Connection)>) -> bool {
         for (id, connection) in given {
             if self.table.get(id).is_some() {
@@ -163,7 +164,7 @@ impl Connections {
         true
     }
 
-    /// It is over, and its number free.
+    /// Removes a connection that is over, and frees its number.
     pub fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
         let connection = self.table.remove(id)?;
         self.free.lock().push(id);
@@ -172,7 +173,7 @@ impl Connections {
 }
 
 impl Connection {
-    /// A connection whose sides are as far as that.
+    /// Makes a connection whose sides are in the given states.
     pub fn new(new: NewConnection, life: [Life; 2], cut: bool) -> Self {
         let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
             new;
@@ -196,27 +197,27 @@ impl Connection {
         }
     }
 
-    /// How far its sides are.
+    /// Returns the state of each side.
     pub fn life(&self) -> [Life; 2] {
         self.life
     }
 
-    /// Where it leads, as rules see it.
+    /// Returns its destination, as rules see it.
     pub fn led(&self) -> Reached {
         Reached { at: self.reached, asked: self.through.map(|chosen| chosen.asked) }
     }
 
-    /// Bytes that were moved, there and back, as far as that is known.
+    /// Returns the bytes moved in each direction, as far as they have been settled.
     pub fn moved(&self) -> [u64; 2] {
         Side::BOTH.map(|side| self.settled[side].bytes())
     }
 
-    /// Whether its bytes go by rings of the two clients.
+    /// Tells whether its bytes go by rings of the two clients.
     pub fn is_direct(&self) -> bool {
         self.direct.as_ref().is_some_and(|direct| direct.is_in_use())
     }
 
-    /// Something befalls a side.
+    /// Applies an event to a side.
     pub fn befall(&mut self, side: Side, event: Event) {
         self.life[side] = self.life[side].after(event);
         if event == Event::FlowOver {
@@ -225,13 +226,13 @@ impl Connection {
         }
     }
 
-    /// A side goes to another client. The movers of its flows tell when nothing is under way for the former one.
+    /// Counts a move of a side to another client. The movers of its flows report when nothing is under way for the former client.
     pub fn count_move(&mut self, side: Side) {
         self.undrained[side][0] += u32::from(self.life[side.other()].has_flow());
         self.undrained[side][1] += u32::from(self.life[side].has_flow());
     }
 
-    /// Whether both sides are over.
+    /// Tells whether both sides are over.
     pub fn is_over(&self) -> bool {
         self.life.into_iter().all(Life::is_over)
     }

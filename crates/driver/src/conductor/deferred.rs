@@ -1,9 +1,9 @@
-//! Requests that wait for the addresses of network namespaces: [`Names`](super::names::Names) says which lists it takes, the helper of whoever
-//! pays reads them, and the conductor goes on with others' requests meanwhile.
+//! Requests that wait for the addresses of network namespaces. [`Names`](super::names::Names) says which lists a request needs. The helper
+//! of the payer reads them, and the conductor goes on with other requests meanwhile.
 //!
-//! Requests of one channel are carried out in the order in which they were taken from its ring: behind one that waits, others wait, too.
-//! A list counts for a request if it was begun when the request was there, or shortly before: so each waits for few lists, however
-//! long they take. What a list does not come for fails with `ETIMEDOUT`.
+//! Requests of one channel are carried out in the order of its ring: one that waits holds up those behind it. A list counts for a request
+//! if its reading began when the request was there, or shortly before. Each request thus waits for few lists, however long they take. A
+//! request whose lists do not come fails with `ETIMEDOUT`.
 use super::answer::Answer as Event;
 use super::queues::Queues;
 use super::sidecars::Plane;
@@ -23,14 +23,14 @@ use std::collections::VecDeque;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-/// How long a request waits for lists.
+/// Time for which a request waits for lists.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Requests of one payer that wait; further ones fail with `ENOBUFS`.
+/// Most waiting requests of one payer. Further ones fail with `ENOBUFS`.
 const WAITING_MAX: usize = 4096;
-/// Requests that are carried out in a turn of the conductor: payers take turns.
+/// Most waiting requests that are carried out in a turn of the conductor. Payers take turns.
 const REPLAYED_PER_TURN: usize = 16;
 
-/// What keeps its order.
+/// A source of requests, which keep their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// A client's request ring.
@@ -44,7 +44,7 @@ pub enum Lane {
 /// A request that waits.
 #[derive(Debug)]
 pub enum What {
-    /// With its count among the client's requests, which its mover bounds.
+    /// A request, with its count among the client's requests, which the mover bounds.
     Request {
         request: Request,
         _forwarded: Option<Forwarded>,
@@ -59,38 +59,38 @@ struct Waiting {
     what: What,
     payer: Payer,
     arrived: Duration,
-    /// Of the first in its lane: lists that are not there.
+    /// Missing lists, if this is the first request of its lane.
     unread: Vec<NamespaceId>,
 }
 
-/// All of them.
+/// All requests that wait.
 #[derive(Debug, Default)]
 pub struct Deferred {
     lanes: HashMap<Lane, VecDeque<Waiting>>,
     of_payer: HashMap<Payer, usize>,
-    /// Lists on their way, and by whose helper.
+    /// Lists on their way, each with the payer whose helper reads it.
     reading: HashSet<(NamespaceId, Payer)>,
-    /// Lanes whose first waits for a list.
+    /// Lanes whose first request waits for a list.
     awaiting: HashMap<NamespaceId, HashSet<Lane>>,
-    /// Lanes whose first may have all lists that it takes.
+    /// Lanes whose first request may have all lists that it needs.
     ready: Queues<Lane>,
-    /// In the order in which they came, and some that are done.
+    /// Requests in the order in which they came, some of which are done.
     order: VecDeque<(Duration, Lane, u64)>,
     numbered: u64,
 }
 
 impl Deferred {
-    /// Tells whether nothing waits.
+    /// Tells whether no request waits, and no list is on its way.
     pub fn is_empty(&self) -> bool {
         self.lanes.is_empty() && self.reading.is_empty()
     }
 
-    /// Whether something waits there.
+    /// Tells whether a request waits in a lane.
     fn holds(&self, lane: Lane) -> bool {
         !self.lanes.is_empty() && self.lanes.contains_key(&lane)
     }
 
-    /// Lets it wait; or gives it back if the payer has too many that do.
+    /// Lets a request wait. Gives it back if too many of the payer's requests wait.
     fn push(&mut self, lane: Lane, what: What, payer: Payer, now: Duration) -> Result<(), What> {
         let count = self.of_payer.entry(payer).or_default();
         if *count >= WAITING_MAX {
@@ -113,7 +113,7 @@ impl Deferred {
         self.first(lane).map_or(DRIVER, |waiting| waiting.payer)
     }
 
-    /// The first of a lane is not to wait any more. What is behind it gets its turn.
+    /// Takes the first request of a lane, which is not to wait any more. The next one gets its turn.
     fn take(&mut self, lane: Lane) -> Option<Waiting> {
         let queue = self.lanes.get_mut(&lane)?;
         let waiting = queue.pop_front()?;
@@ -138,7 +138,7 @@ impl Deferred {
         }
     }
 
-    /// The first of the lane waits for these lists. Those of them that nobody reads for its payer.
+    /// Has the first request of a lane wait for these lists. Returns the lists that no helper of its payer reads yet.
     fn wait(&mut self, lane: Lane, unread: Vec<NamespaceId>) -> Vec<NamespaceId> {
         let payer = self.payer_of(lane);
         let asked = unread.iter().copied().filter(|&id| self.reading.insert((id, payer))).collect();
@@ -151,7 +151,7 @@ impl Deferred {
         asked
     }
 
-    /// A list has come.
+    /// Notes that a list has come.
     fn learned(&mut self, id: NamespaceId, payer: Payer) {
         self.reading.remove(&(id, payer));
         for lane in self.awaiting.remove(&id).unwrap_or_default() {
@@ -163,7 +163,7 @@ impl Deferred {
         }
     }
 
-    /// A lane whose first has waited for too long.
+    /// Returns a lane whose first request has waited for too long.
     fn expired(&mut self, now: Duration) -> Option<Lane> {
         while let Some(&(arrived, lane, number)) = self.order.front() {
             let waits = self.first(lane).is_some_and(|first| first.number == number);
@@ -178,18 +178,18 @@ impl Deferred {
         None
     }
 
-    /// When somebody may have waited for too long.
+    /// Returns the time at which a request may have waited for too long.
     pub fn wake_by(&self) -> Option<Duration> {
         self.order.front().map(|(arrived, ..)| *arrived + PATIENCE)
     }
 
-    /// What waits, and whom it is known of.
+    /// Returns zero if nothing waits, and nothing is known of a request.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn leftovers(&self) -> usize {
         self.lanes.len() + self.of_payer.len() + self.awaiting.len() + self.reading.len() + self.ready.len()
     }
 
-    /// The client is no more.
+    /// Forgets the requests of a client that is no more.
     pub fn forget(&mut self, id: ClientId, channels: usize) {
         let lanes = (0..channels).map(|channel| Lane::Channel(id, channel)).chain([Lane::Frames(id)]);
         for lane in lanes {
@@ -204,7 +204,7 @@ impl Deferred {
 }
 
 impl Conductor {
-    /// A client's request: carried out, unless it has to wait.
+    /// Carries out a client's request, unless the request has to wait.
     pub(super) fn hear_request(
         &mut self,
         id: ClientId,
@@ -219,7 +219,7 @@ impl Conductor {
         self.defer(lane, What::Request { request: *request, _forwarded: forwarded });
     }
 
-    /// A client's frame about a kernel socket, likewise.
+    /// Carries out a client's frame about a kernel socket, unless the frame has to wait.
     pub(super) fn hear_twin(
         &mut self,
         id: ClientId,
@@ -233,7 +233,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// A container that `pd run` says of, likewise.
+    /// Carries out a registration by `pd run`, unless the registration has to wait.
     pub(super) fn hear_registration(&mut self, registering: Registering, reply: Sender<Answer>) {
         let lane = Lane::Registration(self.deferred.numbered);
         let now = self.clock.now();
@@ -257,7 +257,7 @@ impl Conductor {
                 let sealed = Sealed { to: reply.clone(), answer: Answer::Done };
                 self.tell_of_container(id, cgroup.as_deref(), Some(sealed));
             }
-            // Who asked may have gone.
+            // The asker may have gone.
             Err(why) => drop(reply.send(Answer::Error(why))),
         }
     }
@@ -289,7 +289,7 @@ impl Conductor {
             return Vec::new();
         };
         let namespace = client.identity.namespace;
-        // The kernel connects to backends by itself: a twin towards a former holder's container is one that nobody claims.
+        // The kernel connects to backends by itself. A twin towards the container of a former holder is never claimed.
         if self.services.find(at).is_some() {
             return Vec::new();
         }
@@ -333,7 +333,7 @@ impl Conductor {
         }
     }
 
-    /// Has the lists read that the first of the lane waits for, if it does. Returns whether it does.
+    /// Has the lists read that the first request of a lane waits for. Returns whether it waits.
     fn look_at_first(&mut self, lane: Lane) -> bool {
         let unread = self.unread_for_first(lane);
         let waits = !unread.is_empty();
@@ -346,7 +346,7 @@ impl Conductor {
         waits
     }
 
-    /// A helper has read a list.
+    /// Takes a list that a helper has read.
     pub(super) fn learn_addresses(&mut self, reading: Reading) {
         const UNREADABLE: &str = "cannot read the addresses of a network namespace";
         let Reading { payer, id, found, took, .. } = reading;
@@ -360,7 +360,7 @@ impl Conductor {
         self.deferred.learned(id, payer);
     }
 
-    /// Carries out what has waited for long enough. Says whether there was anything.
+    /// Carries out requests whose lists have come. Returns whether there were any.
     pub(super) fn replay(&mut self) -> bool {
         let mut worked = false;
         for _ in 0..REPLAYED_PER_TURN {
@@ -386,7 +386,7 @@ impl Conductor {
         worked
     }
 
-    /// Ends the waiting of those that have waited for too long.
+    /// Fails the requests that have waited for too long.
     pub(super) fn give_up_deferred(&mut self) {
         while let Some(lane) = self.deferred.expired(self.clock.now()) {
             if let Some(Waiting { what, .. }) = self.deferred.take(lane) {
@@ -399,7 +399,7 @@ impl Conductor {
         if let (Lane::Channel(id, channel), What::Request { request, .. }) = (lane, &what) {
             let operation = Operation::from_raw(request.operation);
             if matches!(operation, Some(Operation::Close | Operation::Broken)) {
-                // Nothing is too much for that, nor too late, and it has no answer.
+                // A `Close` or `Broken` has no answer, and is carried out in any case.
                 return self.control(id, channel, request);
             }
         }

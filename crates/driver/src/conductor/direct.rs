@@ -1,10 +1,9 @@
-//! The direct path: rings that the two clients of a connection share, made when one of them first has something to
-//! send, and taken back when neither holds them any more. Their bytes never pass here.
+//! The direct path: rings that the two clients of a connection share. Rings are made when one of the clients first has bytes to send, and
+//! taken back when neither holds them any more. The driver never touches their bytes.
 //!
-//! The flows of such a connection exist as for any other: they carry no bytes, and end it as they would end others.
-//! [`placing`] decides which connections have rings, and moves those that are open when that changes; [`parting`] is what
-//! becomes of rings when an end goes to another process. Only the conductor writes the `path` words of direct connections,
-//! but for [`Leave`](crate::messages::Leave).
+//! A direct connection has flows like any other. These carry no bytes, and end the connection as any flow does. [`placing`] decides which
+//! connections have rings, and moves open connections when that changes. [`parting`] deals with rings of which an end goes to another
+//! process. Only the conductor writes the `path` words of direct connections, except for [`Leave`].
 mod doorbells;
 mod parting;
 mod placing;
@@ -30,31 +29,33 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A few direct rings of a payer take its part of this, so that they stay in the caches: four streams through rings of 4 MB each are
-/// slower by half...
+/// Bytes that direct rings share: first payers, then the rings of one payer. A few rings of this size stay in the caches. Four streams
+/// through rings of 4 MB each are slower by half.
 const RINGS_BYTES: u64 = 16 << 20;
-/// ...but a ring is not smaller than this for their sake: a connection may have a megabyte under way, and both sides
-/// sleep for room more than they copy...
+/// Size below which no ring shrinks for the sake of the caches. A connection may have a megabyte under way, and both sides would sleep for
+/// room more than they copy.
 const RING_BYTES_DEEP: u64 = 512 << 10;
-/// ...unless its rings take its part of so much. They are smaller then...
+/// Bytes that direct rings share likewise, with [`RING_BYTES_DEEP`] at most for each: many rings are smaller than that.
 const RINGS_BYTES_MAX: u64 = 64 << 20;
-/// ...down to this.
+/// Smallest size, whatever the number of rings.
 const RING_BYTES_BUSY: u64 = 16 << 10;
-/// How often clients' words are read for the counters.
+/// Interval at which clients' words are read for the counters.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
-/// How often it is looked whether rings of ended connections are let go, and at how many.
+/// Interval of looks for rings of ended connections that are let go.
 const LET_GO_EVERY: Duration = Duration::from_millis(100);
+/// Rings looked at each time.
 const LET_GO_LOOKS: usize = 256;
-/// Nobody writes faster than this. What a client says is believed up to it.
+/// Highest rate of a writer. A client's word is believed up to this rate.
 const BYTES_PER_SECOND_MAX: u64 = 1 << 38;
 
-/// What the conductor knows of all direct connections.
+/// State of all direct connections.
 #[derive(Debug, Default)]
 pub struct Rings {
-    /// Rings in use, and those of each payer.
+    /// Number of rings in use.
     open: u64,
+    /// Number of rings in use by payer.
     open_of: HashMap<Payer, u64>,
-    /// Of ended connections: still held by a client.
+    /// Rings of ended connections that a client still holds.
     held: Vec<DirectRing>,
     next_report: Duration,
     next_look: Duration,
@@ -63,18 +64,18 @@ pub struct Rings {
 }
 
 impl Rings {
-    /// Rings that there are.
+    /// Returns zero if no ring is left.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn leftovers(&self) -> usize {
         self.open as usize + self.open_of.len() + self.held.len()
     }
 
-    /// The number of the last doorbell.
+    /// Returns the number of the last doorbell.
     pub fn last_doorbell(&self) -> u64 {
         self.doorbells
     }
 
-    /// Doorbells have numbers beyond this one.
+    /// Makes the numbers of further doorbells begin after `last`.
     pub fn number_doorbells_from(&mut self, last: u64) {
         self.doorbells = last;
     }
@@ -94,7 +95,7 @@ impl Rings {
         }
     }
 
-    /// What one more ring of the payer's may have of so many bytes: payers share, then the rings of one.
+    /// Returns the share of one more ring of the payer in `of` bytes. Payers share equally, then the rings of one payer do.
     fn share(&self, of: u64, payer: Payer) -> u64 {
         let own = self.open_of.get(&payer).copied().unwrap_or(0);
         let payers = self.open_of.len() as u64 + u64::from(own == 0);
@@ -102,32 +103,32 @@ impl Rings {
     }
 }
 
-/// What a connection on the direct path has beside the others.
+/// State of a connection on the direct path.
 #[derive(Debug)]
 pub struct Direct {
-    /// By side, the ring that it writes.
+    /// Ring that each side writes.
     rings: [Option<DirectRing>; 2],
-    /// For the side that has none yet. Without one of its own it could not read the other's, so they are made together.
+    /// Ring for the side that has none yet. The two are made together, because a side without a ring of its own could not read the other's.
     second: Option<DirectRing>,
-    /// The clients and their serials.
+    /// Clients at the two sides, with their serials.
     clients: [(ClientId, u64); 2],
-    /// What the sides are believed to have sent.
+    /// Bytes and messages that each side is believed to have sent.
     reported: [(u64, u64); 2],
     since: Duration,
-    /// Sides that are another client's than they were: with one of them the connection is offloaded again.
+    /// Sides that have gone to another client. The connection is offloaded again as soon as one has.
     left: [bool; 2],
-    /// Which sides' sends may go by rings.
+    /// Sides whose sends may go by rings.
     plan: Plan,
     /// The sides' `path` words.
     words: [u32; 2],
-    /// By side, the doorbell that its client sleeps on.
+    /// Doorbell that each side's client sleeps on.
     doorbells: [Option<Arc<doorbells::Doorbell>>; 2],
-    /// Of a connection that is to be offloaded again with both its clients: see [`placing`].
+    /// Progress of a recall, after which the connection is offloaded with both its clients: see [`placing`].
     recall: Option<placing::Recall>,
 }
 
 impl Direct {
-    /// Whether bytes go by the rings.
+    /// Tells whether bytes go by the rings.
     pub(super) fn is_in_use(&self) -> bool {
         self.left == [false; 2] && self.recall.is_none()
     }
@@ -139,14 +140,14 @@ impl Direct {
 }
 
 impl Conductor {
-    /// Whether one of the clients has as many direct connections as it may: further ones are offloaded.
+    /// Tells whether one of the clients has as many direct connections as it may. Further ones are offloaded.
     pub(super) fn is_full(&self, clients: [ClientId; 2]) -> bool {
         let full = |id| self.client(id).is_none_or(|client| client.direct >= DIRECT_CONNECTIONS_MAX);
         clients.into_iter().any(full)
     }
 
-    /// A connection begins on the direct path: its sockets' lines say so before anybody is told of it.
-    /// `undrained`: what the sides' words say of former clients.
+    /// Begins a connection on the direct path. The sockets' lines say so before a client is told. `undrained`: bits of the sides' words for
+    /// bytes of former clients.
     pub(super) fn open_direct(
         &mut self,
         sides: [(ClientId, Slot); 2],
@@ -172,7 +173,7 @@ impl Conductor {
         }
     }
 
-    /// A client's socket is on the direct path. Returns the client with its serial.
+    /// Counts a client's socket on the direct path, and publishes its word. Returns the client with its serial.
     fn enter_direct(&mut self, (id, slot): (ClientId, Slot), word: u32) -> (ClientId, u64) {
         let Some(client) = self.client_mut(id) else { return (id, 0) };
         client.direct += 1;
@@ -182,9 +183,9 @@ impl Conductor {
         (id, client.serial)
     }
 
-    /// Adds to what a side's `path` word says, and lets its client know; not one that has the side only since the connection
-    /// left the direct path. Once the other end has gone to another client the movers tell: what they were given to tell then
-    /// would come after this.
+    /// Sets bits in a side's `path` word, and publishes it to its client. A client that has the side only since the connection left the
+    /// direct path is not told. Once the other end has gone to another client, the movers publish the word. A word that they were given
+    /// then would otherwise come later, and replace this one.
     pub(super) fn say(&mut self, index: ConnectionId, side: Side, more: u32) {
         self.change_word(index, side, |word| word | more);
     }
@@ -220,7 +221,7 @@ impl Conductor {
         }
     }
 
-    /// Both sides of a connection look again.
+    /// Has both sides of a connection look again.
     fn kick(&self, index: ConnectionId) {
         let Some(Connection { movers, .. }) = self.connection(index) else { return };
         for side in Side::BOTH {
@@ -228,7 +229,7 @@ impl Conductor {
         }
     }
 
-    /// Its connection is over.
+    /// Ends the direct path of a connection that is over.
     pub(super) fn close_direct(&mut self, direct: Direct) {
         let before = self.rings.held.len();
         direct.clients.into_iter().for_each(|owner| self.exit_direct(owner));
@@ -239,7 +240,7 @@ impl Conductor {
         self.take_back(before..self.rings.held.len());
     }
 
-    /// Takes back those of the rings of ended connections that nobody holds.
+    /// Takes back the rings in `looked_at`, of ended connections, that no client holds.
     fn take_back(&mut self, looked_at: std::ops::Range<usize>) {
         let before = self.rings.held.len();
         for at in looked_at.rev() {
@@ -266,7 +267,7 @@ impl Conductor {
         }
         if !self.rings.held.is_empty() && now >= self.rings.next_look {
             self.rings.next_look = now + LET_GO_EVERY;
-            // Others next time.
+            // The next look is at other rings.
             let looks = self.rings.held.len().min(LET_GO_LOOKS);
             self.rings.held.rotate_left(looks);
             let last = self.rings.held.len();
@@ -309,7 +310,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Connection and side of a client's socket, if it is on the direct path.
+    /// Returns connection and side of a client's socket, if it is on the direct path.
     fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(ConnectionId, Side)> {
         let client = self.client(id)?;
         let state = client
@@ -337,7 +338,7 @@ impl Conductor {
         let Some(direct) = self.direct_mut(index) else { return answer };
         match (&answer, direct.rings[side.other()].is_some()) {
             (Ok(_), _) => (direct.rings[side], direct.second) = (Some(ring), second),
-            // The other side has its own: this one is needed when it is asked for again.
+            // The other side has its own ring. The new one is needed when the client asks again.
             (Err(_), true) => direct.second = Some(ring),
             (Err(_), false) => [Some(ring), second].into_iter().flatten().for_each(|ring| {
                 self.rings.leave(ring.payer);
@@ -346,7 +347,7 @@ impl Conductor {
         answer
     }
 
-    /// A ring for a side, and one for the other: both or none, charged to their clients.
+    /// Makes a ring for a side, and one for the other: both or none, charged to their clients.
     fn allocate_both(
         &mut self,
         id: ClientId,
@@ -366,8 +367,8 @@ impl Conductor {
         Ok((ring, second))
     }
 
-    /// What one of the two sockets asked for, else the usual size; less where there are many rings, or memory is
-    /// short.
+    /// Returns the bytes of a side's ring: the size that one of the two sockets asked for, else the usual one. The ring is smaller where
+    /// there are many rings, or memory is short.
     fn direct_ring_bytes(&self, id: ClientId, index: ConnectionId, side: Side) -> u64 {
         let usual = self.settings.ring_bytes_default;
         let sides = self.connection(index).map_or([None; 2], |connection| connection.sides);
@@ -434,7 +435,7 @@ impl Conductor {
         Ok((ring.bytes(), ring.page_bytes(), fd))
     }
 
-    /// A client says that its peer's words are impossible. It ends its own connection with that.
+    /// Ends a connection whose client says that its peer's words are impossible. A client can end only its own connection by this.
     pub(super) fn break_direct(&mut self, id: ClientId, socket: SocketId) {
         let Some((index, side)) = self.direct_of(id, socket) else { return };
         if self.connection(index).is_some_and(|connection| connection.cut) {
@@ -449,7 +450,7 @@ impl Conductor {
         self.cut(index);
     }
 
-    /// Reads what clients say of their direct connections.
+    /// Reads the clients' counts of all direct connections.
     pub(super) fn collect_reports(&mut self) {
         if self.rings.open > 0 {
             for index in self.connections.ids() {
@@ -458,7 +459,7 @@ impl Conductor {
         }
     }
 
-    /// Passes on what the sides of a direct connection have sent since the last time, as they say.
+    /// Passes on the bytes and messages that the sides of a direct connection claim to have sent since the last time.
     pub(super) fn report_sides(&mut self, index: ConnectionId) {
         let now = self.clock.now();
         let Some(Connection { direct: Some(direct), movers, .. }) = self.connections.get_mut(index) else {
@@ -484,7 +485,7 @@ impl Conductor {
     }
 }
 
-/// Bytes of a ring, of its pages, and its descriptor; or why not.
+/// Bytes of a ring, bytes of its pages, and its descriptor; or an errno and the reason.
 type Answer = Result<(u64, u64, std::os::fd::OwnedFd), (Errno, String)>;
 
 #[cfg(test)]

@@ -1,73 +1,78 @@
-//! How a connection ends: one state machine, which each of its sides goes through by itself.
+//! End of a connection: a state machine that each side goes through by itself.
 //!
-//! There are four ways: a client closes its socket; it dies, or is cut off; nobody holds the kernel's socket of a parked side
-//! any more; a policy denies the connection, or a client broke its ring. The first three end a side ([`Event::Ended`], with an
-//! [`Ending`] that says what both sides learn). The last ends the flows of both sides, and each side ends when its client closes it.
-//! The connection is forgotten when both sides are over ([`Life::is_over`]). There is a drawing in `docs/design/connections.md`.
+//! A connection ends in one of four ways:
+//! - a client closes its socket;
+//! - a client dies, or is cut off;
+//! - no process holds the kernel's socket of a parked side any more;
+//! - a policy denies the connection, or a client broke its ring.
+//!
+//! The first three end a side ([`Event::Ended`], with an [`Ending`] for both sides). The last ends the flows of both sides, and each side
+//! ends when its client closes it. The connection is forgotten when both sides are over ([`Life::is_over`]). See the drawing in
+//! `docs/design/connections.md`.
 use crate::messages::Finish;
 use pd_abi::layout::ENDED;
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Who has a side of a connection.
+/// Holder of a side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Holder {
-    /// Nobody yet: the accepting side of a twin, which has no flow before somebody claims it.
+    /// No holder yet: the accepting side of a twin, which has no flow before it is claimed.
     Unclaimed,
     /// A client's socket.
     Open,
     /// No client, but a process that holds the kernel's socket.
     Parked,
-    /// Nobody any more: what it has sent is still delivered.
+    /// No holder any more. Bytes that were sent are still delivered.
     Ended,
 }
 
-/// What befalls a side.
+/// Event at a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A client claims it: its flow begins.
+    /// A client claims the side, and its flow begins.
     Claimed,
-    /// A client takes it from whoever had it, with its flow.
+    /// A client takes the side and its flow from the holder.
     Taken,
-    /// Its client is done with it, and somebody holds the kernel's socket.
+    /// The client is done with the side, and a process holds the kernel's socket.
     Left,
-    /// Its client is done with it, or nobody holds the kernel's socket any more; nobody goes on.
+    /// The client is done with the side, or no process holds the kernel's socket any more. No holder follows.
     Ended,
-    /// The flow that starts there is over, or there will be none.
+    /// The flow that starts at the side is over, or will not begin.
     FlowOver,
 }
 
-/// Where a side stands.
+/// State of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Life {
     holder: Holder,
-    /// The flow that starts there is over. A client that has shut it down may keep its socket.
+    /// The flow that starts at the side is over. A client that has shut it down may keep its socket.
     flow_over: bool,
 }
 
 impl Life {
-    /// Of a client's socket.
+    /// State of a side that a client's socket holds.
     pub const OPEN: Self = Self { holder: Holder::Open, flow_over: false };
-    /// Of a twin that nobody has claimed.
+    /// State of a twin's side that no client has claimed.
     pub const UNCLAIMED: Self = Self { holder: Holder::Unclaimed, flow_over: false };
 
-    /// Tells whether a flow starts there.
+    /// Tells whether a flow starts at the side.
     pub fn has_flow(self) -> bool {
         !self.flow_over && self.holder != Holder::Unclaimed
     }
 
-    /// Tells whether the side of a connection can be this: whether a client has it, and whether it can be one that nobody has claimed.
+    /// Tells whether a side can be in this state. `is_somebodys`: a client has it. `may_be_unclaimed`: it can be a twin's accepting side.
     pub fn fits(self, is_somebodys: bool, may_be_unclaimed: bool) -> bool {
         match self.holder {
             Holder::Unclaimed => !is_somebodys && may_be_unclaimed,
             Holder::Open => is_somebodys,
             Holder::Parked => !is_somebodys,
-            // Its socket may still be closing.
+            // The client's socket may still be closing.
             Holder::Ended => true,
         }
     }
 
-    /// Where the side stands after an event.
+    /// Returns the state after an event.
     #[must_use]
     pub fn after(self, event: Event) -> Self {
         match event {
@@ -79,39 +84,39 @@ impl Life {
         }
     }
 
-    /// Whether nobody needs the side any more: its flow is over, and no client's socket has it, where the ends of its streams
-    /// may still be read.
+    /// Tells whether the side is needed no more. The flow is over, and no client's socket holds the side. A client may read the ends of
+    /// streams as long as its socket does.
     pub fn is_over(self) -> bool {
         self.flow_over && self.holder != Holder::Open
     }
 }
 
-/// Why a side ends.
+/// Cause of the end of a side.
 #[derive(Clone, Copy, Debug)]
 pub enum Ending {
-    /// Its client closed it.
+    /// The client closed its socket.
     Closed,
-    /// The same, and the peer is to learn that it was no orderly end.
+    /// The client closed its socket, and the peer is to learn that the end was not orderly.
     Reset,
-    /// Its client died, or nobody holds the kernel's socket; what was sent is delivered until then.
+    /// The client died, or no process holds the kernel's socket. Bytes that were sent are delivered until the given time.
     Died(Duration),
 }
 
-/// What the flows of a side that ends are told.
+/// Instructions to the flows of a side that ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Farewell {
-    /// The one that starts there.
+    /// Finish of the flow that starts at the side.
     pub finish: Finish,
-    /// The one that ends there: what the peer's sends fail with.
+    /// Word by which the peer's sends end: [`ENDED`] or an errno. Goes to the flow that arrives at the side.
     pub send_end: u32,
-    /// On the direct path the peer is to read its ring to the end, before it learns the end.
+    /// Set if the peer is to read a direct ring to the end, before it learns of the end.
     pub is_reset: bool,
-    /// Its client is no more, and may not be told anything.
+    /// Set if the client is no more, and may not be told anything.
     pub is_gone: bool,
 }
 
 impl Ending {
-    /// What its flows are told.
+    /// Returns the instructions to the flows of the side.
     pub fn farewell(self) -> Farewell {
         let reset = Errno::CONNRESET.raw_os_error() as u32;
         let (end, send_end, deadline) = match self {
@@ -134,7 +139,7 @@ mod tests {
     #[test]
     fn every_event_in_every_state() {
         let life = |holder, flow_over| Life { holder, flow_over };
-        // After `Claimed`, `Taken`, `Left`, `Ended` and `FlowOver`; a state whose flow is over has a stroke.
+        // States after `Claimed`, `Taken`, `Left`, `Ended` and `FlowOver`. A stroke marks a state whose flow is over.
         let table = [
             ("U ", ["O ", "O ", "P ", "E ", "U'"]),
             ("U'", ["O ", "O'", "P'", "E'", "U'"]),

@@ -1,16 +1,16 @@
-//! Which mover a new client gets. A process and those that it forks or becomes have the same one: they may pass
+//! Assignment of movers to new clients. A process and the processes that it forks or executes have the same mover. They may pass
 //! connections on to each other, and a flow stays with its mover.
 use crate::hash::HashMap;
 use crate::ids::MoverId;
 use crate::process;
 use std::collections::VecDeque;
 
-/// Generations between a client and the one that it descends from.
+/// Most generations between a client and an ancestor whose family it joins.
 const GENERATIONS_MAX: usize = 8;
-/// Processes that are remembered after they have left: what they were `exec`uted into may come only then.
+/// Processes that are remembered after they have left: a program that they execute may attach later.
 const DEPARTED_MAX: usize = 1024;
 
-/// A family, as long as any process of it is remembered.
+/// Number of a family, valid as long as a process of it is remembered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Family(u32);
 
@@ -19,23 +19,24 @@ pub struct Family(u32);
 pub struct Families {
     /// Family and clients of each process.
     known: HashMap<u32, (Family, usize)>,
-    /// The mover of each family, and how many of its processes are remembered.
+    /// Mover of each family, and the number of its processes that are remembered.
     movers: HashMap<Family, (MoverId, usize)>,
     departed: VecDeque<u32>,
-    /// Families and movers dealt out so far.
+    /// Number of families made so far.
     numbered: u32,
+    /// Number of movers dealt out so far.
     dealt: usize,
 }
 
 impl Families {
-    /// The family of a new client, and its mover: of a new family one of `movers`, in turn.
+    /// Adds a new client. Returns its family and mover. A new family gets one of `movers`, in turn.
     pub fn enter(&mut self, pid: u32, movers: &[MoverId]) -> (Family, MoverId) {
         let ancestors = std::iter::successors(Some(pid), |&pid| process::parent(pid));
         let known = ancestors.take(GENERATIONS_MAX).find_map(|pid| self.known.get(&pid));
         let family = known.map(|&(family, _)| family).unwrap_or_else(|| {
             let mover = movers.get(self.dealt % movers.len().max(1)).copied().unwrap_or_default();
             self.dealt += 1;
-            // Should a number come again, two families are one.
+            // Two families become one if a number recurs.
             self.numbered = self.numbered.wrapping_add(1);
             self.movers.entry(Family(self.numbered)).or_insert((mover, 0));
             Family(self.numbered)
@@ -51,25 +52,25 @@ impl Families {
         (family, *mover)
     }
 
-    /// The mover of a family.
+    /// Returns the mover of a family.
     pub fn mover(&self, family: Family) -> MoverId {
         self.movers.get(&family).map_or(MoverId::default(), |&(mover, _)| mover)
     }
 
-    /// All of a family has gone to another mover.
+    /// Sets the mover of a family, all of which has gone there.
     pub fn set_mover(&mut self, family: Family, mover: MoverId) {
         if let Some((known, _)) = self.movers.get_mut(&family) {
             *known = mover;
         }
     }
 
-    /// Clients of all processes.
+    /// Returns the number of clients of all processes.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn clients(&self) -> usize {
         self.known.values().map(|(_, clients)| clients).sum()
     }
 
-    /// A client has gone.
+    /// Notes that a client has gone.
     pub fn leave(&mut self, pid: u32) {
         let Some((_, clients)) = self.known.get_mut(&pid) else { return };
         *clients -= 1;
@@ -121,7 +122,7 @@ mod tests {
     #[test]
     fn families_of_which_nobody_is_left_are_forgotten() {
         let mut families = Families::default();
-        // Processes that there are not, so that none is another's child.
+        // Processes that do not exist, so that none is another's child.
         for at in 0..DEPARTED_MAX + 5 {
             let pid = 1 << 30 | at as u32;
             assert_eq!(families.enter(pid, &THREE).1, THREE[at % 3]);

@@ -1,6 +1,6 @@
 //! The conductor's side of the gate ([`crate::gate`]): a policy is staged on the kernel, and then in force on both sides or on none.
 //!
-//! Who comes and goes is told as it happens, each in the time of its own: the gate is never told all of it but with a policy.
+//! The gate hears of arrivals and departures as they happen. The whole view comes only with a policy.
 use super::names::NetworkId;
 use super::tenants::{places, Facts};
 use super::Conductor;
@@ -18,24 +18,25 @@ use std::net::IpAddr;
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
-/// The gate, and what it was told.
+/// The gate, and the state that it was told.
 #[derive(Debug)]
 pub(super) struct Teller {
-    /// Why there is none, otherwise.
+    /// The gate, or the reason why there is none.
     gate: Result<Gate, String>,
     /// Policies to be staged. The gate has the first.
     applying: VecDeque<Applying>,
-    /// Connections that it has denied, and those beyond a quota.
+    /// Connections that the kernel has denied, and those beyond a quota, as last counted.
     refused: [u64; 2],
     residents: Residents,
-    /// Tenants whose names it knows.
+    /// Number of tenants whose names the gate knows.
     tenants: usize,
-    /// Whose namespaces are as it knows, by the policy in force, in which networks, and whether containers are registered there.
+    /// Tenant and network of each namespace, and whether containers are registered there, as the gate knows them by the policy in force.
     told: HashMap<NamespaceId, (TenantId, NetworkId, bool)>,
-    /// A policy is being put in force here: the gate is told afterwards.
+    /// Set while a policy is being put in force here: the gate is told afterwards.
     is_quiet: bool,
-    /// What has changed since it was given a policy to stage.
+    /// Namespaces that have changed since the gate was given a policy to stage.
     spaces: BTreeSet<NamespaceId>,
+    /// Control groups that have changed since then.
     groups: BTreeSet<String>,
 }
 
@@ -46,7 +47,7 @@ struct Applying {
     reply: Option<Sender<Answer>>,
 }
 
-/// How many clients of each tenant a network namespace has.
+/// Number of clients of each tenant, by network namespace.
 #[derive(Debug, Default)]
 struct Residents(HashMap<NamespaceId, BTreeMap<TenantId, usize>>);
 
@@ -68,7 +69,7 @@ impl Residents {
         }
     }
 
-    /// Whose all clients of a namespace are, if they are of one tenant.
+    /// Returns the tenant of all clients of a namespace, if there is only one.
     fn only(&self, namespace: NamespaceId) -> Option<TenantId> {
         let mut tenants = self.0.get(&namespace)?.keys();
         tenants.next().copied().filter(|_| tenants.next().is_none())
@@ -90,17 +91,17 @@ impl Teller {
         }
     }
 
-    /// The memory that it shares with the kernel.
+    /// Returns the memory that the gate shares with the kernel.
     pub(super) fn words(&self) -> Option<Arc<Words>> {
         self.gate.as_ref().ok().map(|gate| Arc::clone(&gate.words))
     }
 
-    /// Whether a policy is in force on the kernel.
+    /// Tells whether a policy is in force on the kernel.
     pub(super) fn is_in_force(&self) -> bool {
         self.gate.as_ref().is_ok_and(Gate::is_in_force)
     }
 
-    /// What it counts of services, if it does.
+    /// Returns the gate's counts of services, if there is a gate.
     pub(super) fn slots(&self) -> Option<Arc<Slots>> {
         self.gate.as_ref().ok().map(|gate| Arc::clone(&gate.slots))
     }
@@ -117,7 +118,7 @@ impl Teller {
         !self.applying.is_empty()
     }
 
-    /// The policy that it is staging.
+    /// Returns the policy that the gate is staging.
     pub(super) fn staging(&self) -> Option<&Policy> {
         self.applying.front().map(|applying| &applying.policy)
     }
@@ -128,7 +129,7 @@ impl Teller {
         }
     }
 
-    /// Clients and tenants of network namespaces that it knows of.
+    /// Returns zero if no client or tenant of a network namespace is left.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub(super) fn leftovers(&self) -> usize {
         self.residents.0.len() + self.told.len() + self.spaces.len() + self.groups.len() + self.applying.len()
@@ -136,7 +137,8 @@ impl Teller {
 }
 
 impl Conductor {
-    /// Puts a policy in force on the fabric and on the kernel, soon. `reply` is told what it ended, or why it is not in force.
+    /// Puts a policy in force on the fabric and on the kernel, soon. `reply` gets the number of connections that it ended, or the reason
+    /// why it is not in force.
     pub(super) fn begin_apply(&mut self, policy: Policy, reply: Option<Sender<Answer>>) {
         if let Err(why) = &self.gate.gate {
             let not_on_kernel = binds(&policy).then(|| why.clone());
@@ -162,7 +164,7 @@ impl Conductor {
                 tell(refused.and_then(|refused| refused.reply), Err(why.to_string()));
                 continue;
             }
-            // The world names them by number.
+            // The world names tenants by number.
             policy.tenants.iter().for_each(|tenant| drop(self.tenants.enroll(&tenant.name)));
             self.name_tenants();
             self.gate.spaces.clear();
@@ -172,7 +174,7 @@ impl Conductor {
         }
     }
 
-    /// The gate has staged the oldest of the policies that wait, or could not.
+    /// Puts the oldest of the policies that wait in force, after the gate has staged it. Reports the reason if the gate could not.
     pub(super) fn staged(&mut self, staged: Result<Staged, String>) {
         let Some(Applying { policy, reply }) = self.gate.applying.pop_front() else { return };
         match staged {
@@ -204,7 +206,7 @@ impl Conductor {
         }
     }
 
-    /// Tells the gate of whoever has come or gone while a policy was staged, by that policy.
+    /// Tells the gate of arrivals and departures while a policy was staged, by that policy.
     fn tell_meanwhile(&mut self) {
         let spaces = std::mem::take(&mut self.gate.spaces);
         let groups = std::mem::take(&mut self.gate.groups);
@@ -229,25 +231,25 @@ impl Conductor {
         }
     }
 
-    /// A client has come to a network namespace, or is another tenant's: the gate is told if it concerns the namespace.
+    /// Adds a client of a tenant to a network namespace. Tells the gate if that concerns the namespace.
     pub(super) fn resident_came(&mut self, namespace: NamespaceId, tenant: TenantId) {
         self.gate.residents.enter(namespace, tenant);
         self.tell_of_space(namespace);
     }
 
-    /// The opposite. The network namespace may be gone with it.
+    /// Removes a client of a tenant from a network namespace, which may be gone with it.
     pub(super) fn resident_left(&mut self, namespace: NamespaceId, tenant: TenantId) {
         self.gate.residents.leave(namespace, tenant);
         self.tell_of_space(namespace);
     }
 
-    /// The tenant of a client of a network namespace has changed.
+    /// Changes the tenant of a client of a network namespace.
     pub(super) fn resident_changed(&mut self, namespace: NamespaceId, was: TenantId, is: TenantId) {
         self.gate.residents.leave(namespace, was);
         self.resident_came(namespace, is);
     }
 
-    /// Tells the gate of a network namespace, if it knows otherwise.
+    /// Tells the gate of a network namespace, if the gate knows otherwise.
     pub(super) fn tell_of_space(&mut self, id: NamespaceId) {
         if self.gate.gate.is_err() {
             return;
@@ -264,8 +266,8 @@ impl Conductor {
         self.tell_gate(changes, None);
     }
 
-    /// Tells the gate of a container that has come to, or gone from, a network namespace and perhaps a control group. `sealed`: an
-    /// answer that is given when it knows.
+    /// Tells the gate of a container that has come to, or gone from, a network namespace and perhaps a control group. `sealed`: an answer
+    /// that is sent when the gate knows.
     pub(super) fn tell_of_container(
         &mut self,
         id: NamespaceId,
@@ -297,12 +299,13 @@ impl Conductor {
         if self.gate.gate.is_ok() && binds(self.tenants.policy()) {
             self.gate.send(ToGate::Changed(changes, sealed));
         } else if let Some(Sealed { to, answer }) = sealed {
-            // Who asked may have gone.
+            // The asker may have gone.
             let _ = to.send(answer);
         }
     }
 
-    /// Whose a network namespace is, its network, and whether a container is registered there; nothing if nobody is there.
+    /// Returns the tenant and the network of a network namespace, and whether a container is registered there. `None`: the namespace is not
+    /// known.
     pub(super) fn standing(&self, id: NamespaceId) -> Option<(TenantId, NetworkId, bool)> {
         if !self.names.knows(id) {
             return None;
@@ -321,7 +324,7 @@ impl Conductor {
         Some(Space { file, tenant, network, container, addresses })
     }
 
-    /// Whose a control group is, if the policy names it or a container has it.
+    /// Returns the tenant of a control group, if the policy names it or a container has it.
     fn group(&self, path: &str) -> Option<TenantId> {
         let mut named = self.tenants.policy().tenants.iter().flat_map(|tenant| &tenant.cgroups);
         let is_there = named.any(|own| own == path) || self.containers.groups().any(|own| own == path);
@@ -334,13 +337,13 @@ impl Conductor {
         find(&Facts { namespace, cgroup: Some(path), container })
     }
 
-    /// Everything that a policy can name, by that policy.
+    /// Returns everything that a policy can name, by that policy.
     fn world(&mut self, policy: &Policy) -> World {
         let networks = self.networks_by(policy);
         let numbers = self.number_networks(policy);
         let places = places(policy);
         let find = |facts: &Facts<'_>| self.tenants.find_by(policy, &places, facts);
-        // Clients are not sorted by it yet.
+        // Clients still have the tenants of the policy in force.
         let mut residents = Residents::default();
         for (_, client) in self.clients.iter().filter(|(_, client)| client.is_present()) {
             let (identity, home) = (&client.identity, self.home_of(&client.identity));
@@ -380,7 +383,7 @@ impl Conductor {
         world
     }
 
-    /// Takes over what the kernel has refused since the last time.
+    /// Counts the connections that the kernel has refused since the last time.
     pub(super) fn count_refused_on_kernel(&mut self) {
         let now = self.tenants.refused_on_kernel();
         let was = std::mem::replace(&mut self.gate.refused, now);
@@ -388,7 +391,7 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_over_quota, now[1].saturating_sub(was[1]));
     }
 
-    /// How the policy in force stands on the kernel.
+    /// Reports how the policy in force stands on the kernel.
     pub(super) fn kernel_half(&self) -> KernelHalf {
         let policy = self.tenants.policy();
         let in_force = self.gate.is_in_force();
@@ -401,7 +404,7 @@ impl Conductor {
     }
 }
 
-/// Container as the gate is told of it.
+/// Returns the name and the addresses of a container, as the gate is told of them.
 fn registered(registration: Option<&Registration>) -> (Option<String>, Vec<IpAddr>) {
     registration.map(|r| (Some(r.name.clone()), r.addresses.clone())).unwrap_or_default()
 }
@@ -414,7 +417,7 @@ fn tell(reply: Option<Sender<Answer>>, applied: Result<(u64, Option<String>), St
         Err(why) => Answer::Error(why),
     };
     match (reply, answer) {
-        // Who asked may have gone.
+        // The asker may have gone.
         (Some(reply), answer) => drop(reply.send(answer)),
         (None, Answer::Error(why)) => tracing::error!("the policy stays as it is: {why}"),
         (None, _) => tracing::info!("policy applied"),

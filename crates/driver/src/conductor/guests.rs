@@ -1,4 +1,4 @@
-//! Clients as they come by the door: who they are, what they get, what they say, and when they leave.
+//! Clients as they come by the door: arrivals, memory, frames and departures.
 use super::client::{Client, Phase};
 use super::Conductor;
 use crate::admin::Ask;
@@ -47,7 +47,7 @@ impl Conductor {
                     return;
                 }
                 if !self.keep_together(id) {
-                    // It reads its files itself.
+                    // The client reads its files itself.
                     return self.refuse(id, Errno::AGAIN, "files are not read while a copy does not end");
                 }
                 let Some(client) = self.present(id) else { return };
@@ -76,7 +76,7 @@ impl Conductor {
             }
             FromDoor::NoReceiveRegion { client: id, exhausted } => {
                 if let Some(client) = self.client_mut(id) {
-                    // The next time a smaller one.
+                    // The next region is to be smaller.
                     let bytes = client.growing.take().unwrap_or(PAGE_BYTES as u64);
                     client.ring_bytes_max = (bytes / 2).max(PAGE_BYTES as u64);
                 }
@@ -117,7 +117,7 @@ impl Conductor {
                     self.hear_of_pipes(asked, reply);
                 }
                 asked => {
-                    // Who asked may have gone.
+                    // The asker may have gone.
                     let _ = reply.send(self.answer_administrator(asked));
                 }
             },
@@ -126,7 +126,7 @@ impl Conductor {
         }
     }
 
-    /// A newcomer was refused what it needs to be attached at all.
+    /// Records that a new client was refused resources without which it cannot be attached.
     fn note_not_attached(&mut self, id: ClientId, errno: Errno) {
         let newcomer = self.client(id).filter(|client| client.phase == Phase::Arriving);
         let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else {
@@ -137,7 +137,7 @@ impl Conductor {
         self.kernel.refuse(Refused { pid, uid, errno, why, refusal }, self.clock.now());
     }
 
-    /// A client that is not leaving.
+    /// Returns a client that is not leaving.
     fn present(&mut self, id: ClientId) -> Option<&mut Client> {
         self.client_mut(id).filter(|client| client.phase != Phase::Leaving)
     }

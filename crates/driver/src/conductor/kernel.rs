@@ -1,5 +1,5 @@
-//! What stays on the kernel, and why: for administrators. Clients say it in their control regions, which are read when
-//! somebody asks; whom the driver has refused is remembered. Nothing is decided by it.
+//! Connections that stay on the kernel and processes that were refused, with the reasons, for administrators. Clients report in their
+//! control regions, which are read on demand. No decision depends on these reports.
 use super::Conductor;
 use crate::admin::{KernelClient, KernelReport, RefusedReport};
 use crate::ids::ClientId;
@@ -10,9 +10,9 @@ use pd_abi::{KernelReason, KERNEL_REASONS};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Refused processes that are remembered,
+/// Most refused processes that are remembered.
 const REFUSED_MAX: usize = 256;
-/// and those of one user: it forgets its own for more.
+/// Most refused processes of one user that are remembered. A further one displaces the user's oldest.
 const REFUSED_OF_USER_MAX: usize = 64;
 
 /// Connections on the kernel by reason, in the order of [`KernelReason::ALL`].
@@ -20,7 +20,7 @@ const REFUSED_OF_USER_MAX: usize = 64;
 pub struct Counts([u64; KERNEL_REASONS]);
 
 impl Counts {
-    /// Adds what the client says now beyond what it said before. A count that goes back adds nothing.
+    /// Adds the growth of a client's counts since `said`. A count that goes back adds nothing.
     fn take(&mut self, said: &mut Self, memory: &ClientMemory) {
         for (index, (total, said)) in self.0.iter_mut().zip(&mut said.0).enumerate() {
             let now = u64::from(memory.kernel_count(index)).max(*said);
@@ -29,7 +29,7 @@ impl Counts {
         }
     }
 
-    /// Those that are not zero, by label.
+    /// Returns the counts that are not zero, by label.
     pub fn by_label(&self) -> BTreeMap<String, u64> {
         let all = KernelReason::ALL.into_iter().zip(self.0);
         all.filter(|(_, count)| *count > 0)
@@ -43,12 +43,12 @@ impl Counts {
 pub struct Kernel {
     counts: Counts,
     refused: VecDeque<(Refused, Duration)>,
-    /// Processes that were not let in, by [`Refusal::index`].
+    /// Number of processes that were not let in, by [`Refusal::index`].
     refusals: [u64; Refusal::ALL.len()],
 }
 
 impl Kernel {
-    /// Remembers one that was refused. The last word about a process counts.
+    /// Records a refused process, in place of an earlier record of it.
     pub fn refuse(&mut self, refused: Refused, now: Duration) {
         if let Some(refusal) = refused.refusal {
             self.refusals[refusal.index()] += 1;
@@ -64,23 +64,23 @@ impl Kernel {
         self.refused.push_back((refused, now));
     }
 
-    /// Processes that were not let in, by label of the reason.
+    /// Returns the number of processes that were not let in, by label of the reason.
     pub fn refusals(&self) -> BTreeMap<String, u64> {
         let all = Refusal::ALL.iter().zip(self.refusals).filter(|(_, count)| *count > 0);
         all.map(|(refusal, count)| (refusal.label().to_owned(), count)).collect()
     }
 
-    /// Of all clients that there are or were.
+    /// Returns the counts of all present and former clients.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 }
 
 impl Conductor {
-    /// Takes what a client says by now.
+    /// Takes the counts that a client reports by now.
     pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(id) else { return };
-        // Until it has a channel its control region is not sealed.
+        // The control region is not sealed before the client has a channel.
         if let Some(memory) = client.memory.as_ref().filter(|_| client.channels > 0) {
             self.kernel.counts.take(&mut client.kernel, memory);
         }
@@ -92,7 +92,7 @@ impl Conductor {
         }
     }
 
-    /// Everything there is to say.
+    /// Reports connections on the kernel, twins and refused processes.
     pub(super) fn kernel_report(&self) -> KernelReport {
         let now = self.clock.now();
         let clients = self.clients.iter().map(|(_, client)| client).filter(|client| client.channels > 0);

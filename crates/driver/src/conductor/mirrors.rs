@@ -1,7 +1,7 @@
-//! Mirrors of connections: which connections each shows. Movers copy, and the agent of pipes shows ([`crate::mirror`]).
+//! Mirrors of connections, and the connections that each shows. Movers copy, and the agent of pipes shows ([`crate::mirror`]).
 //!
-//! A connection that a mirror shows is offloaded: what goes by rings of two clients passes by no mover. One of AF_UNIX has no addresses, and
-//! is not shown.
+//! A connection that a mirror shows is offloaded, because bytes in direct rings pass no mover. A connection of AF_UNIX has no addresses,
+//! and is not shown.
 use super::{Conductor, Connection, SocketState};
 use crate::ids::{payer, ClientId, ConnectionId, Payer, Side, Slot, TenantId};
 use crate::messages::{ToMover, DRIVER};
@@ -9,7 +9,7 @@ use crate::mirror::{Copies, Showing, Subject};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Mirrors of connections that a driver has.
+/// Most mirrors of connections in a driver.
 const MIRRORS_MAX: usize = 16;
 
 /// See the module.
@@ -21,7 +21,7 @@ struct Mirror {
     /// Name of its port.
     name: String,
     copies: Arc<Copies>,
-    /// Whose connections it shows; none: all.
+    /// Tenant whose connections it shows. `None`: all tenants.
     tenant: Option<TenantId>,
 }
 
@@ -30,14 +30,14 @@ impl Mirror {
         self.tenant.is_none_or(|tenant| tenants.contains(&tenant))
     }
 
-    /// The account that pays for copies.
+    /// Returns the account that pays for copies.
     fn payer(&self) -> Payer {
         self.tenant.map_or(DRIVER, |tenant| payer(tenant, 0))
     }
 }
 
 impl Conductor {
-    /// Begins to show connections, those that are open, too, at a port that the agent of pipes has.
+    /// Begins to show connections at a port that the agent of pipes has. Open connections are shown, too.
     pub(super) fn add_mirror(
         &mut self,
         name: String,
@@ -57,7 +57,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// A port is removed: nothing is shown there any more.
+    /// Stops showing connections at a port that is removed.
     pub(super) fn remove_mirror(&mut self, name: &str) {
         let before = self.mirrors.0.len();
         self.mirrors.0.retain(|mirror| mirror.name != name);
@@ -78,7 +78,7 @@ impl Conductor {
         self.place_all();
     }
 
-    /// A connection has begun, or has got its other side.
+    /// Shows a connection that has begun, or has got its other side.
     #[inline]
     pub(super) fn show(&mut self, index: ConnectionId, side: Side) {
         if !self.mirrors.0.is_empty() {
@@ -86,7 +86,7 @@ impl Conductor {
         }
     }
 
-    /// Tenants or mirrors have changed.
+    /// Updates what is shown of a connection after tenants or mirrors have changed.
     pub(super) fn show_again(&mut self, index: ConnectionId) {
         for side in Side::BOTH {
             self.show_flow(index, side, false);
@@ -114,7 +114,7 @@ impl Conductor {
         self.movers.send(movers[side], ToMover::Show { flow: index.flow(side), showing });
     }
 
-    /// The address of the side that has connected.
+    /// Returns the address of the side that has connected.
     fn connecting_address(&self, sides: [Option<(ClientId, Slot)>; 2]) -> Option<SocketAddr> {
         let of = |side: Side| {
             let (client, slot) = sides[side]?;

@@ -1,8 +1,7 @@
 //! The control agent: clients, sockets, addresses, connections, memory (paper, section III-D).
 //!
-//! It never touches payload. It learns of requests and flows from the movers, of new and dead clients
-//! from the kernel, and answers through the movers, so that an answer never overtakes the command that
-//! makes it true.
+//! Touches no payload. Learns of requests and flows from the movers, and of new and dead clients from the door. Answers go through the
+//! movers, so that an answer never overtakes the command that makes it true.
 mod answer;
 mod attaching;
 mod balance;
@@ -77,9 +76,9 @@ use table::Table;
 use tenants::{Containers, Tenants};
 use twins::Twins;
 
-/// How long a dead client's flows may go on delivering what it had sent.
+/// Time for which the flows of a dead client go on delivering bytes that it had sent.
 const GRACE: Duration = Duration::from_millis(500);
-/// Messages of the door that are carried out in one turn: between them the mover of the same thread has turns of its own.
+/// Messages of the door carried out in one turn. The mover of the same thread has its turns in between.
 const DOOR_PER_TURN: usize = 2;
 
 const CUT_OFF: &str = "client cut off";
@@ -99,7 +98,7 @@ pub struct Conductor {
     connections: Connections,
     /// Flows that wait for memory.
     waiting: rings::Waiting,
-    /// Log lines, by what they say and who pays for it.
+    /// Limiter of log lines, by text and payer.
     log: Limiter<(&'static str, Payer)>,
     containers: Containers,
     networks: networks::Networks,
@@ -121,62 +120,62 @@ pub struct Conductor {
     chains: sidecars::Chains,
     /// Clients and connections numbered so far.
     serial: u64,
-    /// Ready when something was put into an inbox while the conductor slept.
+    /// Epoll instance: ready when a message was put into an inbox while the conductor slept.
     epoll: OwnedFd,
     messages: VecDeque<ToConductor>,
-    /// What the door has said and was not carried out yet.
+    /// Messages of the door that are still to be carried out.
     from_door: VecDeque<FromDoor>,
-    /// A driver that waits to take this one's place.
+    /// Socket of a driver that waits to take over.
     successor: Option<UnixStream>,
 }
 
-/// Where the conductor is told things.
+/// Mailboxes of the conductor.
 #[derive(Clone, Debug)]
 pub struct Inboxes {
-    /// By movers, and by whoever runs the driver.
+    /// Messages of the movers, and of the code that runs the driver.
     pub movers: Arc<Mailbox<ToConductor>>,
-    /// By the door.
+    /// Messages of the door.
     pub door: Arc<Mailbox<FromDoor>>,
 }
 
 impl Inboxes {
-    /// Empty ones.
+    /// Makes empty mailboxes.
     ///
     /// # Errors
-    /// Those of `eventfd`.
+    /// Errors of `eventfd`.
     pub fn new() -> rustix::io::Result<Self> {
         Ok(Self { movers: Mailbox::new()?, door: Mailbox::new()? })
     }
 
-    /// See [`Mailbox::set_asleep`].
+    /// Sets whether the conductor sleeps: see [`Mailbox::set_asleep`].
     pub fn set_asleep(&self, asleep: bool) {
         self.movers.set_asleep(asleep);
         self.door.set_asleep(asleep);
     }
 
-    /// Whether there is something in one of them.
+    /// Tells whether one of them holds a message.
     pub fn are_filled(&self) -> bool {
         self.movers.is_filled() || self.door.is_filled()
     }
 }
 
-/// The agents that the conductor talks to.
+/// Agents that the conductor sends messages to.
 pub struct Others {
-    /// Tells of clients.
+    /// Mailbox of the door.
     pub door: Arc<Mailbox<ToDoor>>,
     /// See [`Movers`].
     pub movers: Movers,
-    /// The kernel's half of the policy, or why there is none.
+    /// The kernel's half of the policy, or the reason why there is none.
     pub gate: Result<Gate, String>,
     /// The agent of pipes.
     pub pipes: Arc<Pipes>,
 }
 
 impl Conductor {
-    /// A conductor, which is told of clients by the door.
+    /// Makes a conductor, which hears of clients from the door.
     ///
     /// # Errors
-    /// Those of `epoll`; without memory.
+    /// Errors of `epoll`; too little memory, also for the policy's reserves.
     pub fn new(
         mut settings: Settings,
         clock: Arc<dyn Clock>,
@@ -236,7 +235,7 @@ impl Conductor {
         Ok(this)
     }
 
-    /// Carries out what the movers, the door, and whoever runs the driver have sent. Says whether there was anything.
+    /// Carries out messages of the movers, of the door, and of the code that runs the driver. Returns whether there were any.
     pub fn step(&mut self) -> bool {
         let mut messages = std::mem::take(&mut self.messages);
         self.movers.take_messages(&mut messages);
@@ -267,31 +266,31 @@ impl Conductor {
         worked
     }
 
-    /// A driver that waits to take this one's place, if one does.
+    /// Takes the socket of a driver that waits to take over, if one does.
     pub fn take_successor(&mut self) -> Option<UnixStream> {
         self.successor.take()
     }
 
-    /// The mover of the same thread.
+    /// Returns the mover of the same thread.
     pub fn mover(&mut self) -> &mut Mover {
         self.movers.own()
     }
 
-    /// Gives all other movers threads.
+    /// Starts the threads of all other movers.
     ///
     /// # Errors
-    /// Those of making a thread.
+    /// Errors of making a thread.
     pub fn start_movers(&mut self) -> std::io::Result<()> {
         let ids: Vec<_> = self.movers.ids().collect();
         ids.into_iter().try_for_each(|id| self.movers.start(id))
     }
 
-    /// Waits for those threads, which have been told to stop.
+    /// Joins the threads of movers, which have been told to stop.
     pub fn join_movers(&mut self) {
         self.movers.join();
     }
 
-    /// Waits at most `timeout` for something in its inboxes.
+    /// Waits at most `timeout` for a message, or for work of the mover of the same thread. `None`: without a limit.
     pub fn poll(&mut self, timeout: Option<Duration>) {
         let timeout =
             timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
@@ -300,13 +299,13 @@ impl Conductor {
         let _ = epoll::wait(&self.epoll, &mut space, timeout.as_ref());
     }
 
-    /// When [`Self::tick`] wants to be called; never, if none.
+    /// Returns the time at which [`Self::tick`] is due. `None`: nothing is.
     pub fn wake_by(&self) -> Option<Duration> {
         let times = [self.retry_at(), self.twins.look_at(), self.direct_wake_by(), self.log.wake_by()];
         times.into_iter().chain([self.deferred.wake_by(), self.shuffle_by()]).flatten().min()
     }
 
-    /// Does whatever has its time.
+    /// Does all work that is due.
     pub fn tick(&mut self) {
         self.look_after_parked();
         self.say_unsaid();
@@ -314,7 +313,7 @@ impl Conductor {
         self.give_up_deferred();
     }
 
-    /// The inboxes.
+    /// Returns the inboxes.
     pub fn inboxes(&self) -> &Inboxes {
         &self.inboxes
     }
@@ -373,7 +372,7 @@ impl Conductor {
         self.connections.get(index)
     }
 
-    /// The receiving socket of a flow, if its client lives.
+    /// Returns the receiving socket of a flow, if its client lives.
     fn destination(&self, flow: FlowId) -> Option<(ClientId, Slot)> {
         self.connection(flow.connection())?.sides[flow.side().other()]
     }
@@ -399,15 +398,15 @@ impl Conductor {
         self.end_connection(index);
     }
 
-    /// Something befalls a side of a connection.
+    /// Applies an event to a side of a connection.
     fn befall(&mut self, index: ConnectionId, side: Side, event: Event) {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.befall(side, event);
         }
     }
 
-    /// Forgets a connection whose flows are over and whose sockets are closed. Until then the ends in their lines may
-    /// be read, and direct rings, too.
+    /// Forgets a connection whose flows are over and whose sockets are closed. Until then clients may read the ends in their lines, and
+    /// direct rings.
     fn end_connection(&mut self, index: ConnectionId) {
         let Some(connection) = self.connections.get_mut(index) else { return };
         if !connection.is_over() {
@@ -463,14 +462,14 @@ impl Conductor {
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
-            // There is no flow back to wait for.
+            // A twin that was detached has no flow back to wait for.
             self.flow_done(incoming);
             self.look_after(connection, Side::Accepting);
         }
         self.end_connection(connection);
     }
 
-    /// A client has died, or is cut off.
+    /// Disconnects a client that has died, or cuts it off for a violation.
     fn disconnect(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(client) = self.client_mut(id) else { return };
         if matches!(client.phase, Phase::Leaving) {
@@ -516,14 +515,14 @@ impl Conductor {
         }
     }
 
-    /// Nobody needs the client any more.
+    /// Removes a client that no mover remembers.
     fn forget(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(id) else { return };
         let regions = client.regions.into_values().map(|(region, _)| region).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
     }
 
-    /// A client uses a socket no more.
+    /// Closes a socket that its client uses no more.
     fn close_socket(&mut self, id: ClientId, slot: Slot, ending: Ending) {
         let Some(client) = self.client_mut(id) else { return };
         let namespace = client.identity.namespace;
@@ -540,7 +539,7 @@ impl Conductor {
         }
         match state {
             SocketState::Active => self.release_slot(id, slot),
-            // The connection may end after its client, whose number is another's by then.
+            // The connection may outlive its client, whose number is then reused.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
                 if let (Some(entry), Ending::Died(_)) = (self.connections.get_mut(connection), ending) {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
@@ -561,7 +560,7 @@ impl Conductor {
         }
     }
 
-    /// Tells whether a line that the client has caused is written; otherwise it is counted.
+    /// Tells whether to write a log line that the client has caused. Counts the line if not.
     fn may_say(&mut self, what: &'static str, id: ClientId) -> bool {
         let payer = self.client(id).map_or(DRIVER, Client::payer);
         self.log.may_say((what, payer), self.clock.now())
@@ -582,7 +581,7 @@ impl Conductor {
         }
     }
 
-    /// Says how often what was left unsaid has happened.
+    /// Logs how often suppressed lines have recurred.
     fn say_unsaid(&mut self) {
         for ((what, (tenant, user)), times) in self.log.take_unsaid(self.clock.now()) {
             let tenant = if tenant == DRIVER.0 { "" } else { self.tenants.name(tenant) };

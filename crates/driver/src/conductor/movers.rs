@@ -1,8 +1,8 @@
-//! The movers as the conductor reaches them: the first has turns on the conductor's thread, each other one has a thread of its own as
-//! long as there is load for it.
+//! The movers as the conductor reaches them. The first has turns on the conductor's thread. Each other one has a thread of its own as long
+//! as there is load for it.
 //!
-//! A thread works on a mover that it has been lent. The conductor has them all back for moments, so that what one mover has can go
-//! to another ([`crate::mover::transfer`]): the threads wait meanwhile.
+//! A thread works on a mover that it has been lent. The conductor takes all movers back for moments, so that parts of one can go to another
+//! ([`crate::mover::transfer`]). The threads wait meanwhile.
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 use crate::calls::simulated;
 use crate::calls::{may, Call};
@@ -23,42 +23,42 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest sleep: how soon a stop is noticed.
+/// Longest sleep, hence the longest time until a stop is noticed.
 const STOP_POLL: Duration = Duration::from_millis(200);
 
 /// See the module.
 pub struct Movers {
     own: RefCell<Box<Mover>>,
-    /// From the second on.
+    /// Movers from the second on.
     others: Vec<Seat>,
     inboxes: Vec<Arc<Mailbox<ToMover>>>,
     metrics: Vec<Arc<Metrics>>,
     crew: Crew,
-    /// Is told what the first is told, in its place.
+    /// Mailbox that gets all commands in place of the movers.
     #[cfg(test)]
     pub listener: Option<Arc<Mailbox<ToMover>>>,
 }
 
-/// What threads of movers have in common.
+/// State that the threads of movers share.
 #[derive(Clone)]
 pub struct Crew {
-    /// The driver's.
+    /// The driver's clock.
     pub clock: Arc<dyn Clock>,
-    /// They shall end.
+    /// Set when the threads are to end.
     pub stop: Arc<AtomicBool>,
-    /// One of them has panicked.
+    /// Set when one of them has panicked.
     pub broken: Arc<AtomicBool>,
-    /// The processors that movers keep to, in turn; any, if there are none.
+    /// Processors that movers keep to, in turn. Empty: any processor.
     pub cores: Arc<[usize]>,
 }
 
 /// A mover and its thread.
 #[derive(Default)]
 struct Seat {
-    /// None while it is lent, and for ever if the thread did not give it back.
+    /// `None` while the mover is lent, and for ever if the thread did not give it back.
     mover: Option<Box<Mover>>,
     worker: Option<Worker>,
-    /// It has turns without a thread: the simulation gives them.
+    /// Set if the mover has turns without a thread: the simulation gives them.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     simulated: bool,
 }
@@ -80,7 +80,7 @@ struct Worker {
 }
 
 impl Crew {
-    /// The calling thread keeps to the processor of a mover.
+    /// Binds the calling thread to the processor of a mover.
     pub fn pin(&self, mover: MoverId) {
         let Some(&core) = self.cores.get(mover.index() % self.cores.len().max(1)) else { return };
         let mut set = CpuSet::new();
@@ -92,7 +92,7 @@ impl Crew {
 }
 
 impl Movers {
-    /// The movers, of which the first alone has turns until [`Self::start`].
+    /// Makes the movers, of which only the first has turns until [`Self::start`].
     pub fn new(own: Mover, others: Vec<Mover>, inboxes: Vec<Arc<Mailbox<ToMover>>>, crew: Crew) -> Self {
         let metrics = std::iter::once(&own).chain(&others).map(Mover::metrics).collect();
         let own = Box::new(own);
@@ -108,30 +108,30 @@ impl Movers {
         }
     }
 
-    /// How many they are.
+    /// Returns the number of movers.
     pub fn len(&self) -> usize {
         self.inboxes.len()
     }
 
-    /// Each of them.
+    /// Iterates over all movers.
     pub fn ids(&self) -> impl Iterator<Item = MoverId> {
         (0..self.len()).map(MoverId::at)
     }
 
-    /// Whether it has turns.
+    /// Tells whether a mover has turns.
     pub fn works(&self, id: MoverId) -> bool {
         id.index().checked_sub(1).is_none_or(|at| self.others.get(at).is_some_and(Seat::works))
     }
 
-    /// Those that have.
+    /// Iterates over the movers that have turns.
     pub fn working(&self) -> impl Iterator<Item = MoverId> + '_ {
         self.ids().filter(|&id| self.works(id))
     }
 
-    /// Gives a mover a thread.
+    /// Starts a mover's thread.
     ///
     /// # Errors
-    /// Those of making one.
+    /// Errors of making a thread.
     pub fn start(&mut self, id: MoverId) -> std::io::Result<()> {
         let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else {
             return Ok(());
@@ -154,14 +154,14 @@ impl Movers {
         };
         let thread = std::thread::Builder::new().name(format!("pd-mover-{id}")).spawn(work)?;
         if let Some(mover) = seat.mover.take() {
-            // If it has ended already, it is found out when the mover is to be given back.
+            // A thread that has ended already is noticed when it is to give the mover back.
             let _ = back.send(mover);
         }
         seat.worker = Some(Worker { thread, lent, back });
         Ok(())
     }
 
-    /// Ends a mover's thread. Nobody may be served by the mover.
+    /// Ends a mover's thread. The mover must serve no client.
     pub fn park(&mut self, id: MoverId) {
         self.take_back();
         let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else { return };
@@ -177,8 +177,8 @@ impl Movers {
         self.give_back();
     }
 
-    /// Has all movers stand still with nothing more on its way between them, and does something with them all. None: one did not
-    /// come back, for the driver ends.
+    /// Stops all movers with nothing on its way between them, and calls `change` with them. `None`: a mover did not come back, because the
+    /// driver ends.
     pub fn with_all<T>(&mut self, change: impl FnOnce(&mut [&mut Mover]) -> T) -> Option<T> {
         let are_there = self.take_back();
         let own = self.own.get_mut();
@@ -192,22 +192,22 @@ impl Movers {
         done
     }
 
-    /// Has all movers stand still, as in [`Self::with_all`], until [`Self::let_go`]. Says whether all have come back.
+    /// Stops all movers until [`Self::let_go`]. Returns whether all have come back.
     pub fn hold(&mut self) -> bool {
         self.take_back()
     }
 
-    /// Threads go on with the movers that they were lent.
+    /// Lets threads go on with the movers that they were lent.
     pub fn let_go(&mut self) {
         self.give_back();
     }
 
-    /// Of movers that stand still: has nothing be on its way from one to another. Says whether anything was.
+    /// Delivers everything that is on its way between movers, which stand still. Returns whether there was anything.
     pub fn settle(&mut self) -> bool {
         transfer::settle(&mut self.all())
     }
 
-    /// Of movers that stand still: what another driver goes on with.
+    /// Returns the state that another driver goes on with. Movers stand still.
     ///
     /// # Errors
     /// The hindrance.
@@ -221,7 +221,7 @@ impl Movers {
         all
     }
 
-    /// Says whether all are there.
+    /// Takes all movers back from their threads. Returns whether all are there.
     fn take_back(&mut self) -> bool {
         let lent = |seat: &Seat| seat.worker.is_some() && seat.mover.is_none();
         for (_, inbox) in self.others.iter().zip(&self.inboxes[1..]).filter(|(seat, _)| lent(seat)) {
@@ -237,23 +237,23 @@ impl Movers {
         for Seat { mover, worker, .. } in &mut self.others {
             let Some(worker) = worker else { continue };
             if let Some(mover) = mover.take() {
-                // If the thread has ended, so does the driver.
+                // The driver ends if the thread has ended.
                 let _ = worker.back.send(mover);
             }
         }
     }
 
-    /// How long a mover has had nothing to do.
+    /// Returns the time for which a mover has had nothing to do, in all.
     pub fn idle_time(&self, id: MoverId) -> Duration {
         Duration::from_nanos(self.metrics[id.index()].mover_idle_ns.get())
     }
 
-    /// Whether a mover's thread sleeps.
+    /// Tells whether a mover's thread sleeps.
     pub fn is_asleep(&self, id: MoverId) -> bool {
         self.inboxes[id.index()].is_asleep()
     }
 
-    /// Tells one of them.
+    /// Sends a command to a mover.
     #[inline]
     pub fn send(&self, to: MoverId, mut command: ToMover) {
         #[cfg(test)]
@@ -266,17 +266,17 @@ impl Movers {
         }
     }
 
-    /// Moves what the one of the same thread has to tell into `into`, which is empty.
+    /// Moves the messages of the mover of the same thread into `into`, which is empty.
     pub fn take_messages(&mut self, into: &mut VecDeque<ToConductor>) {
         self.own().take_messages(into);
     }
 
-    /// The one of the same thread.
+    /// Returns the mover of the same thread.
     pub fn own(&mut self) -> &mut Mover {
         self.own.get_mut()
     }
 
-    /// Waits for the threads, which have been told to stop.
+    /// Joins the threads, which have been told to stop.
     pub fn join(&mut self) {
         for Worker { thread, back, .. } in self.others.iter_mut().filter_map(|seat| seat.worker.take()) {
             drop(back);
@@ -288,13 +288,13 @@ impl Movers {
 
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 impl Movers {
-    /// One but the first, if the simulation gives it turns.
+    /// Returns a mover other than the first, if the simulation gives it turns.
     pub fn simulated(&mut self, id: MoverId) -> Option<&mut Mover> {
         let seat = self.others.get_mut(id.index().checked_sub(1)?)?;
         seat.mover.as_deref_mut().filter(|_| seat.simulated)
     }
 
-    /// Whether anybody has rung for one that has no thread.
+    /// Tells whether the doorbell of a mover that has no thread was rung.
     pub fn is_rung(&self, id: MoverId) -> bool {
         match id.index().checked_sub(1) {
             None => self.own.borrow().is_rung(),
@@ -303,7 +303,7 @@ impl Movers {
     }
 }
 
-/// Goes off when its thread panics.
+/// Guard that sets a flag when its thread panics.
 struct Alarm<'a>(&'a AtomicBool);
 
 impl Drop for Alarm<'_> {
@@ -314,7 +314,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// Gives the mover that it is given its turns until it is to come back, and waits for another.
+/// Gives a mover its turns until it is called back, then waits for another.
 fn run(lend: &Sender<Box<Mover>>, again: &Receiver<Box<Mover>>, clock: &dyn Clock, stop: &AtomicBool) {
     while let Ok(mut mover) = again.recv() {
         loop {

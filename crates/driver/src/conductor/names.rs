@@ -1,8 +1,8 @@
-//! Addresses and ports: which namespace holds what, and who listens where.
+//! Addresses and ports of network namespaces, and the listeners there.
 //!
-//! A client may bind only what its network namespace holds. An address other than loopback belongs to
-//! the first namespace that claims it, so that a container that gives itself a neighbour's address
-//! gains nothing; a namespace registered by `pd run` claims its addresses before it runs anything.
+//! A client may bind only addresses that its network namespace holds. An address other than loopback belongs to the first namespace that
+//! claims it. A container that gives itself a neighbour's address thus gains nothing. A namespace registered by `pd run` claims its
+//! addresses before it runs anything.
 //!
 //! A namespace is in one network, within which an address means its owner: two networks may use the same addresses.
 mod ports;
@@ -26,30 +26,30 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How old a namespace's address list may be when somebody asks for what it says.
+/// Age from which on a namespace's address list is read again for a request.
 const ADDRESSES_FRESH: Duration = Duration::from_millis(50);
-/// After a long list nothing is read for so many times as long as it took: reading takes a tenth of a core at most.
+/// Pause after a long list, in multiples of the time that reading it took. Reading takes a tenth of a core at most.
 const PAUSE_FACTOR: u32 = 9;
 
-/// Bindings of one payer.
+/// Most bindings of one payer.
 const BINDINGS_MAX: usize = 65_536;
 
-/// A network: an address has one owner in each. The common one is 0.
+/// A network, within which an address has one owner. The common network has number 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetworkId(u32);
 
 impl NetworkId {
-    /// The network with this number.
+    /// Returns the network with this number.
     pub fn at(number: u32) -> Self {
         Self(number)
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(self) -> u32 {
         self.0
     }
 
-    /// Tells whether it is that of all namespaces that the policy puts nowhere else.
+    /// Tells whether it is the common network: that of all namespaces that the policy puts nowhere else.
     pub fn is_common(self) -> bool {
         self == Self::default()
     }
@@ -59,25 +59,25 @@ impl NetworkId {
 pub struct Names {
     namespaces: HashMap<NamespaceId, Namespace>,
     owners: HashMap<(NetworkId, IpAddr), NamespaceId>,
-    /// Addresses of one network that mean those of another one. Nobody owns them where they are only names.
+    /// Addresses of one network that mean addresses of another one. An address that is only a name has no owner.
     maps: Maps<NetworkId>,
     ports: HashMap<NamespaceId, Ports>,
-    /// Bindings that each payer has.
+    /// Number of bindings of each payer.
     paid: HashMap<Payer, usize>,
-    /// Counts what lets a namespace own other addresses than before.
+    /// Number of changes after which a namespace may own other addresses than before.
     changes: u64,
 }
 
 struct Namespace {
     users: usize,
     network: NetworkId,
-    /// Its file, for those who read its addresses.
+    /// File of the namespace, for reading its addresses.
     file: Arc<OwnedFd>,
     addresses: Addresses,
     read_at: Option<Duration>,
     /// The end of the pause after the last list, if that was long.
     resume_at: Option<Duration>,
-    /// The count of changes when it last claimed its addresses.
+    /// Value of [`Names::changes`] when it last claimed its addresses.
     claimed_at: Option<u64>,
     registration: Option<Registration>,
     next_port: u16,
@@ -107,17 +107,17 @@ pub enum Takes {
 /// A socket that is to be bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish {
-    /// Where to; port 0 is any.
+    /// Address to bind to; port 0 asks for any port.
     pub wanted: SocketAddr,
     pub v6_only: bool,
     pub owner: (ClientId, Slot),
-    /// The user with whose other sockets that say so, too, it shares its port.
+    /// User whose other sockets may share the port, if they ask for that, too.
     pub share: Option<u32>,
     pub payer: Payer,
 }
 
 impl Namespace {
-    /// Whether a request of that time takes a later list.
+    /// Tells whether a request of the time `as_of` needs a later list.
     fn is_stale(&self, as_of: Duration) -> bool {
         let is_old = self.read_at.is_none_or(|at| as_of.saturating_sub(at) >= ADDRESSES_FRESH);
         is_old && self.resume_at.is_none_or(|at| as_of >= at)
@@ -134,7 +134,7 @@ impl fmt::Debug for Names {
 }
 
 impl Names {
-    /// A client of this namespace attached (or `pd run` registered it). Returns whether its addresses were never read.
+    /// Adds a user of a namespace: a client that attached, or a registration by `pd run`. Returns whether its addresses were never read.
     pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> bool {
         let namespace = self.namespaces.entry(id).or_insert_with(|| Namespace {
             users: 0,
@@ -151,13 +151,13 @@ impl Names {
         namespace.read_at.is_none()
     }
 
-    /// The network of a namespace.
+    /// Returns the network of a namespace.
     pub fn network(&self, id: NamespaceId) -> NetworkId {
         self.namespaces.get(&id).map_or_else(NetworkId::default, |namespace| namespace.network)
     }
 
-    /// Puts a namespace into a network, where it comes after those that are there: an address that one of them owns is not its. Returns
-    /// whether it was in another.
+    /// Puts a namespace into a network, where it comes last: addresses that other members own stay theirs. Returns whether it was in
+    /// another network.
     pub fn set_network(&mut self, id: NamespaceId, network: NetworkId) -> bool {
         let Some(namespace) = self.namespaces.get_mut(&id).filter(|n| n.network != network) else {
             return false;
@@ -172,7 +172,7 @@ impl Names {
         true
     }
 
-    /// These maps hold from now on.
+    /// Puts maps in force.
     pub fn set_maps(&mut self, maps: Maps<NetworkId>) {
         if self.maps == maps {
             return;
@@ -190,7 +190,7 @@ impl Names {
         }
     }
 
-    /// The network and the address there that an address means in a namespace.
+    /// Returns the network and the address there that an address means in a namespace.
     pub fn place(&self, id: NamespaceId, ip: IpAddr) -> (NetworkId, IpAddr) {
         let network = self.network(id);
         self.maps.real(network, canonical(ip)).unwrap_or((network, ip))
@@ -201,12 +201,12 @@ impl Names {
         self.maps.real(self.network(id), canonical(ip)).is_some()
     }
 
-    /// The address under which the namespace `viewer` sees one of the namespace `owner`; none: it sees it under no one.
+    /// Returns the address under which the namespace `viewer` sees an address of the namespace `owner`. `None`: there is none.
     pub fn seen(&self, viewer: NamespaceId, owner: NamespaceId, ip: IpAddr) -> Option<IpAddr> {
         self.seen_in(self.network(viewer), owner, ip)
     }
 
-    /// The same of whoever is in a network.
+    /// Returns the address under which the network `viewer` sees an address of the namespace `owner`. `None`: there is none.
     pub fn seen_in(&self, viewer: NetworkId, owner: NamespaceId, ip: IpAddr) -> Option<IpAddr> {
         let network = self.network(owner);
         match viewer == network {
@@ -215,34 +215,34 @@ impl Names {
         }
     }
 
-    /// The owner of an address in the network of a namespace, or of what it means there.
+    /// Returns the owner of the address that `ip` means in a namespace.
     fn owner(&self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
         self.owners.get(&self.place(id, ip)).copied()
     }
 
-    /// Takes note of the addresses that a namespace holds, as somebody has read them in the time that it took. Where they cannot
-    /// be read what was known holds: nobody loses an address by it.
+    /// Records the addresses that a namespace holds. Reading them took the time `took`. `None`: they could not be read, and the former ones
+    /// stay.
     pub fn learn(&mut self, id: NamespaceId, found: Option<Addresses>, took: Duration, now: Duration) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
-        // What it says may be as old as its beginning.
+        // The list may be as old as the start of its reading.
         (namespace.read_at, namespace.resume_at) = (Some(now.saturating_sub(took)), None);
         let Some(found) = found else { return };
         namespace.resume_at = addresses::is_long(&found).then(|| now + took * PAUSE_FACTOR);
         (namespace.addresses, namespace.claimed_at) = (found, None);
     }
 
-    /// All namespaces, their files, and what `pd run` said of them.
+    /// Iterates over all namespaces, with their files and registrations.
     pub fn known(&self) -> impl Iterator<Item = (NamespaceId, &Arc<OwnedFd>, Option<&Registration>)> + '_ {
         self.namespaces.iter().map(|(id, namespace)| (*id, &namespace.file, namespace.registration.as_ref()))
     }
 
-    /// The file of a namespace.
+    /// Returns the file of a namespace.
     pub fn file(&self, id: NamespaceId) -> Option<&Arc<OwnedFd>> {
         Some(&self.namespaces.get(&id)?.file)
     }
 
-    /// The namespaces whose addresses have to be read before a request of the time `as_of` in namespace `id` is told whose
-    /// address `ip` is. If it is to `reach` that address, it may be any namespace's.
+    /// Returns the namespaces whose addresses have to be read before the owner of `ip` in namespace `id` is known. `as_of` is the time of
+    /// the request. If the request is to `reach` that address, any namespace may own it.
     pub fn unread(&self, id: NamespaceId, ip: IpAddr, reach: bool, as_of: Duration) -> Vec<NamespaceId> {
         let ip = canonical(ip);
         if is_loopback(ip) || ip.is_unspecified() {
@@ -260,9 +260,9 @@ impl Names {
         }
     }
 
-    /// The namespaces whose addresses have to be read before [`Self::register`], of the time `as_of`.
+    /// Returns the namespaces whose addresses have to be read before [`Self::register`], for a request of the time `as_of`.
     pub fn unread_owners(&self, addresses: &[IpAddr], as_of: Duration) -> Vec<NamespaceId> {
-        // Of whichever network: it is not known yet to which the container belongs.
+        // The container's network is not known yet: owners in all networks count.
         let named = self.owners.iter().filter(|((_, ip), _)| addresses.contains(ip));
         let mut owners: Vec<_> = named.map(|(_, owner)| *owner).collect();
         owners.sort_unstable();
@@ -271,12 +271,12 @@ impl Names {
         owners
     }
 
-    /// Whether a client or a registration is in the namespace.
+    /// Tells whether a client or a registration is in the namespace.
     pub fn knows(&self, id: NamespaceId) -> bool {
         self.namespaces.contains_key(&id)
     }
 
-    /// The opposite of [`Self::enter`].
+    /// Removes a user of a namespace: the opposite of [`Self::enter`].
     pub fn leave(&mut self, id: NamespaceId) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
         namespace.users -= 1;
@@ -287,16 +287,16 @@ impl Names {
         }
     }
 
-    /// What it knows.
+    /// Returns zero if no name is left.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn leftovers(&self) -> usize {
         self.namespaces.len() + self.owners.len() + self.ports.len() + self.paid.len()
     }
 
-    /// Takes note of what `pd run` says. The namespace must have been entered.
+    /// Records a registration by `pd run`. The namespace must have been entered.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another namespace holds one of the addresses, `EADDRNOTAVAIL` if it means another network's there.
+    /// `EADDRINUSE` if another namespace holds one of the addresses, `EADDRNOTAVAIL` if one of them means an address of another network.
     pub fn register(&mut self, id: NamespaceId, registration: Registration) -> Result<(), Errno> {
         for &ip in &registration.addresses {
             if self.is_mapped(id, ip) {
@@ -315,13 +315,12 @@ impl Names {
         Ok(())
     }
 
-    /// What `pd run` said of the namespace.
+    /// Returns the registration of a namespace by `pd run`.
     pub fn registration(&self, id: NamespaceId) -> Option<&Registration> {
         self.namespaces.get(&id)?.registration.as_ref()
     }
 
-    /// Has the namespace claim what it is known to hold and give up what it does not. An address that was
-    /// registered stays its own.
+    /// Has a namespace claim the addresses that it is known to hold, and give up others. A registered address stays its own.
     fn claim(&mut self, id: NamespaceId) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };
         if namespace.claimed_at == Some(self.changes) {
@@ -344,14 +343,14 @@ impl Names {
         namespace.claimed_at = Some(self.changes);
     }
 
-    /// Owner of the address in the network of `id`, unless it is known to be given up.
+    /// Returns the owner of the address in the network of `id`, unless the owner is known to have given it up.
     fn claimed_owner(&mut self, id: NamespaceId, ip: IpAddr) -> Option<NamespaceId> {
         let owner = self.owner(id, ip)?;
         self.claim(owner);
         self.owner(id, ip)
     }
 
-    /// Whether the namespace may use the address: it holds it, and held it first.
+    /// Tells whether a namespace may use an address: it holds the address, and held it first.
     pub fn holds(&mut self, id: NamespaceId, ip: IpAddr) -> bool {
         if is_loopback(ip) {
             return true;
@@ -366,8 +365,8 @@ impl Names {
     /// Binds a socket. Port 0 asks for any free port. Returns the address bound.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken, `ENOBUFS` if whoever pays
-    /// has too many.
+    /// `EADDRNOTAVAIL` if the namespace does not hold the address, `EADDRINUSE` if the port is taken, `ENOBUFS` if the payer has too many
+    /// bindings.
     pub fn bind(&mut self, id: NamespaceId, wish: &Wish) -> Result<SocketAddr, Errno> {
         let &Wish { wanted, v6_only, owner: (client, slot), share, payer } = wish;
         let ip = canonical(wanted.ip());
@@ -443,7 +442,7 @@ impl Names {
         }
     }
 
-    /// The namespace that `ip` means in namespace `id`.
+    /// Returns the namespace that `ip` means in namespace `id`.
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address.
@@ -461,12 +460,12 @@ impl Names {
         self.owner(id, ip).ok_or(Errno::HOSTUNREACH)
     }
 
-    /// Whether a connection from `id` to `to` reaches a listener.
+    /// Tells whether a connection from `id` to `to` reaches a listener.
     pub fn has_listener(&mut self, id: NamespaceId, to: SocketAddr) -> bool {
         self.listeners(id, to).is_ok()
     }
 
-    /// The listener that a connection from `id` to `to` reaches; those that share a port take turns.
+    /// Returns the listener that a connection from `id` to `to` reaches. Listeners that share a port take turns.
     ///
     /// # Errors
     /// `EHOSTUNREACH` if no container holds the address, `ECONNREFUSED` if nothing listens there.
@@ -479,7 +478,7 @@ impl Names {
         Ok((chosen.client, chosen.slot))
     }
 
-    /// Those bound to the port of `to`, and the place of the first that a connection from `id` reaches.
+    /// Returns the bindings of the port of `to`, and the index of the first that a connection from `id` reaches.
     fn listeners(&mut self, id: NamespaceId, to: SocketAddr) -> Result<(&mut Vec<Binding>, usize), Errno> {
         let ip = canonical(to.ip());
         let target = self.namespace_of(id, ip)?;
@@ -493,7 +492,7 @@ impl Names {
         found.map(|at| (list, at)).ok_or(Errno::CONNREFUSED)
     }
 
-    /// The address that a socket of `id` gets when it connects to `to` without being bound.
+    /// Returns the address that a socket of `id` gets when it connects to `to` without being bound.
     pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
         let port = self.next_port(id);
         let ip = canonical(to);
@@ -525,7 +524,7 @@ impl Binding {
                 && self.ip.is_ipv4() == other.ip.is_ipv4())
     }
 
-    /// Whether a connection to `ip` may reach this binding.
+    /// Tells whether a connection to `ip` may reach this binding.
     fn accepts(&self, ip: IpAddr) -> bool {
         match self.ip {
             IpAddr::V4(own) if own.is_unspecified() => ip.is_ipv4(),
@@ -535,12 +534,12 @@ impl Binding {
     }
 }
 
-/// An IPv4 address in IPv6 clothes is that IPv4 address.
+/// Returns the IPv4 address for an IPv4-mapped one, and any other address as it is.
 pub fn canonical(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// The address in the clothes of the socket's family.
+/// Returns the address in the form of the socket's family: an IPv4 address is mapped if `v6`.
 pub fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
     match (v6, canonical(address.ip())) {
         (true, IpAddr::V4(ip)) => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
@@ -548,7 +547,7 @@ pub fn dressed(address: SocketAddr, v6: bool) -> SocketAddr {
     }
 }
 
-/// The ephemeral port to be tried after `port`.
+/// Returns the ephemeral port to be tried after `port`.
 fn following(port: u16) -> u16 {
     if port >= EPHEMERAL_PORT_LAST {
         EPHEMERAL_PORT_FIRST
@@ -561,7 +560,7 @@ fn is_loopback(ip: IpAddr) -> bool {
     ip.is_loopback()
 }
 
-/// Addresses that mean something else in each namespace.
+/// Tells whether an address means something else in each namespace.
 fn is_local(ip: IpAddr) -> bool {
     ip.is_loopback() || matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
@@ -601,7 +600,7 @@ mod tests {
         NamespaceId::for_test(inode)
     }
 
-    /// Nobody reads it.
+    /// Returns a file that nobody reads.
     fn file() -> Arc<OwnedFd> {
         Arc::new(std::fs::File::open("/dev/null").unwrap().into())
     }
@@ -615,7 +614,7 @@ mod tests {
         names
     }
 
-    /// The namespace is read and holds these.
+    /// Has a namespace hold these addresses, as if they had been read.
     fn hold(names: &mut Names, inode: u64, addresses: &[&str]) {
         let found = addresses.iter().map(|a| (a.parse().unwrap(), 24)).collect();
         names.learn(id(inode), Some(found), Duration::ZERO, Duration::ZERO);
@@ -787,7 +786,7 @@ mod tests {
         names.listen(id(2), 80, own(2, 2));
         assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Ok(own(2, 2)));
         assert_eq!(names.bind_alone(id(1), at("10.0.0.1:82"), false, own(1, 2)), Err(Errno::ADDRNOTAVAIL));
-        // And back again, registered.
+        // The address moves back, registered.
         hold(&mut names, 2, &[]);
         hold(&mut names, 1, &["10.0.0.1"]);
         names.register(id(1), registration(&["10.0.0.1"])).unwrap();
@@ -826,7 +825,7 @@ mod tests {
         assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Ok(own(3, 1)));
         names.register(id(1), registration(&["10.0.0.1"])).unwrap();
         names.register(id(3), registration(&["10.0.0.1"])).unwrap();
-        // One that moves comes after those that are there, and is found there no more.
+        // A namespace that moves comes after those that are there. Its former network finds it no more.
         assert!(names.set_network(id(3), red) && !names.set_network(id(3), red));
         assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(1, 1)));
         assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Err(Errno::HOSTUNREACH));
@@ -852,7 +851,7 @@ mod tests {
         for (inode, network) in [(1, 1), (2, 2), (3, 2)] {
             names.set_network(id(inode), NetworkId::at(network));
         }
-        // By its own address in 2, before anybody maps it.
+        // The address is network 2's own before it is mapped.
         assert!(names.holds(id(2), "10.9.0.1".parse().unwrap()));
         for inode in [1, 2] {
             names.bind_alone(id(inode), at("10.0.0.1:80"), false, own(inode as u16, 1)).unwrap();
@@ -865,14 +864,14 @@ mod tests {
         assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(1), at("10.8.0.1:80")), Ok(own(2, 1)));
         assert_eq!(names.listener(id(2), at("10.9.0.2:80")), Err(Errno::HOSTUNREACH));
-        // A listener that is there for others alone.
+        // The listener takes connections from other networks alone.
         names.set_listening(id(1), 80, own(1, 1), Takes::OtherNetworks);
         assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Ok(own(1, 1)));
         assert_eq!(names.listener(id(1), at("10.0.0.1:80")), Err(Errno::CONNREFUSED), "the kernel brings it");
         names.set_listening(id(1), 80, own(1, 1), Takes::None);
         assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Err(Errno::CONNREFUSED));
         names.listen(id(1), 80, own(1, 1));
-        // A name is nobody's own address.
+        // A mapped address is no namespace's own.
         assert!(!names.holds(id(2), "10.9.0.1".parse().unwrap()));
         assert_eq!(names.local_for(id(2), at("10.9.0.1:80").ip()).ip(), at("10.0.0.1:0").ip());
         let seen =
@@ -880,7 +879,7 @@ mod tests {
         assert_eq!(seen(&names, 1, 2, "10.0.0.1"), Some("10.8.0.1".parse().unwrap()));
         assert_eq!(seen(&names, 1, 3, "10.0.0.7"), None, "beyond the map back");
         assert!(names.local_for(id(3), at("10.9.0.1:80").ip()).ip().is_unspecified());
-        // Without the maps all is as before.
+        // All is as before without the maps.
         names.set_maps(Maps::default());
         assert_eq!(names.listener(id(2), at("10.9.0.1:80")), Err(Errno::CONNREFUSED), "it is its own again");
         assert!(names.holds(id(2), "10.9.0.1".parse().unwrap()));
@@ -901,7 +900,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Within a network as among as many drivers: what is found is what a driver for that network alone finds.
+        /// A lookup within a network finds the same as a driver for that network alone.
         #[test]
         fn a_network_is_a_driver_of_its_own(
             held in proptest::collection::vec((0u32..3, proptest::collection::btree_set(1u8..5, 0..3)), 1..7),
@@ -928,7 +927,7 @@ mod tests {
                     order.retain(|&other| other != index);
                     order.push(index);
                 }
-                // An address that is free now goes to those that wait for it, in the order in which they came.
+                // An address that is free now goes to the namespaces that wait for it, in the order in which they came.
                 for &other in &order {
                     all.claim(id(other as u64 + 1));
                 }
@@ -946,7 +945,7 @@ mod tests {
                         let found = all.namespace_of(id(index as u64 + 1), ip(last));
                         let expected = alone.namespace_of(id(index as u64 + 1), ip(last));
                         proptest::prop_assert_eq!(found.is_ok(), expected.is_ok());
-                        // The first of several holders to claim it has it; it is always one that is in the network and holds it.
+                        // The first of several holders to claim an address owns it. The owner is in the network and holds the address.
                         if let Ok(owner) = found {
                             let owner = owner.number() as usize - 1;
                             proptest::prop_assert!(network[owner] == net && held[owner].1.contains(&last));

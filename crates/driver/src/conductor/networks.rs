@@ -1,7 +1,8 @@
-//! Networks of the policy: which one each network namespace is in, and what becomes of connections when that changes.
+//! Networks of the policy: the network of each namespace, and the effect of a change on connections.
 //!
-//! A namespace is in the network of the container registered in it, or of the first of its clients that the policy puts into one. The host's
-//! namespace is in none by its clients. Numbers of networks are kept by name, so that another policy moves nobody whose network has the same name.
+//! A namespace is in the network of the container registered in it, or of the first of its clients that the policy puts into one. The
+//! clients of the host's namespace put it into none. Numbers of networks are kept by name. Another policy thus moves no namespace whose
+//! network has the same name.
 use super::connections::Mapped;
 use super::names::{canonical, NetworkId};
 use super::tenants::{places, Facts};
@@ -22,17 +23,17 @@ use std::net::IpAddr;
 #[derive(Debug, Default)]
 pub struct Networks {
     numbers: HashMap<String, NetworkId>,
-    /// By number less one.
+    /// Names by number less one.
     names: Vec<String>,
 }
 
 impl Networks {
-    /// The name of a network; none: the common one.
+    /// Returns the name of a network. `None`: the common one.
     pub fn name(&self, id: NetworkId) -> Option<&str> {
         id.number().checked_sub(1).and_then(|at| self.names.get(at as usize)).map(|name| &**name)
     }
 
-    /// The number of a network of this name, new or known.
+    /// Returns the number of the network of this name, new or known.
     pub fn number(&mut self, name: &str) -> NetworkId {
         if let Some(&known) = self.numbers.get(name) {
             return known;
@@ -45,7 +46,7 @@ impl Networks {
 }
 
 impl Conductor {
-    /// The network that the policy has for somebody.
+    /// Returns the network that the policy has for a member.
     fn network_by(&mut self, places: &NetworkPlaces, member: &Member<'_>) -> Option<NetworkId> {
         let name = &places.find(&self.tenants.policy().networks, member)?.name;
         Some(self.networks.number(name))
@@ -78,7 +79,7 @@ impl Conductor {
         self.network_by(places, &Member { namespace, cgroup: None, container, tenant: &tenant, network })
     }
 
-    /// A client has come to a namespace.
+    /// Puts the namespace of a new client into the client's network, unless it is in one.
     pub(super) fn enter_network(&mut self, identity: &Identity, place: Place, tenant: TenantId) {
         if self.tenants.policy().networks.is_empty() || place.at_host {
             return;
@@ -90,7 +91,7 @@ impl Conductor {
         }
     }
 
-    /// A container is about to be registered in a namespace.
+    /// Puts a namespace into the network of a container that is about to be registered there.
     pub(super) fn enter_container(&mut self, namespace: NamespaceId, said: &Registration) {
         if !self.tenants.policy().networks.is_empty() {
             let places = self.look_at_places();
@@ -108,7 +109,7 @@ impl Conductor {
         }
     }
 
-    /// Networks of namespaces by a policy, of those that it puts into one, by name.
+    /// Returns the networks, by name, of the namespaces that a policy puts into one.
     fn network_names<'a>(&self, policy: &'a Policy) -> BTreeMap<NamespaceId, &'a str> {
         let mut found = BTreeMap::new();
         if policy.networks.is_empty() {
@@ -147,19 +148,19 @@ impl Conductor {
         found
     }
 
-    /// Networks of namespaces by a policy, of those that it puts into one.
+    /// Returns the networks of the namespaces that a policy puts into one.
     pub(super) fn networks_by(&mut self, policy: &Policy) -> BTreeMap<NamespaceId, NetworkId> {
         let names = self.network_names(policy);
         names.into_iter().map(|(id, name)| (id, self.networks.number(name))).collect()
     }
 
-    /// Numbers of a policy's networks, by name.
+    /// Returns the numbers of a policy's networks, by name.
     pub(super) fn number_networks<'a>(&mut self, policy: &'a Policy) -> HashMap<&'a str, u32> {
         let names = policy.networks.iter().map(|network| &*network.name);
         names.map(|name| (name, self.networks.number(name).number())).collect()
     }
 
-    /// Finds out anew which networks namespaces are in.
+    /// Determines the networks of all namespaces anew.
     pub(super) fn place_namespaces(&mut self) {
         let policy = self.tenants.policy();
         let names = self.network_names(policy);
@@ -175,8 +176,8 @@ impl Conductor {
         self.names.set_maps(maps);
     }
 
-    /// Tells whether the two names of an open connection no longer mean its two ends: its namespaces are in different networks, or a map
-    /// has come or gone.
+    /// Tells whether the two names of an open connection no longer mean its two ends. Its namespaces are in different networks then, or a
+    /// map has come or gone.
     pub(super) fn is_astray(&self, index: ConnectionId) -> bool {
         let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else {
             return false;
@@ -200,7 +201,7 @@ impl Conductor {
         }
     }
 
-    /// How the two ends of a connection to `to` know each other, if that is in another network.
+    /// Returns the addresses by which the two ends of a connection to `to` know each other, if `to` is in another network.
     ///
     /// # Errors
     /// `EHOSTUNREACH` if the other network has no address for the connecting side.
@@ -213,14 +214,14 @@ impl Conductor {
         Ok(Some(Mapped { name: to, own, seen }))
     }
 
-    /// Ends connections between different networks that no map makes one. Returns how many.
+    /// Ends connections between different networks that no map joins. Returns their number.
     pub(super) fn cut_apart(&mut self) -> u64 {
         let ends: Vec<_> = self.connections.ids().filter(|&id| self.is_astray(id)).collect();
         ends.iter().for_each(|&index| self.cut(index));
         ends.len() as u64
     }
 
-    /// Fails if the policy has no network of the name that a container was run in, or that network no such address.
+    /// Checks that the policy has the network that a container asks for, and that the container's addresses are in a range of that network.
     ///
     /// # Errors
     /// A sentence that names the remedy.
@@ -229,7 +230,7 @@ impl Conductor {
         let ranges = &self.network_of_policy(name)?.ranges;
         let outside = |ip: &IpAddr| match ip {
             IpAddr::V4(ip) => !ranges.iter().any(|range| range.contains(ip)),
-            // It follows from the other one.
+            // An IPv6 address follows from the IPv4 address.
             IpAddr::V6(_) => false,
         };
         match said.addresses.iter().find(|ip| outside(ip)) {
@@ -247,7 +248,7 @@ impl Conductor {
         })
     }
 
-    /// What `pd run --network` needs to know of a network.
+    /// Reports a network's ranges and maps to `pd run --network`.
     ///
     /// # Errors
     /// A sentence that names the remedy.
@@ -268,7 +269,7 @@ impl Conductor {
         Ok(NetworkReport { ranges, maps: maps.collect() })
     }
 
-    /// The name of a client's network; none: the common one.
+    /// Returns the name of a namespace's network. `None`: the common one.
     pub(super) fn network_name(&self, namespace: NamespaceId) -> Option<&str> {
         let network = self.names.network(namespace);
         self.networks

@@ -1,4 +1,4 @@
-//! What each payer holds and may hold ([`crate::memory::Account`]).
+//! Accounts of payers: holdings and caps ([`crate::memory::Account`]).
 use super::client::Client;
 use super::tenants::Tenants;
 use super::Conductor;
@@ -17,14 +17,14 @@ const OVER_CAP: [&str; 3] = [
     "a tenant has as much memory as it may have",
 ];
 
-/// Accounts of payers with clients, of those that hold something, and of those that something is reserved for.
+/// Accounts of payers with clients, with holdings, or with reserves.
 #[derive(Debug, Default)]
 pub struct Payers {
     accounts: HashMap<Payer, Arc<Account>>,
 }
 
 impl Payers {
-    /// The payer's account.
+    /// Returns the payer's account. Makes one if there is none.
     pub fn account(&mut self, payer: Payer, tenants: &Tenants, pool: &Pool) -> &Arc<Account> {
         if !self.accounts.contains_key(&payer) {
             self.forget_idle(tenants);
@@ -32,7 +32,7 @@ impl Payers {
         self.accounts.entry(payer).or_insert_with(|| pool.root().payer(tenants.caps(payer.0)))
     }
 
-    /// A policy is in force: its caps hold, and its reserves are kept.
+    /// Applies the caps and reserves of a policy that has been put in force.
     pub fn apply(&mut self, tenants: &Tenants, pool: &Pool) {
         for tenant in tenants.with_reserves() {
             self.account((tenant, None), tenants, pool);
@@ -42,7 +42,7 @@ impl Payers {
         }
     }
 
-    /// Forgets payers that hold nothing: a new account would be the same. Clients hold theirs.
+    /// Forgets accounts that hold nothing, unless something is reserved there. A new account would be the same. Clients hold theirs.
     fn forget_idle(&mut self, tenants: &Tenants) {
         self.accounts.retain(|payer, account| {
             let is_idle = Arc::strong_count(account) == 1 && account.used() == Amounts::default();
@@ -50,13 +50,13 @@ impl Payers {
         });
     }
 
-    /// All accounts.
+    /// Iterates over all accounts.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn accounts(&self) -> impl Iterator<Item = (Payer, &Arc<Account>)> {
         self.accounts.iter().map(|(payer, account)| (*payer, account))
     }
 
-    /// How the payers of a tenant stand.
+    /// Reports the holdings of a tenant's payers, ordered by user.
     pub fn report(&self, tenant: crate::ids::TenantId) -> Vec<HoldingReport> {
         let of_tenant = self.accounts.iter().filter(|(payer, _)| payer.0 == tenant);
         let report = of_tenant.map(|(payer, account)| {
@@ -71,7 +71,7 @@ impl Payers {
 }
 
 impl Conductor {
-    /// An account for a newcomer of this payer, and what it takes by being there.
+    /// Opens an account for a new client of this payer. Returns it with a lease of the amounts that each client takes.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -84,7 +84,7 @@ impl Conductor {
         Ok((account, lease))
     }
 
-    /// What a client holds is on its present payer's account from now on.
+    /// Moves a client's holdings to its present payer's account.
     pub(super) fn move_account(&mut self, client: ClientId) {
         let Some((payer, account)) = self.client(client).map(|c| (c.payer(), Arc::clone(&c.account))) else {
             return;
@@ -92,7 +92,7 @@ impl Conductor {
         account.move_below(self.payers.account(payer, &self.tenants, &self.pool));
     }
 
-    /// Counts that a tenant was refused what it may not hold, and says so.
+    /// Counts and logs that a tenant was refused a resource because of a cap.
     pub(super) fn note_cap(&mut self, payer: Payer, exhausted: Exhausted) {
         let Exhausted::Budget { resource, whose: Whose::Tenant, most } = exhausted else { return };
         Metrics::add(&self.metrics.caps_reached, 1);
@@ -103,17 +103,17 @@ impl Conductor {
         }
     }
 
-    /// The same of a client's payer.
+    /// Calls [`Self::note_cap`] for a client's payer.
     pub(super) fn note_cap_of(&mut self, client: ClientId, exhausted: Exhausted) {
         if let Some(payer) = self.client(client).map(Client::payer) {
             self.note_cap(payer, exhausted);
         }
     }
 
-    /// Whether what a policy reserves is there.
+    /// Checks that the driver has the resources that a policy reserves.
     ///
     /// # Errors
-    /// Which tenant's reserve does not fit.
+    /// The tenant whose reserve does not fit.
     pub(super) fn check_reserves(&self, policy: &Policy) -> Result<(), crate::policy::PolicyError> {
         policy.check_reserves(&self.pool.root().total())
     }

@@ -1,4 +1,4 @@
-//! Messages of the conductor to the agent of pipes: tenants and policies. All else it leaves to it.
+//! Messages of the conductor to the agent of pipes: tenants, policies, and questions of administrators, which that agent answers.
 use super::Conductor;
 use crate::admin::{Answer, Ask};
 use crate::door::Asked;
@@ -6,7 +6,7 @@ use crate::pipes::ToNic;
 use std::sync::mpsc::Sender;
 
 impl Conductor {
-    /// Tells of all tenants, and of what the policy says of pipes.
+    /// Sends the agent of pipes all tenants, and the bindings of the policy.
     pub(super) fn tell_pipes(&self) {
         if self.pipes.is_started() {
             let (binds, tenants) = self.tenants.of_pipes();
@@ -14,7 +14,7 @@ impl Conductor {
         }
     }
 
-    /// Carries out an administrator's question about ports and pipes. The agent answers.
+    /// Passes an administrator's question about ports and pipes to the agent, which answers.
     pub(super) fn hear_of_pipes(&mut self, asked: Asked, reply: Sender<Answer>) {
         let message = match asked {
             Asked::AddPort { name, kind, port } => {

@@ -1,5 +1,4 @@
-//! Things that wait for the conductor, by who pays for it: payers take turns, and one thing is taken in a turn. What waits already
-//! waits once.
+//! Queues of items that wait for the conductor, by payer. Payers take turns, with one item a turn. An item waits at most once.
 use crate::messages::Payer;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -8,7 +7,7 @@ use std::hash::Hash;
 #[derive(Debug)]
 pub struct Queues<T> {
     queues: HashMap<Payer, VecDeque<T>>,
-    /// Payers with something that waits.
+    /// Payers with waiting items, in the order of their turns.
     order: VecDeque<Payer>,
     items: HashSet<T>,
 }
@@ -20,7 +19,7 @@ impl<T> Default for Queues<T> {
 }
 
 impl<T: Copy + Eq + Hash> Queues<T> {
-    /// Behind what the payer has there already.
+    /// Puts an item at the end of the payer's queue, unless it waits already.
     pub fn push(&mut self, payer: Payer, item: T) {
         if !self.items.insert(item) {
             return;
@@ -32,7 +31,7 @@ impl<T: Copy + Eq + Hash> Queues<T> {
         queue.push_back(item);
     }
 
-    /// The oldest of the payer whose turn it is.
+    /// Takes the oldest item of the payer that has its turn.
     pub fn pop(&mut self) -> Option<(Payer, T)> {
         let payer = self.order.pop_front()?;
         let queue = self.queues.get_mut(&payer)?;
@@ -46,17 +45,17 @@ impl<T: Copy + Eq + Hash> Queues<T> {
         Some((payer, item))
     }
 
-    /// Whether it is there.
+    /// Tells whether the item waits.
     pub fn holds(&self, item: T) -> bool {
         self.items.contains(&item)
     }
 
-    /// How many there are.
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there is none.
+    /// Tells whether no item waits.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
@@ -77,7 +76,7 @@ mod tests {
         let first: Vec<_> = (0..6).filter_map(|_| queues.pop().map(|(_, item)| item)).collect();
         assert_eq!(first, [0, 5000, 1, 5001, 2, 3]);
         queues.push(two, 9000);
-        // It waits already.
+        // The item waits already.
         queues.push(one, 9000);
         assert_eq!((queues.len(), queues.pop(), queues.pop()), (997, Some((one, 4)), Some((two, 9000))));
         while queues.pop().is_some() {}

@@ -1,4 +1,4 @@
-//! What administrators are told, and what `pd run` registers.
+//! Reports to administrators, and registrations of `pd run`.
 use super::client::{Client, SocketState};
 use super::Conductor;
 use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 impl Conductor {
-    /// What an administrator's question is answered.
+    /// Answers an administrator's question.
     pub(super) fn answer_administrator(&mut self, asked: Asked) -> Answer {
         match asked {
             Asked::Plain(Ask::List) => {
@@ -58,7 +58,7 @@ impl Conductor {
         self.enter_container(id, &registration);
         if let Err(errno) = self.names.register(id, registration) {
             self.names.leave(id);
-            // It may have been told of the network.
+            // The gate may have been told of the network.
             self.tell_of_space(id);
             let why = match errno {
                 Errno::ADDRNOTAVAIL => "a map of the policy gives an address to another network",
@@ -88,7 +88,7 @@ impl Conductor {
         }
     }
 
-    /// Tells the readers of the counter region how things stand.
+    /// Updates the gauges in the counter region.
     pub(super) fn set_gauges(&self) {
         self.metrics.set_gauges(&Gauges {
             memory_used_bytes: self.pool.usage().0,

@@ -15,22 +15,23 @@ use std::time::Duration;
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
 const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 
-/// Flows that are answered, or ask again, in a turn: an event may concern any number of them.
+/// Flows that are answered, or ask again, in one turn. An event may concern any number of flows.
 const WAITING_PER_TURN: usize = 16;
-/// How often flows that wait for memory are tried again.
+/// Interval at which flows that wait for memory are tried again.
 const RETRY: Duration = Duration::from_millis(100);
-/// How often movers are asked to give rings back.
+/// Shortest interval between requests to movers to give rings back.
 const RECLAIM_EVERY: Duration = Duration::from_millis(5);
 
-/// Flows that wait for memory, and when they are looked after.
+/// Flows that wait for memory, and the times at which they are tried again.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// Flows that were denied a ring, those of them that are to ask again in the next turns, and whether all of the others shall
-    /// after them.
+    /// Flows that were denied a ring.
     denied: Queues<FlowId>,
+    /// Denied flows that ask again in the next turns.
     retried: Queues<FlowId>,
+    /// Set if the flows in `denied` are to ask again after those in `retried`.
     retry_wanted: bool,
-    /// Clients with a region that flows have waited for.
+    /// Clients whose waiting flows are to be answered: a region has been made, or is not to be had.
     grown: Queues<ClientId>,
     next_retry: Duration,
     next_reclaim: Duration,
@@ -38,12 +39,12 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// How many flows were denied a ring.
+    /// Returns the number of flows that were denied a ring.
     fn len(&self) -> usize {
         self.denied.len() + self.retried.len()
     }
 
-    /// When they are tried again without any news.
+    /// Returns the time of the next attempt without any news. `None`: no flow waits.
     fn next(&self) -> Option<Duration> {
         let next = if self.reclaim_wanted { self.next_reclaim.min(self.next_retry) } else { self.next_retry };
         (self.len() > 0).then_some(next)
@@ -51,16 +52,17 @@ impl Waiting {
 }
 
 impl Conductor {
-    /// A flow has something to deliver and no ring. Its mover wants it to get `bytes_max` bytes at most.
+    /// Finds a ring for a flow that has bytes to deliver. The mover asks for at most `bytes_max` bytes.
     pub(super) fn need_ring(&mut self, flow: FlowId, bytes_max: u64) {
         self.give_or_await(flow, bytes_max, false);
     }
 
-    /// The same. `is_first`: it was the first of those that wait for its client's region; others wait behind them.
+    /// Gives a flow a ring, or lets it wait. `is_first`: it was the first of the flows that wait for its client's region. Others wait
+    /// behind them.
     fn give_or_await(&mut self, flow: FlowId, bytes_max: u64, is_first: bool) {
         let Some(mover) = self.source_mover(flow) else { return };
         let Some((client, slot)) = self.destination(flow) else {
-            // Nobody yet, if it is a twin that nobody has claimed: its mover asks again when somebody does.
+            // An unclaimed twin has no receiver yet. The mover asks again after the claim.
             return self.movers.send(mover, ToMover::Ring { flow, ring: None });
         };
         let Some(state) = self.client(client) else { return };
@@ -92,14 +94,14 @@ impl Conductor {
         }
     }
 
-    /// Who pays for what a flow brings.
+    /// Returns the payer of the client that sends into a flow.
     fn payer_of_flow(&self, flow: FlowId) -> Payer {
         let source = self.connection(flow.connection()).and_then(|connection| connection.sides[flow.side()]);
         source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
     }
 
-    /// A region that a client's flows wait for has been made, or is not to be had: they are answered by
-    /// [`Self::serve_waiting`].
+    /// Schedules answers to the flows that wait for a client's region. The region has been made, or is not to be had.
+    /// [`Self::serve_waiting`] answers.
     pub(super) fn grown(&mut self, id: ClientId) {
         let Some(client) = self.client_mut(id) else { return };
         let payer = client.payer();
@@ -109,8 +111,7 @@ impl Conductor {
         self.retry_rings();
     }
 
-    /// Answers one of the flows that wait for a client's region, in their order, up to the first that has to wait for
-    /// another.
+    /// Answers the first flow that waits for a client's region. Schedules the next one, unless the first has to wait for another region.
     fn answer_asked(&mut self, payer: Payer, id: ClientId) {
         let Some(client) = self.client_mut(id).filter(|client| client.growing.is_none()) else { return };
         let Some(asked) = client.asked.pop_front() else { return };
@@ -118,14 +119,14 @@ impl Conductor {
         self.ask_again(asked);
         let Some(client) = self.client_mut(id) else { return };
         if client.asked.len() > before {
-            // It was the first, and is again.
+            // The flow was the first, and is again.
             client.asked.rotate_right(1);
         } else if before > 0 {
             self.waiting.grown.push(payer, id);
         }
     }
 
-    /// Lets some flows have rings, or ask again: payers take turns. Says whether there were any.
+    /// Gives some flows rings, or has them ask again. Payers take turns. Returns whether there were any flows.
     pub(super) fn serve_waiting(&mut self) -> bool {
         if self.retry_at().is_some_and(|at| self.clock.now() >= at) {
             if self.waiting.reclaim_wanted {
@@ -141,7 +142,7 @@ impl Conductor {
         }
         while served < WAITING_PER_TURN {
             if self.waiting.retried.is_empty() && std::mem::take(&mut self.waiting.retry_wanted) {
-                // Those that are denied again wait in the same order.
+                // Flows that are denied again wait in the same order.
                 std::mem::swap(&mut self.waiting.retried, &mut self.waiting.denied);
             }
             let Some((_, flow)) = self.waiting.retried.pop() else { break };
@@ -153,7 +154,8 @@ impl Conductor {
         served > 0
     }
 
-    /// A client has gone: what waited for its memory finds out whose ends its flows have by now.
+    /// Forgets the region that was being made for a client that has gone. Flows that waited for it ask again for the present owners of
+    /// their ends.
     pub(super) fn stop_growing(&mut self, id: ClientId) {
         let Some(client) = self.client_mut(id) else { return };
         client.growing = None;
@@ -169,7 +171,7 @@ impl Conductor {
         }
     }
 
-    /// A ring; none if there is no memory, or a region is being made first.
+    /// Takes a ring of at most `wanted` bytes. `None` if there is no memory, or a region is being made first.
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
         let most = self.fair_ring_bytes(id).min(self.client(id)?.ring_bytes_max);
         let mut bytes = wanted.min(most).next_power_of_two().max(PAGE_BYTES as u64);
@@ -189,8 +191,8 @@ impl Conductor {
         None
     }
 
-    /// The largest ring that leaves room for others: a sixteenth of what is free. Rings shrink as memory
-    /// gets short, so that late connections are slow rather than stuck.
+    /// Returns the bytes of the largest ring that leaves room for others: a sixteenth of the free memory. Rings shrink as memory gets
+    /// short, so that late connections are slow rather than stuck.
     pub(super) fn fair_ring_bytes(&self, id: ClientId) -> u64 {
         let free = self.client(id).map_or(0, |client| client.account.free());
         let carved: u64 = self.client(id).map_or(0, Client::free_ring_bytes);
@@ -202,7 +204,8 @@ impl Conductor {
         }
     }
 
-    /// Has movers take back rings that are empty right now; not again for a while, for they look at all of their flows.
+    /// Asks movers to take back rings that are empty right now. Waits [`RECLAIM_EVERY`] before the next time, because movers look at all of
+    /// their flows.
     pub(super) fn reclaim(&mut self) {
         let now = self.clock.now();
         self.waiting.reclaim_wanted = now < self.waiting.next_reclaim;
@@ -237,7 +240,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// A flow gives a ring back.
+    /// Takes back the ring of a flow.
     pub(super) fn free_ring(&mut self, ring: &Ring) {
         let Some(client) = self.client_mut(ring.client).filter(|c| c.serial == ring.serial) else { return };
         if let Some((region, space)) = client.regions.get_mut(&ring.region.into()) {
@@ -247,12 +250,12 @@ impl Conductor {
         self.retry_rings();
     }
 
-    /// Flows that wait for memory.
+    /// Returns the number of flows that wait for memory.
     pub(super) fn rings_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// There may be memory: each flow that waits for a ring asks again when its turn comes ([`Self::serve_waiting`]).
+    /// Has each flow that waits for a ring ask again in its turn ([`Self::serve_waiting`]): there may be memory.
     pub(super) fn retry_rings(&mut self) {
         self.waiting.retry_wanted = !self.waiting.denied.is_empty();
         if self.waiting.retry_wanted {
@@ -260,14 +263,14 @@ impl Conductor {
         }
     }
 
-    /// When flows that wait for memory are tried again without any news.
+    /// Returns the time at which flows that wait for memory are tried again without any news.
     pub fn retry_at(&self) -> Option<Duration> {
         self.waiting.next()
     }
 }
 
 impl Client {
-    /// Bytes of its receive regions that no ring takes.
+    /// Returns the bytes of its receive regions that no ring takes.
     pub(super) fn free_ring_bytes(&self) -> u64 {
         let free = self.regions.values();
         let free =
@@ -290,7 +293,7 @@ impl Client {
     }
 }
 
-/// Ordinary pages per page of the region.
+/// Returns the number of ordinary pages per page of the region.
 fn units(region: &Region) -> u32 {
     (region.pages.bytes() / PAGE_BYTES) as u32
 }

@@ -1,4 +1,4 @@
-//! Connections to service addresses: which backend they get, and what administrators are told of them.
+//! Connections to service addresses: the choice of backends, and reports for administrators.
 use super::sidecars::Plane;
 use super::Conductor;
 use crate::admin::{BackendReport, ProbeFailure, ServiceCounts, ServiceReport};
@@ -15,29 +15,29 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Choices for sockets of the kernel that are remembered.
+/// Most choices for sockets of the kernel that are remembered.
 const REMEMBERED: usize = 4096;
 
-/// What sockets of the kernel got, for those that ask again: one that is connected stays with its backend. By namespace and cookie.
+/// Choices for sockets of the kernel, by namespace and cookie. A connected socket that asks again stays with its backend.
 #[derive(Debug, Default)]
 pub(super) struct OnKernel(VecDeque<((NamespaceId, u64), Chosen)>);
 
 impl Conductor {
-    /// Gives the services and proxies of a policy slots, where those in force and those that are staged keep theirs.
+    /// Assigns slots to the services and proxies of a policy. Services and proxies of the policies in force and staged keep theirs.
     ///
     /// # Errors
-    /// If there are too many.
+    /// Too many services and proxies.
     pub(super) fn assign_slots(&self, policy: &Policy) -> Result<(), PolicyError> {
         let policies = [self.tenants.policy()].into_iter().chain(self.gate.staging());
         let kept: Vec<_> = policies.collect();
         self.services.slots.assign(policy, &kept).map_err(PolicyError::of)
     }
 
-    /// The backend that a native client's socket gets, if `to` is a service: one with a listener on the fabric, which no probe has found
-    /// to be down.
+    /// Chooses a backend for a native client's socket, if `to` is a service. The backend has a listener on the fabric, and no probe has
+    /// found it down.
     ///
     /// # Errors
-    /// `ECONNREFUSED` if there is none.
+    /// `ECONNREFUSED` if there is no such backend.
     pub(super) fn choose(
         &mut self,
         id: ClientId,
@@ -46,14 +46,14 @@ impl Conductor {
     ) -> Result<Option<Chosen>, Errno> {
         let Some(service) = self.services.find(to) else { return Ok(None) };
         let chosen = self.on_fabric(id, socket, service);
-        // Else the client asks the kernel, which counts where it refuses, too.
+        // The client asks the kernel next if the gate is in force. The kernel counts refusals, too.
         if chosen.is_none() && !self.gate.is_in_force() {
             self.services.refuse(service);
         }
         chosen.map(Some).ok_or(Errno::CONNREFUSED)
     }
 
-    /// Where a connect of a native client's socket to `to` leads, as things stand.
+    /// Returns the address that a connect of a native client's socket to `to` would reach now.
     pub(super) fn would_reach(&mut self, id: ClientId, socket: SocketId, to: SocketAddr) -> SocketAddr {
         let service = self.services.find(to);
         let chosen = service.and_then(|service| self.on_fabric(id, socket, service));
@@ -64,7 +64,7 @@ impl Conductor {
     fn on_fabric(&mut self, id: ClientId, socket: SocketId, service: usize) -> Option<Chosen> {
         let client = self.clients.get(id)?;
         let namespace = client.identity.namespace;
-        // The same for every question about one connect.
+        // The number is the same for every question about one connect.
         let connection = mix(client.serial).wrapping_add(u64::from(socket.0));
         let asker = Asker { client: namespace.number(), connection };
         let names = &mut self.names;
@@ -74,7 +74,8 @@ impl Conductor {
         self.services.choose(self.tenants.policy(), service, asker, usable)
     }
 
-    /// The backend that a socket of the kernel with this cookie gets, if `to` is a service. The kernel is told, and connects it there.
+    /// Chooses a backend for a socket of the kernel with this cookie, if `to` is a service. Tells the kernel, which connects the socket
+    /// there.
     ///
     /// # Errors
     /// `ECONNREFUSED` if there is none, `EHOSTUNREACH` if the kernel does not know services.
@@ -98,7 +99,7 @@ impl Conductor {
                 state == 0 && (!only || is_before(backend.address))
             })
         };
-        // Those that are new are counted by the kernel, which refuses, too, where there is none.
+        // The kernel counts new connections, and refusals where there is no backend.
         let chosen = choose(true).or_else(|| choose(false)).ok_or(Errno::CONNREFUSED)?;
         if before.is_none_or(|(_, before)| *before != chosen) {
             if remembered.len() >= REMEMBERED {
@@ -110,7 +111,7 @@ impl Conductor {
         Ok(Some(chosen))
     }
 
-    /// What administrators are told of services.
+    /// Reports services to administrators.
     pub(super) fn service_reports(&mut self) -> Vec<ServiceReport> {
         let (services, names) = (&self.services, &mut self.names);
         let entries = self.tenants.policy().services.iter().enumerate();

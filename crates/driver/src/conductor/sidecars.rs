@@ -1,5 +1,5 @@
-//! Connections that a rule leads through proxies: where each goes, and what administrators are told of them. `gate.bpf.c` leads those of the kernel by the
-//! same steps.
+//! Connections that a rule leads through proxies: their ways, and reports for administrators. `gate.bpf.c` leads connections of the kernel
+//! by the same steps.
 use super::tenants::Reached;
 use super::Conductor;
 use crate::admin::{ProxyReport, SidecarReport};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The rules in force that lead through proxies.
+/// Rules in force that lead through proxies.
 #[derive(Debug, Default)]
 pub(super) struct Chains {
     rules: Vec<Chain>,
@@ -28,10 +28,10 @@ struct Chain {
     hops: Vec<u16>,
 }
 
-/// A verdict, and the number of what says so in `hits`.
+/// A verdict, and the index of the deciding rule in `hits`.
 type Verdict = (Action, usize);
 
-/// A connection that is led: where, and the verdict on it.
+/// A connection that is led: the proxy, and the verdict on it.
 type Led = (Chosen, Verdict);
 
 /// Listeners of a proxy that count.
@@ -43,21 +43,21 @@ pub(super) enum Plane {
     Kernel,
 }
 
-/// Where a connection goes.
+/// Way of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// No rule leads it, or it has passed all proxies.
     Straight,
-    /// To a proxy, by a verdict.
+    /// A proxy, by a verdict.
     Led(Chosen, Verdict),
-    /// Nowhere: the proxy of these slots has to be passed, and is not there.
+    /// No way: the proxy of these slots has to be passed, and is not there.
     Refused([u16; 2]),
     /// The kernel has to lead it.
     Kernels,
 }
 
 impl Chains {
-    /// Chains of a policy, which have slots.
+    /// Makes the chains of a policy, which have slots.
     pub(super) fn new(policy: &Policy, slots: &Slots) -> Self {
         let mut this = Self::default();
         for (rule, entry, via) in policy.chains() {
@@ -73,7 +73,7 @@ impl Chains {
         this
     }
 
-    /// Tells whether there are none.
+    /// Tells whether there are no chains.
     pub(super) fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
@@ -84,10 +84,12 @@ impl Chains {
 }
 
 impl Conductor {
-    /// The proxy that a client's connection to `asked` is led to, and the verdict on it; none: it goes straight. `through`: the backend, of a service.
+    /// Returns the proxy that a client's connection to `asked` is led to, and the verdict on it. `None`: it goes straight. `through`: the
+    /// backend of a service.
     ///
     /// # Errors
-    /// `ECONNREFUSED` if a proxy has to be passed and is not there, or on the kernel alone; `EHOSTDOWN` without the kernel's half.
+    /// `ECONNREFUSED` if a proxy has to be passed and is not there, or is on the kernel alone. `EHOSTDOWN` if it is not there, without the
+    /// kernel's half.
     pub(super) fn lead(
         &mut self,
         id: ClientId,
@@ -100,7 +102,7 @@ impl Conductor {
         }
         let (way, skipped) = self.way(id, asked, through, plane);
         let slots = &self.services.slots;
-        // The kernel counts what it leads or refuses.
+        // The kernel counts connections that it leads or refuses.
         let counts = plane == Plane::Fabric;
         if let Some(rule) = skipped.filter(|_| counts && !matches!(way, Way::Kernels)) {
             slots.slot(rule).bypassed.fetch_add(1, Relaxed);
@@ -117,14 +119,14 @@ impl Conductor {
                         slots.slot(number).failed.fetch_add(1, Relaxed);
                     }
                 }
-                // No errno after which the client asks the kernel, which would not lead it.
+                // `EHOSTDOWN` keeps the client from asking the kernel, which would not lead the connection.
                 Err(Errno::HOSTDOWN)
             }
             Way::Kernels => Err(Errno::CONNREFUSED),
         }
     }
 
-    /// Where a connection of a client would be led, as things stand.
+    /// Returns the proxy that a client's connection would be led to now.
     pub(super) fn would_lead(
         &mut self,
         id: ClientId,
@@ -141,7 +143,7 @@ impl Conductor {
         }
     }
 
-    /// As [`Self::lead`], and the slot of the rule if a proxy was left out. Nothing is counted.
+    /// Finds the way of a connection without counting anything. Returns the slot of the rule as well, if a proxy was left out.
     fn way(
         &mut self,
         id: ClientId,
@@ -165,7 +167,7 @@ impl Conductor {
             let at = self.place_of(Some(namespace), &hop.at, asked.ip().to_canonical().is_ipv4());
             let at = at.map(|ip| SocketAddr::new(ip, hop.port.unwrap_or(asked.port())));
             if at == Some(SocketAddr::new(asked.ip().to_canonical(), asked.port())) {
-                // It is the destination.
+                // The proxy is the destination.
                 return (Way::Straight, skipped);
             }
             let on_kernel = self.gate.is_in_force()
@@ -188,7 +190,8 @@ impl Conductor {
         (Way::Straight, skipped)
     }
 
-    /// Verdict of the policy on a connection, and its rule and first proxy if that leads it. None within a network namespace, where nothing is led.
+    /// Returns the verdict of the policy on a connection, and the rule and the first proxy that lead it. `None` within a network namespace,
+    /// where nothing is led.
     fn leg(
         &mut self,
         namespace: NamespaceId,
@@ -208,12 +211,12 @@ impl Conductor {
         Some(self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)))
     }
 
-    /// The tenant of a namespace; the default one where there is none.
+    /// Returns the tenant of a namespace; the default tenant if there is none.
     fn tenant_there(&self, there: Option<NamespaceId>) -> TenantId {
         there.and_then(|there| self.standing(there)).map(|(tenant, ..)| tenant).unwrap_or_default()
     }
 
-    /// Proxies that are in a network namespace.
+    /// Returns the proxies that are in a network namespace.
     pub(super) fn own_proxies(&mut self, namespace: NamespaceId) -> Vec<At> {
         let (names, proxies) = (&mut self.names, &self.chains.proxies);
         let is_there = |at: &&At| match at {
@@ -223,8 +226,8 @@ impl Conductor {
         proxies.iter().filter(is_there).cloned().collect()
     }
 
-    /// Tells whether the kernel's programs lead connections of a namespace to a proxy: to one of the same network, or at an address of
-    /// the common one. `ip`: where it is.
+    /// Tells whether the kernel's programs lead connections of a namespace to a proxy. The proxy has to be in the same network, or at an
+    /// address of the common one. `ip` is the proxy's address.
     fn is_near(&self, namespace: NamespaceId, at: &At, ip: Option<IpAddr>) -> bool {
         match at {
             At::Container(_) => ip.is_some_and(|ip| !self.names.is_mapped(namespace, ip)),
@@ -232,7 +235,7 @@ impl Conductor {
         }
     }
 
-    /// The address of a proxy in a family, if it has one that `viewer` can name. Without a viewer: its own.
+    /// Returns the address of a proxy in a family, if there is one that `viewer` can name. Without a viewer: the proxy's own.
     fn place_of(&self, viewer: Option<NamespaceId>, at: &At, is_v4: bool) -> Option<IpAddr> {
         match at {
             At::Container(name) => {
@@ -243,15 +246,15 @@ impl Conductor {
                 let own = addresses.find(|ip| ip.is_ipv4() == is_v4)?;
                 viewer.map_or(Some(own), |viewer| self.names.seen(viewer, owner, own))
             }
-            // Tells whether anyone there listens, the fabric's names and the gate know.
+            // The fabric's names and the gate know whether anyone listens there.
             At::Address(ip) => Some(*ip).filter(|ip| ip.is_ipv4() == is_v4),
         }
     }
 
-    /// Counts a decision on a connection that is led. The tenants of the two.
+    /// Counts a decision on a connection that is led. Returns the tenants of the two.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE`; `ECONNREFUSED` if one of the clients has gone.
     pub(super) fn admit_led(
         &mut self,
         id: ClientId,
@@ -271,7 +274,8 @@ impl Conductor {
         Ok(tenants)
     }
 
-    /// Tells whether an open connection of a client's, made to `asked`, may stay by the policy in force. `through`: how it came where it leads.
+    /// Tells whether an open connection of a client to `reached` may stay by the policy in force. `through`: the service or proxy by which
+    /// it came there.
     pub(super) fn may_stay(
         &mut self,
         id: ClientId,

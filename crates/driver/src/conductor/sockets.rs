@@ -29,8 +29,9 @@ struct Call {
     v6: bool,
     send_ring_bytes: u64,
     local: SocketAddr,
-    /// As the connecting side sees it, and that of the listener.
+    /// Address that the connecting side sees.
     remote: SocketAddr,
+    /// Address of the listener.
     reached: SocketAddr,
     mapped: Option<Mapped>,
     through: Option<Chosen>,
@@ -49,7 +50,7 @@ impl Conductor {
         let live = live && client.generation(Slot::of(socket)) == socket.generation();
         let answer = match operation {
             Operation::Socket => {
-                // The last slots are for those who use them at once.
+                // The last slots are for clients that use them at once.
                 let many = if client.has_many_slots() { request.value } else { 1 };
                 self.several((id, channel), request.tag, many, |this| this.open(id, channel, request))
             }
@@ -68,7 +69,7 @@ impl Conductor {
                 return;
             }
             Operation::Broken => return self.break_direct(id, socket),
-            // The mover's own.
+            // The mover carries these out.
             Operation::Send
             | Operation::SendFile
             | Operation::OpenFile
@@ -102,7 +103,7 @@ impl Conductor {
         self.answer((id, channel), socket, request.tag, answer);
     }
 
-    /// Does `one` up to `many` times, as long as it succeeds, and posts all answers but the last.
+    /// Calls `one` up to `many` times, as long as it succeeds. Posts all answers but the last, which it returns.
     fn several(
         &mut self,
         (client, channel): (ClientId, usize),
@@ -161,7 +162,7 @@ impl Conductor {
         Ok((slot, generation))
     }
 
-    /// Says whether the socket's channel is that one from now on. Not while an engine copies what another mover serves.
+    /// Makes a channel the home of a socket. Returns false while an engine copies bytes that another mover serves.
     fn home(&mut self, id: ClientId, slot: Slot, channel: usize) -> bool {
         let Some(client) = self.client(id) else { return false };
         if client.mover_of_slot(slot) != client.mover_of(channel) && !self.gather(id) {
@@ -284,7 +285,7 @@ impl Conductor {
         Ok(done(socket).with_address(dressed(local, v6).into()))
     }
 
-    /// Finds the listener that a socket reaches. Nothing has changed yet, but for the policy's counts.
+    /// Finds the listener that a socket reaches. Changes nothing but the policy's counts.
     fn call(&mut self, id: ClientId, socket: SocketId, request: &Request) -> Result<Call, Errno> {
         let to = request.address().to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
         let slot = Slot::of(socket);
@@ -319,7 +320,7 @@ impl Conductor {
             }
         };
         self.check_room(peer)?;
-        // The connecting side sees the address that it asked for, the other its own.
+        // The connecting side sees the address that it asked for, the other side its own.
         let own = |at: SocketAddr| match at.ip().is_unspecified() {
             true => SocketAddr::new(local.ip(), at.port()),
             false => at,
@@ -340,15 +341,15 @@ impl Conductor {
         })
     }
 
-    /// The socket that the listener gets.
+    /// Returns the socket that the listener gets.
     ///
     /// # Errors
-    /// `EAGAIN` if its backlog is full: another errno than that of an address where nobody listens, since the client may wait.
+    /// `EAGAIN` if the backlog is full. The errno is not that of an address without a listener, because the client may wait.
     fn accepted_socket(&self, call: &Call, connection: ConnectionId) -> Result<Socket, Errno> {
         let peer = self.client(call.peer).ok_or(Errno::CONNREFUSED)?;
         let listening = peer.socket(call.listener).ok_or(Errno::CONNREFUSED)?;
         let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
-        // Those that its client has been given and not yet accepted wait, too, as the client says.
+        // Connections that the client was given, and has not accepted by its own count, wait as well.
         let accepted = peer.memory.as_ref().map_or(0, |memory| memory.recv_consumer(call.listener));
         let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
         if waiting >= listener.backlog_max as u64 {
@@ -367,7 +368,7 @@ impl Conductor {
         })
     }
 
-    /// Has the movers know of a direction of a connection.
+    /// Tells the movers of a direction of a connection.
     pub(super) fn add_flow(&self, new: NewFlow) {
         let from = new.source.mover;
         if new.destination.mover != from {
@@ -376,7 +377,7 @@ impl Conductor {
         self.movers.send(from, ToMover::AddFlow(Some(Box::new(new))));
     }
 
-    /// Whether there is room for one more connection, and memory for `peer` to receive something.
+    /// Checks that there is room for one more connection, and memory for `peer` to receive something.
     pub(super) fn check_room(&mut self, peer: ClientId) -> Result<(), Errno> {
         if self.connections.count() >= self.settings.connections_max {
             return Err(Errno::NOBUFS);
@@ -401,7 +402,7 @@ impl Conductor {
         listener.arrived += 1;
         let count = listener.arrived;
         if let Some(memory) = &client.memory {
-            // Here, and not by the mover, which may come to it when the slot is another socket's.
+            // The count is published here, because the slot may be another socket's when the mover gets to it.
             memory.publish_u64(listener_slot, socket_status::RECV_PRODUCER, count);
         }
         self.movers.send(mover, ToMover::Backlog { client: id, slot: listener_slot, count });
@@ -460,7 +461,7 @@ impl Conductor {
         Ok(done(socket))
     }
 
-    /// The connection of a twin has gone on in the kernel, in both directions.
+    /// Notes that the connection of a twin has gone on in the kernel, in both directions.
     fn left_for_good(&mut self, id: ClientId, slot: Slot) {
         let Ok(Connected { connection, side, .. }) = self.connected(id, slot) else { return };
         if let Some(twin) = self.connections.get_mut(connection).and_then(|entry| entry.twin.as_mut()) {
@@ -468,7 +469,8 @@ impl Conductor {
         }
     }
 
-    /// The connection of a twin goes on in the kernel, unless that is its client's choice and not the policy's.
+    /// Lets the connection of a twin go on in the kernel. Refuses a client's own choice to do so where the policy wants the driver to move
+    /// the bytes.
     fn step_aside(
         &mut self,
         (client, channel): (ClientId, usize),
@@ -484,7 +486,7 @@ impl Conductor {
             return Err(Errno::NOTCONN);
         };
         let movers = entry.movers;
-        // Of one that was cut both have learnt more.
+        // Both sides of a connection that was cut have learnt more.
         let peer = entry.sides[side.other()].filter(|_| !entry.cut);
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_MARK_TAKEN {
@@ -578,7 +580,7 @@ impl Conductor {
     }
 }
 
-/// The address as a socket of its family means it.
+/// Returns the address as a socket of this family means it.
 fn family_of(socket: &Socket, address: SocketAddr) -> Result<SocketAddr, Errno> {
     match (socket.v6, address) {
         (false, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),

@@ -1,4 +1,4 @@
-//! Things by number: a place for each number that there may be, some of them free.
+//! Table of items by number. Each number has a place, which may be free.
 use crate::ids::Number;
 use std::marker::PhantomData;
 
@@ -24,7 +24,7 @@ impl<I: Number, T> Table<I, T> {
         self.places.get_mut(id.place())?.as_mut()
     }
 
-    /// Gives a number to something; what had it is no more.
+    /// Puts an item at a number. Drops the item that had the number.
     pub fn put(&mut self, id: I, item: T) {
         if self.places.len() <= id.place() {
             self.places.resize_with(id.place() + 1, || None);
@@ -36,18 +36,18 @@ impl<I: Number, T> Table<I, T> {
         self.places.get_mut(id.place())?.take()
     }
 
-    /// A number that there was not before, of nothing yet.
+    /// Adds a number, without an item.
     pub fn add(&mut self) -> I {
         self.places.push(None);
         I::of_place(self.places.len() - 1)
     }
 
-    /// How many numbers there may be.
+    /// Returns the number of places, free ones included.
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// All of them, also those of nothing.
+    /// Iterates over all numbers, also those without an item.
     pub fn ids(&self) -> impl Iterator<Item = I> {
         (0..self.places.len()).map(I::of_place)
     }

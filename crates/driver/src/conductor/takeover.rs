@@ -1,8 +1,8 @@
-//! What the conductor gives to another driver, and goes on with in its place.
+//! State that the conductor gives to another driver, and goes on with in its place.
 //!
-//! The policy is in force at the other driver before anything of this comes: clients have the tenants and networks that it says. What a state says is
-//! checked as if a client had said it: nothing is indexed by it that was not found, and nothing is counted that no account may hold.
-//! Nothing is written into memory of clients before [`Conductor::begin`].
+//! The policy is in force at the other driver before any of this comes: clients have the tenants and networks that it says. A state is
+//! checked like the word of a client. Every index is looked up, and every amount is leased from an account. Memory of clients is not
+//! written before [`Conductor::begin`].
 use super::client::{Client, Connected, Listener, Phase, Socket, SocketState};
 use super::connections::{Connection, Mapped, NewConnection};
 use super::direct::{DirectState, DoorbellsGiven, DoorbellsTaken};
@@ -31,14 +31,15 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The conductor.
+/// State of the conductor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConductorState {
     serial: u64,
     doorbells: u64,
-    /// Tenants by number, with their accounts, and the hits of the policy's rules.
+    /// Tenants by number, with their accounts.
     tenants: Vec<(String, TenantAccount)>,
+    /// Hits of the policy's rules.
     hits: Vec<u64>,
     names: NamesState,
     containers: Vec<ContainerState>,
@@ -95,31 +96,33 @@ struct ConnectionState {
     direct: Option<Box<DirectState>>,
 }
 
-/// Giving.
+/// Giving state to another driver.
 impl Conductor {
-    /// Has nothing on its way between the movers, which the caller holds, and itself. Says whether anything was.
+    /// Delivers everything that is on its way between the movers, which the caller holds, and the conductor. Returns whether there was
+    /// anything.
     pub fn settle(&mut self) -> bool {
         let mut worked = self.movers.settle();
         worked |= self.step();
         worked
     }
 
-    /// Has all movers stand still until [`Self::let_go`]. Fails if one did not come back, since the driver ends.
+    /// Stops all movers until [`Self::let_go`]. Returns false if one did not come back, since the driver ends.
     pub fn hold(&mut self) -> bool {
         self.movers.hold()
     }
 
-    /// The opposite of [`Self::hold`].
+    /// Lets all movers go on after [`Self::hold`].
     pub fn let_go(&mut self) {
         self.movers.let_go();
     }
 
-    /// The text of the policy in force, if it came as one.
+    /// Returns the text of the policy in force, if it came as one.
     pub fn policy_text(&self) -> Option<Arc<str>> {
         self.tenants.policy().source.text()
     }
 
-    /// State that another driver goes on with, while everything stands still. The conductor and the movers go on themselves if it fails, or nobody takes it.
+    /// Returns the state that another driver goes on with, while everything stands still. The conductor and the movers go on themselves if
+    /// this fails, or no driver takes the state.
     ///
     /// # Errors
     /// The hindrance.
@@ -199,7 +202,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Puts what connections have moved on their tenants' accounts.
+    /// Adds the traffic of connections to their tenants' accounts.
     fn report_all(&mut self) {
         self.collect_reports();
         self.movers.settle();
@@ -273,9 +276,10 @@ impl Client {
     }
 }
 
-/// Taking.
+/// Taking over state from another driver.
 impl Conductor {
-    /// Goes on with what another driver has given, as soon as the door and the mover have what they are to go on with, too. The conductor has no clients.
+    /// Takes over state that another driver has given. The conductor has no clients. Service begins when the door and the mover have their
+    /// states, too.
     ///
     /// # Errors
     /// The fault in it. The conductor is of no use then.
@@ -493,7 +497,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// Goes on with movers that another driver has given: all is this driver's first mover's. `send_regions`: sealed regions of clients, by client and number.
+    /// Takes over movers that another driver has given, all of them into the first mover. `known`: facts of clients. Returns the argument
+    /// of [`Self::begin`].
     ///
     /// # Errors
     /// The fault in it.
@@ -530,7 +535,7 @@ impl Conductor {
         Ok(sleeps)
     }
 
-    /// Facts of a flow that another driver has given.
+    /// Returns the facts of a flow that another driver has given.
     fn flow_of(&mut self, flow: &FlowState) -> Result<KnownFlow, Wrong> {
         let id: FlowId = flow.id;
         let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));
@@ -576,13 +581,13 @@ impl Conductor {
         Some(Ring { client: id, serial, region: number, page, pages, wished, map })
     }
 
-    /// All is there: clients are told what they have to be told.
+    /// Begins service with all state there. Clients are told their news.
     pub fn begin(&mut self, sleeps: &[u32]) {
         self.twins.say_claimable();
         self.movers.own().begin(sleeps);
         let mut all = Vec::new();
         for (index, connection) in self.connections.iter() {
-            // Ended meanwhile, or about to.
+            // The connection has ended meanwhile, or is about to.
             if connection.is_over() {
                 all.push(index);
             }

@@ -1,4 +1,4 @@
-//! Policy applied to clients and connections: whose they are, and what becomes of them when it changes.
+//! Policy applied to clients and connections: their tenants, and the effects of a change.
 use super::sidecars::Chains;
 use super::tenants::{Facts, Reached};
 use super::Conductor;
@@ -13,13 +13,13 @@ use rustix::io::Errno;
 use std::sync::Arc;
 
 impl Conductor {
-    /// The network namespace of the container that a client is in by its control group, which it cannot leave;
-    /// else its own.
+    /// Returns the network namespace of a client's container. The container is found by the control group, which the client cannot leave.
+    /// Falls back to the client's own namespace.
     pub(super) fn home_of(&self, identity: &Identity) -> NamespaceId {
         self.containers.find(identity.cgroup.as_deref()).unwrap_or(identity.namespace)
     }
 
-    /// What `pd run` registered of the container that a client is in.
+    /// Returns the registration by `pd run` of a client's container.
     pub(super) fn registration_of(&self, identity: &Identity) -> Option<&Registration> {
         self.names.registration(self.home_of(identity))
     }
@@ -32,10 +32,10 @@ impl Conductor {
         })
     }
 
-    /// Whether client `id` may connect to `peer` at `reached`. The tenants of the two.
+    /// Checks that client `id` may connect to `peer` at `reached`. Returns the tenants of the two.
     ///
     /// # Errors
-    /// `EACCES`, `EMFILE`.
+    /// `EACCES`, `EMFILE`; `ECONNREFUSED` if one of the clients has gone.
     pub(super) fn admit(
         &mut self,
         id: ClientId,
@@ -53,10 +53,10 @@ impl Conductor {
         Ok(tenants)
     }
 
-    /// As [`Self::admit`], of a connection that the kernel sees as well: an allowed one is counted there.
+    /// Checks as [`Self::admit`] does. The kernel, which sees the connection as well, counts an allowed one.
     ///
     /// # Errors
-    /// `EACCES`.
+    /// As [`Self::admit`].
     pub(super) fn admit_uncounted(
         &mut self,
         id: ClientId,
@@ -69,7 +69,7 @@ impl Conductor {
         }
     }
 
-    /// Tenants of the two, and what the policy says. Nothing is counted.
+    /// Returns the tenants of the two, and the policy's decision. Counts nothing.
     fn verdict(
         &mut self,
         id: ClientId,
@@ -89,11 +89,10 @@ impl Conductor {
         Ok((tenants, self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)).0))
     }
 
-    /// Puts a policy in force: limits, tenants of clients and connections, and what it denies. Returns how many
-    /// connections it ended.
+    /// Puts a policy in force: limits, tenants of clients and connections, and denials. Returns the number of connections that it ended.
     ///
     /// # Errors
-    /// If what it reserves is not there; then nothing has changed.
+    /// Resources that it reserves, or slots of its services, are not there. Nothing has changed then.
     pub(super) fn apply(&mut self, policy: Policy) -> Result<u64, PolicyError> {
         self.check_reserves(&policy)?;
         self.assign_slots(&policy)?;
@@ -125,7 +124,7 @@ impl Conductor {
         Ok(cut)
     }
 
-    /// Finds out anew whose clients and connections are.
+    /// Determines the tenants of all clients and connections anew.
     fn sort_clients(&mut self) {
         self.tenants.look();
         for id in self.clients.ids() {
@@ -168,7 +167,7 @@ impl Conductor {
         changed.into_iter().for_each(|index| self.show_again(index));
     }
 
-    /// The same, when a container has come or gone: connections travel as it says for their tenants by now.
+    /// Determines all tenants anew when a container has come or gone. Connections take the paths of their present tenants.
     pub(super) fn sort_anew(&mut self) {
         self.sort_clients();
         self.place_namespaces();

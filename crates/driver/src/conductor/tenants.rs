@@ -26,23 +26,23 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-/// Tenants that a driver keeps accounts of. Those of `pd run` beyond are refused.
+/// Most tenants that a driver keeps accounts of. `pd run` is refused further ones.
 const TENANTS_MAX: usize = 4096;
 
-/// Containers that `pd run` registered, by their network namespaces; their names and addresses are the names' to know.
+/// Containers that `pd run` registered, by network namespace. [`super::names`] has their names and addresses.
 #[derive(Debug, Default)]
 pub struct Containers(HashMap<NamespaceId, Container>);
 
 #[derive(Debug)]
 struct Container {
-    /// Readable when it has ended.
+    /// Descriptor of the container's process, readable when that has ended.
     pidfd: Arc<OwnedFd>,
-    /// Its control group, if it has one of its own.
+    /// Control group of the container, if it has one of its own.
     cgroup: Option<String>,
 }
 
 impl Containers {
-    /// Adds one. If its namespace had another, returns the control group of that one.
+    /// Adds a container. Returns the control group of the container that had the namespace before, if there was one.
     pub fn add(
         &mut self,
         id: NamespaceId,
@@ -52,23 +52,23 @@ impl Containers {
         self.0.insert(id, Container { pidfd, cgroup }).map(|former| former.cgroup)
     }
 
-    /// The namespace of the one that a client in `cgroup` is in.
+    /// Finds the container of a client in `cgroup`. Returns its namespace.
     pub fn find(&self, cgroup: Option<&str>) -> Option<NamespaceId> {
         let inside = |entry: &Container| is_inside(cgroup, entry.cgroup.as_deref());
         self.0.iter().find(|(_, entry)| inside(entry)).map(|(id, _)| *id)
     }
 
-    /// All of them: namespaces, processes, control groups.
+    /// Iterates over all containers: namespace, process, control group.
     pub fn iter(&self) -> impl Iterator<Item = (NamespaceId, &Arc<OwnedFd>, Option<&str>)> {
         self.0.iter().map(|(id, entry)| (*id, &entry.pidfd, entry.cgroup.as_deref()))
     }
 
-    /// Control groups of all that have one.
+    /// Iterates over the control groups of all containers that have one.
     pub fn groups(&self) -> impl Iterator<Item = &str> + '_ {
         self.0.values().filter_map(|entry| entry.cgroup.as_deref())
     }
 
-    /// Forgets those that have ended. Returns their namespaces and control groups.
+    /// Forgets containers that have ended. Returns their namespaces and control groups.
     pub fn forget_ended(&mut self) -> Vec<(NamespaceId, Option<String>)> {
         let has_ended = |container: &Container| has_exited(&container.pidfd).unwrap_or(false);
         let ended: Vec<_> = self.0.iter().filter(|(_, entry)| has_ended(entry)).map(|(id, _)| *id).collect();
@@ -95,7 +95,7 @@ impl From<FlowCounters> for Traffic {
     }
 }
 
-/// What is known of a client when its tenant is looked for. All of it is the kernel's word or `pd run`'s.
+/// Facts by which a client's tenant is found. All of them come from the kernel or from `pd run`.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'a> {
     pub namespace: NamespaceId,
@@ -104,12 +104,12 @@ pub struct Facts<'a> {
     pub container: Option<(&'a str, &'a str)>,
 }
 
-/// Where a connection leads.
+/// Destination of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
     /// The listener's address.
     pub at: SocketAddr,
-    /// The service's, if it was asked for by that.
+    /// The service's address, if the client asked for that.
     pub asked: Option<SocketAddr>,
 }
 
@@ -123,17 +123,17 @@ impl From<SocketAddr> for Reached {
 #[derive(Debug)]
 pub struct Tenants {
     policy: Policy,
-    /// How bytes travel where the policy does not say.
+    /// Path of bytes where the policy names none.
     path: Path,
-    /// Of the rules, and of the default.
+    /// Hits of each rule, and of the default.
     hits: Vec<u64>,
-    /// Namespaces that the policy names and that exist, with their tenants' places in it.
+    /// Existing namespaces that the policy names, each with its tenant's index in the policy.
     places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
     entries: Vec<Entry>,
-    /// What the kernel counts, and is told, if it holds the policy, too.
+    /// Words shared with the gate: the kernel's counts, and limits. `None`: the kernel does not hold the policy.
     words: Option<Arc<Words>>,
-    /// Where the hits of the policy in force begin there.
+    /// Index of the kernel's first hit counter of the policy in force.
     kernel_hits: u32,
 }
 
@@ -147,7 +147,7 @@ struct Entry {
     caps: Caps,
 }
 
-/// What a policy has changed that movers have to know, by tenant.
+/// Changes of a policy that movers have to know, by tenant.
 #[derive(Debug, Default)]
 pub struct Changes {
     pub budgets: Vec<(TenantId, Arc<Budget>)>,
@@ -155,8 +155,8 @@ pub struct Changes {
 }
 
 impl Tenants {
-    /// The default tenant alone, and no policy. `path`: how bytes travel where a policy does not say.
-    /// `words`: of the gate, if there is one.
+    /// Makes a table with the default tenant alone, and no policy. `path` holds where a policy names none. `words` are those of the gate,
+    /// if there is one.
     pub fn new(path: Path, words: Option<Arc<Words>>) -> Self {
         let mut this = Self {
             words,
@@ -172,10 +172,10 @@ impl Tenants {
         this
     }
 
-    /// The number of a tenant, new or known.
+    /// Returns the number of a tenant, which is added if it is not known.
     ///
     /// # Errors
-    /// If there are too many.
+    /// Too many tenants.
     pub fn enroll(&mut self, name: &str) -> Result<TenantId, String> {
         if let Some(&id) = self.numbers.get(name) {
             return Ok(id);
@@ -195,16 +195,16 @@ impl Tenants {
         Ok(id)
     }
 
-    /// Names and accounts by number, and the hits of the policy in force: for another driver.
+    /// Returns names and accounts by number, and the hits of the policy in force, for another driver.
     pub fn give(&self) -> (Vec<(String, Account)>, Vec<u64>) {
         let accounts = self.entries.iter().map(|entry| (entry.name.clone(), entry.account));
         (accounts.collect(), self.hits.clone())
     }
 
-    /// Goes on with accounts that another driver has given, and with hits of the same policy. Returns the numbers of its tenants.
+    /// Takes over accounts that another driver has given, and hits of the same policy. Returns the numbers of its tenants.
     ///
     /// # Errors
-    /// If there are too many.
+    /// Too many tenants.
     pub fn resume(
         &mut self,
         accounts: Vec<(String, Account)>,
@@ -223,33 +223,33 @@ impl Tenants {
         Ok(ids)
     }
 
-    /// The number of a tenant that is known.
+    /// Returns the number of a known tenant.
     pub fn id(&self, name: &str) -> Option<TenantId> {
         self.numbers.get(name).copied()
     }
 
-    /// The tenant's name.
+    /// Returns the tenant's name.
     pub fn name(&self, id: TenantId) -> &str {
         &self.entries[id.index()].name
     }
 
-    /// What the tenant's payers may hold.
+    /// Returns the caps of the tenant's payers.
     pub fn caps(&self, id: TenantId) -> Caps {
         self.entries[id.index()].caps
     }
 
-    /// Whether something is kept for the tenant.
+    /// Tells whether a resource is reserved for the tenant.
     pub fn has_reserve(&self, id: TenantId) -> bool {
         let caps = self.caps(id);
         Resource::ALL.iter().any(|&resource| caps.of(resource).reserved > 0)
     }
 
-    /// Tenants that something is kept for.
+    /// Iterates over the tenants with reserves.
     pub fn with_reserves(&self) -> impl Iterator<Item = TenantId> + '_ {
         (0..self.entries.len()).map(TenantId::at).filter(|&id| self.has_reserve(id))
     }
 
-    /// Puts a policy in force. Returns what is new.
+    /// Puts a policy in force. Returns the changes.
     pub fn apply(&mut self, policy: Policy) -> Changes {
         for tenant in &policy.tenants {
             if let Err(why) = self.enroll(&tenant.name) {
@@ -282,34 +282,34 @@ impl Tenants {
         changed
     }
 
-    /// Looks which of the namespaces that the policy names exist by now. Before [`Self::find`], once for many.
+    /// Looks up which namespaces of the policy exist by now. Comes before [`Self::find`], once for many calls.
     pub fn look(&mut self) {
         self.places = places(&self.policy);
     }
 
-    /// The policy in force.
+    /// Returns the policy in force.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Bindings of pipes, and all tenants by number.
+    /// Returns the bindings of pipes, and all tenants by number.
     pub fn of_pipes(&self) -> (Binds, Vec<TenantNow>) {
         let binds = Binds { default: self.policy.default, rules: self.policy.binds.rules.clone() };
         let now = |entry: &Entry| TenantNow { name: entry.name.clone(), budget: Arc::clone(&entry.budget) };
         (binds, self.entries.iter().map(now).collect())
     }
 
-    /// Names of tenants by number, from this one on.
+    /// Returns the names of tenants by number, from `first` on.
     pub fn names_from(&self, first: usize) -> Vec<String> {
         self.entries.iter().skip(first).map(|entry| entry.name.clone()).collect()
     }
 
-    /// Takes note of where the hits of the policy in force begin on the kernel.
+    /// Sets the index of the kernel's first hit counter of the policy in force.
     pub fn set_kernel_hits(&mut self, base: u32) {
         self.kernel_hits = base;
     }
 
-    /// Connects on the kernel that were denied, and those beyond a quota, since the driver's start.
+    /// Returns the connects on the kernel since the driver's start that were denied, and those beyond a quota.
     pub fn refused_on_kernel(&self) -> [u64; 2] {
         let Some(words) = &self.words else { return [0; 2] };
         let tenants = (0..self.entries.len()).map(|id| words.tenant(TenantId::at(id)));
@@ -318,13 +318,13 @@ impl Tenants {
         })
     }
 
-    /// Whose a client is: the first tenant of the policy that selects it by container or control group, else by
-    /// namespace, which a privileged client can change; else the one that `pd run` registered.
+    /// Finds a client's tenant. The first tenant of the policy that selects it by container or control group comes first. The next is one
+    /// that selects it by namespace, which a privileged client can change. The last is the one that `pd run` registered.
     pub fn find(&self, facts: &Facts<'_>) -> TenantId {
         self.find_by(&self.policy, &self.places, facts)
     }
 
-    /// Whose it would be by another policy, whose namespaces are at these `places`.
+    /// Finds a client's tenant by another policy. `places` are its namespaces, as from [`places`].
     pub fn find_by(&self, policy: &Policy, places: &[(NamespaceId, usize)], facts: &Facts<'_>) -> TenantId {
         let surely = |tenant: &&Tenant| {
             facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
@@ -338,8 +338,8 @@ impl Tenants {
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
 
-    /// Whether a connection is allowed, and the number of what says so in `hits`. Within a network namespace
-    /// one tenant's clients may always talk to each other: they could without the driver.
+    /// Decides whether a connection is allowed. Returns the index of the deciding rule in `hits`, too. Clients of one tenant in one network
+    /// namespace may always connect: they could without the driver.
     pub fn decide(&self, from: TenantId, to: TenantId, at_home: bool, reached: Reached) -> (Action, usize) {
         if at_home && from == to {
             return (Action::Allow, usize::MAX);
@@ -355,8 +355,8 @@ impl Tenants {
         (action, rule.unwrap_or(self.policy.rules.len()))
     }
 
-    /// The same of a connection to another network namespace, and the rule and the first proxy that it is led to. `is_own`: tells whether a proxy is
-    /// where it comes from.
+    /// Decides as [`Self::decide`] does, for a connection to another network namespace. Returns the rule and the first proxy that it is led
+    /// to, as well. `is_own` tells whether the connection comes from a proxy.
     pub fn decide_leg(
         &self,
         from: TenantId,
@@ -374,22 +374,21 @@ impl Tenants {
         ((action, rule.unwrap_or(self.policy.rules.len())), leg)
     }
 
-    /// How a connection's bytes travel, and whether the two sides trust each other. What a rule says holds; otherwise
-    /// bytes that have to be metered are offloaded, and who is of one tenant is trusted. Nobody named the clients of the
-    /// default tenant: they are one tenant's only within a network namespace and as one user (`kin`).
+    /// Returns the path of a connection, and whether the two sides trust each other. A rule's word holds. Otherwise bytes that have to be
+    /// metered are offloaded, and clients of one tenant trust each other. The default tenant is no name: its clients trust each other only
+    /// within a network namespace and as one user (`kin`).
     pub fn path(&self, tenants: [TenantId; 2], kin: bool, reached: SocketAddr) -> (Path, bool) {
         let named = tenants[0] != TenantId::default();
         let (path, trust) = self.asked(tenants, reached);
         (path.unwrap_or(self.path), trust.unwrap_or(tenants[0] == tenants[1] && (named || kin)))
     }
 
-    /// Tells whether the policy has the driver move the bytes of such a connection: a rule says so, a rate needs it, or the policy
-    /// wants it of all.
+    /// Tells whether the policy has the driver move a connection's bytes. A rule says so, a rate needs it, or the policy wants it of all.
     pub fn demands_driver(&self, tenants: [TenantId; 2], reached: SocketAddr) -> bool {
         self.asked(tenants, reached).0 == Some(Path::Offloaded)
     }
 
-    /// The path and the trust that the policy asks for, if it does.
+    /// Returns the path and the trust that the policy asks for, if it does.
     fn asked(&self, tenants: [TenantId; 2], reached: SocketAddr) -> (Option<Path>, Option<bool>) {
         let [from, to] = tenants.map(|id| &self.entries[id.index()]);
         let (address, port) = (reached.ip().to_canonical(), reached.port());
@@ -404,7 +403,7 @@ impl Tenants {
         self.policy.path.unwrap_or(self.path)
     }
 
-    /// Counts a decision on a connect and the tenant's connections.
+    /// Counts a decision on a connect, and checks the tenant's quota.
     ///
     /// # Errors
     /// `EACCES` if it was denied, `EMFILE` if the tenant has too many connections.
@@ -426,7 +425,7 @@ impl Tenants {
         Ok(())
     }
 
-    /// A connection has been made.
+    /// Counts a connection that has been made.
     pub fn open(&mut self, [from, to]: [TenantId; 2]) {
         let account = &mut self.entries[from.index()].account;
         account.connections_open += 1;
@@ -435,14 +434,14 @@ impl Tenants {
         self.tell_open(from);
     }
 
-    /// The kernel adds these to its own when it looks at the quota.
+    /// Publishes the number of open connections. The kernel adds it to its own number when it checks the quota.
     fn tell_open(&self, id: TenantId) {
         if let Some(words) = &self.words {
             words.tenant(id).open_on_fabric.store(self.entries[id.index()].account.connections_open, Relaxed);
         }
     }
 
-    /// A connection is over.
+    /// Settles a connection that is over, and counts it no more.
     pub fn close(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
         self.settle(index, connection, counters);
         if connection.counted {
@@ -451,7 +450,7 @@ impl Tenants {
         }
     }
 
-    /// Its sides are other tenants' from now on. It has been settled.
+    /// Makes `tenants` the owners of the sides. The connection has been settled.
     pub fn hand_over(&mut self, connection: &mut Connection, tenants: [TenantId; 2]) {
         if connection.counted {
             self.entries[connection.tenants[0].index()].account.connections_open -= 1;
@@ -462,11 +461,11 @@ impl Tenants {
         connection.tenants = tenants;
     }
 
-    /// Puts what a connection has moved since the last time on its tenants' accounts.
+    /// Adds a connection's traffic since the last time to its tenants' accounts.
     pub fn settle(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
         for side in Side::BOTH {
             let flow = index.flow(side);
-            // Its mover has not heard of it yet.
+            // The mover has not heard of the connection yet.
             let Some(now) = counters.flow(flow.get(), connection.serial).map(Traffic::from) else { continue };
             let was = std::mem::replace(&mut connection.settled[side], now);
             let (bytes, messages) = (now.bytes - was.bytes, now.messages - was.messages);
@@ -479,7 +478,7 @@ impl Tenants {
         }
     }
 
-    /// Everything there is to say. Connections have been settled.
+    /// Reports everything. Connections have been settled.
     pub fn report(&self, file: Option<PathBuf>, payers: &Payers, kernel: KernelHalf) -> PolicyReport {
         let policy = &self.policy;
         let otherwise = format!("otherwise: {}", policy.default);
@@ -514,10 +513,10 @@ impl Tenants {
     }
 }
 
-/// What the simulation asks and breaks.
+/// Access that only the simulation has.
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 impl Tenants {
-    /// Tenants with a rate of bytes, and what they have sent in all.
+    /// Lists the tenants with a rate of bytes, and all bytes that they have sent.
     pub fn spending<'a>(
         &self,
         connections: impl Iterator<Item = (ConnectionId, &'a Connection)>,
@@ -538,13 +537,13 @@ impl Tenants {
             .collect()
     }
 
-    /// Forgets what they have sent.
+    /// Forgets the bytes that tenants have sent.
     pub fn forget_spending(&self) {
         self.entries.iter().filter_map(|entry| entry.budget.bytes.as_ref()).for_each(Bucket::fill);
     }
 }
 
-/// The namespaces that a policy names and that exist, with their tenants' places in it.
+/// Lists the existing namespaces that a policy names, each with its tenant's index in the policy.
 pub fn places(policy: &Policy) -> Vec<(NamespaceId, usize)> {
     let tenants = policy.tenants.iter().enumerate();
     let files = tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
@@ -584,7 +583,7 @@ impl Entry {
     }
 }
 
-/// Whether a client in `cgroup` is of the container that has `group`.
+/// Tells whether a client in `cgroup` is in the container that has `group`.
 fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
     cgroup.zip(group).is_some_and(|(path, group)| is_below(path, group))
 }
@@ -593,7 +592,7 @@ fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    /// A usual path that is the engine's is no demand; a rule's, a rate's and the policy's are.
+    /// The driver's default path is no demand. The path of a rule, of a rate and of the policy is.
     #[test]
     fn the_driver_is_demanded_by_policies_alone() {
         let demanded = |text: &str| {

@@ -1,4 +1,4 @@
-//! What the simulation asks of a conductor beside what everybody may.
+//! Access to a conductor that only the simulation has.
 use super::Conductor;
 use crate::door::ToDoor;
 use crate::ids::{MoverId, TenantId};
@@ -9,12 +9,12 @@ use crate::policy::Rate;
 use pd_abi::layout::{path, socket_status};
 
 impl Conductor {
-    /// What all accounts together hold, and may hold.
+    /// Returns the amounts that all accounts together hold, and may hold.
     pub fn held(&self) -> (Amounts, Amounts) {
         (self.pool.root().used(), self.pool.root().total())
     }
 
-    /// What each payer with caps of its own holds of a resource, and may hold.
+    /// Lists the payers that have caps of their own: a resource, the amount held, and the cap.
     pub fn holdings(&self) -> Vec<(Payer, Resource, u64, u64)> {
         let accounts = self.payers.accounts().flat_map(|(payer, account)| {
             Resource::ALL.map(|resource| (payer, resource, account.standing(resource)))
@@ -26,17 +26,17 @@ impl Conductor {
         capped.collect()
     }
 
-    /// Tenants with a rate of bytes, and what they have sent since the driver's start, as movers have counted.
+    /// Lists the tenants with a rate of bytes, and the bytes sent since the driver's start, as movers have counted.
     pub fn spending(&self) -> Vec<(TenantId, Rate, u64)> {
         self.tenants.spending(self.connections.iter(), self.metrics.region())
     }
 
-    /// Flows that wait for memory.
+    /// Returns the number of flows that wait for memory.
     pub fn flows_waiting(&self) -> usize {
         self.rings_waiting()
     }
 
-    /// What is left although there is no client.
+    /// Describes all state that is left although there is no client.
     pub fn leftovers(&self) -> Vec<String> {
         let used = self.pool.root().used();
         let counts = [
@@ -56,37 +56,37 @@ impl Conductor {
     }
 }
 
-/// Movers, which the simulation gives turns itself.
+/// Movers, to which the simulation gives turns itself.
 impl Conductor {
-    /// Those that have turns, but for the first.
+    /// Iterates over the movers that have turns, except the first.
     pub fn other_movers(&self) -> impl Iterator<Item = MoverId> + '_ {
         self.movers.working().filter(|id| id.index() > 0)
     }
 
-    /// One of them.
+    /// Returns a mover other than the first.
     pub fn other_mover(&mut self, id: MoverId) -> Option<&mut Mover> {
         self.movers.simulated(id)
     }
 
-    /// Whether anybody has rung for it.
+    /// Tells whether the mover's doorbell has been rung.
     pub fn is_mover_rung(&self, id: MoverId) -> bool {
         self.movers.is_rung(id)
     }
 
-    /// Whether anybody has rung for the mover of the same thread.
+    /// Tells whether the doorbell of the mover of the same thread has been rung.
     pub fn is_own_mover_rung(&self) -> bool {
         self.movers.is_rung(MoverId::default())
     }
 
-    /// Does something with all movers.
+    /// Calls `change` with all movers.
     pub fn with_all_movers(&mut self, change: impl FnOnce(&mut [&mut Mover])) {
         self.movers.with_all(change);
     }
 }
 
-/// What a driver with bugs would do.
+/// Faults of a driver with bugs.
 impl Conductor {
-    /// Has a ring that a mover of another thread gives back be given back twice. Says whether there was one.
+    /// Duplicates the message by which a mover of another thread gives a ring back. Returns whether there was one.
     pub fn give_back_twice(&self) -> bool {
         self.inboxes.movers.tamper(|queue| {
             let again = queue.iter().find_map(|message| match message {
@@ -99,7 +99,7 @@ impl Conductor {
         })
     }
 
-    /// Loses an answer that the door is to pass on. Says whether there was one.
+    /// Loses an answer that the door is to pass on. Returns whether there was one.
     pub fn lose_answer(&self) -> bool {
         self.door.tamper(|queue| {
             let lost = queue.iter().position(|message| matches!(message, ToDoor::Answer { .. }));
@@ -107,7 +107,7 @@ impl Conductor {
         })
     }
 
-    /// Takes back a byte that a socket was told of. Says whether there was one.
+    /// Takes one byte back from the count of received bytes that a socket was told. Returns whether a socket had any.
     pub fn take_byte_back(&self) -> bool {
         let sockets =
             self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
@@ -122,7 +122,7 @@ impl Conductor {
         false
     }
 
-    /// Takes back what receivers know of the ends of rings.
+    /// Clears the `LAST` bit in the path words of all sockets.
     pub fn forget_last(&self) {
         let sockets =
             self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
@@ -133,12 +133,12 @@ impl Conductor {
         }
     }
 
-    /// Forgets what tenants with rates have sent.
+    /// Forgets the bytes that tenants with rates have sent.
     pub fn forget_spending(&self) {
         self.tenants.forget_spending();
     }
 
-    /// Forgets that a descriptor was given back.
+    /// Leaks the lease of a descriptor.
     pub fn leak(&self) {
         if let Ok(lease) = self.pool.root().lease(Amounts::descriptor()) {
             std::mem::forget(lease);

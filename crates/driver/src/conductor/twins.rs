@@ -1,11 +1,11 @@
-//! Twins: connections here that carry the bytes of connections of the kernel (`abi::TwinOperation`), so that
-//! programs which know only the kernel's sockets can use them.
+//! Twins: connections of the fabric that carry the bytes of kernel connections (`abi::TwinOperation`). Programs that know only the kernel's
+//! sockets can use them.
 //!
-//! The kernel stays the judge of who connects to whom, who accepts, and who holds a socket. Which of its sockets
-//! a client means is proved by `/proc` and `sock_diag` ([`crate::kernel_socket`]). A connection begins with one
-//! side; the other is whoever holds the accepted socket and claims it. Sides pass from process to process with
-//! the socket (fork, exec, descriptors sent): whoever uses it takes it. A side whose process has gone while
-//! somebody still holds the kernel's socket is *parked*: nothing is lost until the last holder has gone.
+//! The kernel decides on connects and accepts, and knows the holders of its sockets. A client's hold on a socket is proved by `/proc` and
+//! `sock_diag` ([`crate::kernel_socket`]). A twin begins with one side. The other side goes to the process that holds the accepted socket
+//! and claims it. Sides pass from process to process with the socket (fork, exec, descriptors sent). A process that uses the socket takes
+//! the side. A side is *parked* if its process has gone while another still holds the kernel's socket. Nothing is lost until the last
+//! holder has gone.
 mod listeners;
 mod parked;
 mod passing;
@@ -48,31 +48,31 @@ use std::time::Duration;
 pub struct Twins {
     listeners: HashMap<Place, Vec<Listening>>,
     speakers: HashMap<ClientId, Speaker>,
-    /// Connections that nobody has claimed.
+    /// Unclaimed connections, by name.
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
     ends: HashMap<End, (ConnectionId, Side)>,
     /// Network namespace of each TCP socket of a claimed connection, by cookie.
     namespaces: HashMap<u64, NamespaceId>,
     parked: Parked,
-    /// Sockets whose connections have gone on in the kernel, where several clients have had them: the last ones of each tenant.
+    /// Sockets that several clients have had, and whose connections have gone on in the kernel: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
     diags: HashMap<NamespaceId, SocketDiag>,
-    /// Lines that nobody reads: the other end of connections that nobody has claimed.
+    /// Lines that no client reads: the other end of unclaimed connections.
     nobody: Arc<ClientMemory>,
 }
 
-/// Sockets of a tenant that are remembered after their twins.
+/// Most sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
 
-/// A twin that nobody has claimed.
+/// An unclaimed twin that is about to be made.
 pub(super) struct NewTwin {
     pub(super) id: ClientId,
     pub(super) channel: usize,
     pub(super) reserved: Reservation,
     pub(super) key: Key,
     pub(super) place: Place,
-    /// Who speaks for listeners there.
+    /// Clients that speak for listeners at `place`.
     pub(super) speakers: Vec<ClientId>,
     pub(super) sides: [Held; 2],
     pub(super) connected: Connected,
@@ -84,10 +84,10 @@ pub(super) struct NewTwin {
 }
 
 impl Twins {
-    /// None.
+    /// Makes an empty table.
     ///
     /// # Errors
-    /// If there is no memory for one page of lines.
+    /// Too little memory for one page of lines.
     pub fn new() -> rustix::io::Result<Self> {
         let (nobody, _) = ClientMemory::new(u32::MAX, None)?;
         nobody.populate_slot(Slot::default())?;
@@ -104,17 +104,17 @@ impl Twins {
         })
     }
 
-    /// When parked sides want to be looked at.
+    /// Returns the time of the next look at parked sides.
     pub fn look_at(&self) -> Option<Duration> {
         self.parked.next_look()
     }
 
-    /// Sides that belong to nobody now.
+    /// Iterates over the sides that belong to no client now.
     pub fn parked(&self) -> impl Iterator<Item = (ConnectionId, Side)> + '_ {
         self.parked.iter()
     }
 
-    /// An end that belongs to nobody. Its line is never taken into use.
+    /// Returns an end that belongs to no client. The end's line is never taken into use.
     pub(super) fn nobody(&self, mover: MoverId) -> Endpoint {
         let memory = Arc::clone(&self.nobody);
         Endpoint { client: ClientId::NOBODY, serial: 0, slot: Slot::default(), generation: 1, memory, mover }
@@ -124,18 +124,18 @@ impl Twins {
         self.diags.get(&namespace)
     }
 
-    /// Unclaimed connections of AF_UNIX.
+    /// Iterates over unclaimed connections of AF_UNIX.
     pub(super) fn unclaimed_unix(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         let unix = self.unclaimed.iter().filter(|(key, _)| matches!(key, Key::Unix(_)));
         unix.flat_map(|(_, list)| list.iter().copied())
     }
 
-    /// The oldest unclaimed connection of a name that is one's own.
+    /// Returns the oldest unclaimed connection of a name that only one socket has.
     pub(super) fn first_unclaimed(&self, key: &Key) -> Option<ConnectionId> {
         self.unclaimed.get(key)?.first().copied()
     }
 
-    /// Remembers which sides of a connection that is over have gone on in the kernel, for clients that had them before.
+    /// Remembers the sides of an ended connection that have gone on in the kernel, for clients that had them before.
     pub(super) fn remember_departed(&mut self, tenants: [TenantId; 2], twin: &Twin) {
         for (side, end) in twin.departed() {
             let list = self.departed.entry(tenants[side]).or_default();
@@ -146,7 +146,8 @@ impl Twins {
         }
     }
 
-    /// Why a tenant's socket has no twin: its connection has gone on in the kernel, or there never was one.
+    /// Returns the reason why a tenant's socket has no twin. `EREMCHG`: its connection has gone on in the kernel. `ENOENT`: there never was
+    /// one.
     fn no_twin(&self, tenant: TenantId, end: End) -> Errno {
         match self.departed.get(&tenant).is_some_and(|list| list.contains(&end)) {
             true => Errno::REMCHG,
@@ -154,7 +155,7 @@ impl Twins {
         }
     }
 
-    /// A connection is over.
+    /// Forgets a twin that is over or withdrawn.
     pub fn forget(&mut self, connection: ConnectionId, twin: &mut Twin) {
         for (side, held) in twin.sides() {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
@@ -180,7 +181,7 @@ impl Twins {
 }
 
 impl Conductor {
-    /// Carries out what a client asks about a kernel socket.
+    /// Carries out a client's request about a kernel socket.
     pub(super) fn twin(
         &mut self,
         id: ClientId,
@@ -230,7 +231,7 @@ impl Conductor {
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());
         let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
-        // `EACCES` is the policy's word alone.
+        // `EACCES` is for the policy alone.
         let inode = inode_of_descriptor(pid, asked.descriptor).map_err(|errno| match errno {
             Errno::ACCESS => Errno::OPNOTSUPP,
             errno => errno,
@@ -245,7 +246,7 @@ impl Conductor {
             None if counted => self.admit(id, peer, at),
             None => self.admit_uncounted(id, peer, at),
         };
-        // As [`super::Conductor::admit`], but for the process, which has other limits with that errno.
+        // `EDQUOT` replaces the `EMFILE` of [`super::Conductor::admit`]: a process has other limits with that errno.
         let tenants = tenants.map_err(|errno| if errno == Errno::MFILE { Errno::DQUOT } else { errno })?;
         self.check_room(peer)?;
         let local = match bound.ip().is_unspecified() {
@@ -282,7 +283,7 @@ impl Conductor {
         })
     }
 
-    /// A connection with one side, which can send at once.
+    /// Makes a twin with one side, which can send at once.
     pub(super) fn new_twin(&mut self, new: NewTwin) -> Answer {
         let NewTwin {
             id,
@@ -314,7 +315,7 @@ impl Conductor {
             mapped: None,
             through,
             twin: Some(Box::new(Twin::new(key, place, self.twins.tell_of_twin(&speakers), sides))),
-            // Perhaps when both ends are there.
+            // A direct path may begin when both ends are there.
             direct: None,
             counted,
         };
@@ -326,7 +327,7 @@ impl Conductor {
         }
         self.show(index, Side::Connecting);
         self.twins.unclaimed.entry(key).or_default().push(index);
-        // Not proved yet: it must not take anybody's place.
+        // The side is not proved yet: it must not displace another.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
         if counted {
             self.tenants.open(tenants);
@@ -379,7 +380,7 @@ impl Conductor {
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
         if other.client != ClientId::NOBODY {
-            // Said before either of them can say more.
+            // Published before either of the two sides can hear more.
             other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
         }
         self.tell_incoming(&endpoint, there, movers[0]);
@@ -396,7 +397,7 @@ impl Conductor {
         Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
     }
 
-    /// Has the receiving socket's mover know which flow brings it bytes.
+    /// Tells the receiving socket's mover which flow delivers to it.
     pub(super) fn tell_incoming(&self, to: &Endpoint, flow: FlowId, mover: MoverId) {
         if to.client != ClientId::NOBODY {
             let (client, slot) = (to.client, to.slot);
@@ -404,7 +405,7 @@ impl Conductor {
         }
     }
 
-    /// An unclaimed twin of its own, before anybody has it. Its bytes can go another way then.
+    /// Withdraws a client's own twin as long as it is unclaimed. The bytes can go another way then.
     pub(super) fn withdraw(&mut self, id: ClientId, socket: SocketId) -> Answer {
         let Connected { connection, .. } = self.connected(id, Slot::of(socket))?;
         let Some(entry) = self.connections.get_mut(connection) else {
@@ -414,13 +415,12 @@ impl Conductor {
             return Err(Errno::ISCONN);
         };
         twin.withdraw();
-        // Nor takes it anybody who holds the kernel's socket.
+        // A holder of the kernel's socket cannot take the twin, either.
         self.twins.forget(connection, twin);
         Ok(done(socket))
     }
 
-    /// Remembers for whoever claims it that the connecting side receives no more. Says whether nobody has claimed
-    /// it.
+    /// Records for a later claim that the connecting side receives no more. Returns whether the twin is unclaimed.
     pub(super) fn detach_unclaimed(&mut self, index: ConnectionId, send_end: u32) -> bool {
         let Some(connection) = self.connections.get_mut(index) else { return false };
         let Some(twin) = connection.twin.as_mut().filter(|twin| !twin.is_claimed()) else { return false };
@@ -428,7 +428,7 @@ impl Conductor {
         true
     }
 
-    /// The connection of this name that nobody has claimed, if the kernel agrees that it is the same.
+    /// Returns the unclaimed connection of this name, if the kernel agrees that it is the same.
     fn unclaimed_at(&mut self, key: &Key, local: SocketAddr, remote: SocketAddr) -> Option<ConnectionId> {
         for index in self.twins.unclaimed.get(key)?.clone() {
             let Some(twin) = self.connection(index).and_then(|c| c.twin.as_ref()) else { continue };
@@ -440,7 +440,7 @@ impl Conductor {
             let wanted = Wanted { local: remote, peer: local, cookie: wanted.cookie };
             match self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted)) {
                 Some(Ok(found)) if found == inode || found == 0 => {}
-                // Closed by now. No other socket can have had the name meanwhile: it still waits here.
+                // The socket is closed by now. No other socket can have had the name meanwhile: the twin still waits here.
                 Some(Err(Errno::NOENT)) => {}
                 _ => continue,
             }
@@ -454,12 +454,12 @@ impl Conductor {
         None
     }
 
-    /// The kernel's socket that the client says it holds, if it does.
+    /// Checks that a client holds the kernel's socket that it names. Returns the socket.
     fn prove(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
         self.prove_towards(id, asked, None)
     }
 
-    /// The same. `through`: its peer as the kernel connected it, where the program sees a service's address.
+    /// Checks as [`Self::prove`] does. `through`: the peer as the kernel connected it, where the program sees a service's address.
     fn prove_towards(
         &mut self,
         id: ClientId,
@@ -481,7 +481,7 @@ impl Conductor {
         Ok(Held { namespace, wanted, inode, unix: false })
     }
 
-    /// The kernel's socket of a side, in whatever network namespace, if the client holds that.
+    /// Checks that a client holds the kernel's socket of a side, in whatever network namespace.
     fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
         let inode = self.inode_asked(id, asked)?;
         let found = self.twins.diags.get(&held.namespace).ok_or(Errno::OPNOTSUPP)?.inode(&held.wanted)?;
@@ -491,8 +491,8 @@ impl Conductor {
         Ok(held)
     }
 
-    /// The same of a socket whose connection has ended in the kernel in both directions, so that it has no address any more. What lies on
-    /// the fabric is still to be read. Its inode is all that says which it is, so the tenant has to be the side's.
+    /// Checks as [`Self::prove_side`] does, for a socket whose connection has ended in the kernel in both directions. The socket has no
+    /// address any more, but bytes on the fabric are still to be read. Only its inode identifies it, so the tenant has to be the side's.
     fn prove_ended(
         &self,
         id: ClientId,

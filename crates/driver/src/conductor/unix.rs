@@ -1,6 +1,6 @@
-//! Twins of AF_UNIX connections. As those of TCP ([`super::twins`]), but the names are other ones: a listener is
-//! the file that it is bound to, a socket its inode, and the kernel says which two sockets are one connection. The
-//! containers' network namespaces do not matter: who sees the file may connect, unless the policy denies it.
+//! Twins of AF_UNIX connections. Such twins work like those of TCP ([`super::twins`]), with other names. A listener is the file that it is
+//! bound to, a socket is its inode, and the kernel says which two sockets are one connection. Network namespaces of containers do not
+//! matter: a process that sees the file may connect, unless the policy denies it.
 use super::answer::Answer;
 use super::client::Connected;
 use super::twins::{Held, Key, NewTwin, Place};
@@ -13,7 +13,7 @@ use pd_abi::TwinRequest;
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// In place of an address: a file has none.
+/// Placeholder for an address, which a file does not have.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 impl Conductor {
@@ -36,7 +36,7 @@ impl Conductor {
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE.into())?;
         self.check_room(peer)?;
-        // Proved when it is claimed.
+        // The accepting side is proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
         let key = Key::Unix(held.inode);
         let reserved = self.connections.reserve();
@@ -67,7 +67,7 @@ impl Conductor {
         self.claim(id, channel, index, Held { namespace, ..held })
     }
 
-    /// The socket that the client holds.
+    /// Returns the socket that a client holds.
     pub(super) fn unix_held(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
         let (namespace, inode) = self.unix_inode(id, asked)?;
         let wanted = Wanted { local: NOWHERE, peer: NOWHERE, cookie: asked.cookie };
@@ -82,7 +82,7 @@ impl Conductor {
         Ok((namespace, inode))
     }
 
-    /// The accepted socket with this inode: it is in the network namespace of who connected, whichever that is.
+    /// Finds the accepted socket with this inode. The kernel lists it in the network namespace of the process that connected.
     fn find_accepted(&self, own: NamespaceId, inode: u32) -> Option<(NamespaceId, UnixSocket)> {
         let mut namespaces = vec![own];
         for index in self.twins.unclaimed_unix() {

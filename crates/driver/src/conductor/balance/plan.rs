@@ -1,34 +1,36 @@
-//! What goes to another mover, so that movers have the same to do and tenants get the same wherever their clients are. Arithmetic alone.
+//! Choice of the units that go to another mover. Movers get the same work, and tenants the same service, wherever their clients are.
+//! Arithmetic alone.
 //!
-//! A mover divides its time among payers by their weights. Two things are left to whoever places clients:
+//! A mover divides its time among payers by their weights. The placement of clients evens out the rest:
 //!
-//! - *Load.* While a mover has time left and another has none, what is to be evened out is how busy they are.
-//! - *Weight.* While none has time left, it is the weights that ask for it: a payer's weight is divided among the movers that serve it, in
-//!   proportion to what it costs there ([`parts`]), and each mover shall have the same sum of weights. A payer that has got less than its
-//!   share of late ([`Lags`]) counts for more, so that payers which do not divide evenly take turns at having room.
+//! - *Load*, while a mover has time left and another has none.
+//! - *Weight*, while none has time left. A payer's weight is divided among the movers that serve it, in proportion to its cost there
+//!   ([`View::parts`]). Each mover is to have the same sum of weights. A payer that has got less than its share of late ([`Lags`]) counts
+//!   for more. Payers that do not divide evenly thus take turns at having room.
 use crate::hash::HashMap;
 use std::hash::Hash;
 
-/// Busier than this, a mover has no time left.
+/// Load from which on a mover has no time left.
 pub const SATURATED: f64 = 0.9;
-/// Less busy than this, it has time for others.
+/// Load below which a mover has time for others.
 pub const SPARE: f64 = 0.6;
-/// Something goes only if it evens out this part of what a mover has on average.
+/// Least gain of a step, as a part of the mean load of a mover.
 const GAIN_MIN: f64 = 0.25;
-/// A payer that gets this part of what another gets by its weight could do with more.
+/// Part of the highest amount by weight, at a mover, from which on a payer wants more.
 const HUNGRY: f64 = 0.8;
-/// What is left of a lag after a round, and the most of it, in movers' time of a round.
+/// Part of a lag that is left after a round.
 const LAG_KEPT: f64 = 0.9;
+/// Most of a lag, in movers' time of a round.
 const LAG_MAX: f64 = 2.0;
 
-/// What goes or stays as a whole.
+/// Channels that move as a whole.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit {
-    /// Place in [`View::busy`].
+    /// Index in [`View::busy`].
     pub mover: usize,
-    /// Place in [`View::payers`].
+    /// Index in [`View::payers`].
     pub payer: usize,
-    /// In bytes.
+    /// Cost in bytes.
     pub cost: f64,
     pub is_movable: bool,
 }
@@ -41,20 +43,20 @@ pub struct Payer {
     pub lag: f64,
 }
 
-/// How things stand.
+/// State of movers, payers and units.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// How busy each mover was, from 0 to 1.
+    /// Load of each mover, from 0 to 1.
     pub busy: Vec<f64>,
     pub payers: Vec<Payer>,
     pub units: Vec<Unit>,
 }
 
-/// Units that go: each, and where to.
+/// Units that move, each with its new mover.
 pub type Step = Vec<(usize, usize)>;
 
 impl View {
-    /// The next thing to do, which is done in the view as well.
+    /// Returns the next step, which is taken in the view as well.
     pub fn step(&mut self) -> Option<Step> {
         let by_load = self.busy.iter().any(|&busy| busy < SPARE);
         if by_load && self.busy.iter().all(|&busy| busy < SATURATED) {
@@ -65,7 +67,7 @@ impl View {
         let mut sums = vec![0.0; self.busy.len()];
         self.units.iter().zip(&asks).for_each(|(unit, asks)| sums[unit.mover] += asks);
         if by_load {
-            // What no unit asks for is as busy as it is.
+            // Load that no unit accounts for counts as well.
             sums.clone_from(&self.busy);
         }
         let order = |a: &usize, b: &usize| sums[*a].total_cmp(&sums[*b]);
@@ -75,13 +77,13 @@ impl View {
             let units = self.units.iter().enumerate();
             units.filter(move |(_, unit)| unit.mover == mover && unit.is_movable).map(|(at, _)| at)
         };
-        // With what goes back in exchange: nothing, or one.
+        // Units that may go back in exchange: none, or one.
         let backs = movable(least).map(Some).filter(|_| !by_load).chain([None]);
         let backs: Vec<_> = backs.collect();
         let pairs = movable(most).flat_map(|there| backs.iter().map(move |&back| (there, back)));
         let left = |&(there, back): &(usize, Option<usize>)| {
             let moved = asks[there] - back.map_or(0.0, |back| asks[back]);
-            // One without cost evens out nothing; all that there is only changes its place.
+            // A unit without cost evens out nothing. A unit as large as the gap only changes its place.
             (gap - 2.0 * moved).abs()
         };
         let best = pairs.min_by(|a, b| left(a).total_cmp(&left(b)))?;
@@ -99,7 +101,7 @@ impl View {
         Some(step)
     }
 
-    /// Costs of each payer, and of each mover.
+    /// Returns the costs of each payer, and of each mover.
     fn costs(&self) -> (Vec<f64>, Vec<f64>) {
         let (mut of_payers, mut of_movers) = (vec![0.0; self.payers.len()], vec![0.0; self.busy.len()]);
         for unit in &self.units {
@@ -118,7 +120,7 @@ impl View {
         weight * (1.0 + lag.clamp(-0.5, LAG_MAX)) * part(costs.0[unit.payer])
     }
 
-    /// The part of each payer's weight that is for each mover, by payer and mover.
+    /// Returns the part of each payer's weight that is for each mover, by payer and mover.
     pub fn parts(&self) -> Vec<Vec<f64>> {
         let (of_payers, _) = self.costs();
         let mut parts = vec![vec![0.0; self.busy.len()]; self.payers.len()];
@@ -130,8 +132,8 @@ impl View {
         parts
     }
 
-    /// What each payer has got more than its share of what movers without time left have given, in what one of them gives; for those that
-    /// could do with more.
+    /// Returns the surplus of each payer that wants more. A surplus is the amount beyond the payer's share of the work of movers without
+    /// time left, in units of one such mover's work.
     fn surplus(&self) -> Vec<Option<f64>> {
         let saturated = |mover: usize| self.busy[mover] >= SATURATED;
         let (mut got, mut most_by_weight) = (vec![vec![0.0; self.busy.len()]; self.payers.len()], 0.0_f64);
@@ -160,7 +162,7 @@ impl View {
         let hungry: Vec<usize> = (0..self.payers.len()).filter(|&payer| is_hungry(payer)).collect();
         let movers = (0..self.busy.len()).filter(|&mover| saturated(mover)).count().max(1);
         let one = hungry.iter().map(|&payer| total(payer)).sum::<f64>() / movers as f64;
-        // Nobody gets more than one mover for each thing that it has.
+        // A payer gets at most one mover for each unit that it has.
         let units =
             |payer: usize| self.units.iter().filter(|unit| unit.payer == payer && unit.cost > 0.0).count();
         let mut shares = vec![None; self.payers.len()];
@@ -186,7 +188,7 @@ impl View {
     }
 }
 
-/// What payers have got less than their shares of late, in what a mover gives in a round.
+/// Amounts by which payers have got less than their shares of late. The unit is a mover's work in a round.
 #[derive(Debug)]
 pub struct Lags<P>(HashMap<P, f64>);
 
@@ -197,7 +199,7 @@ impl<P> Default for Lags<P> {
 }
 
 impl<P: Copy + Eq + Hash> Lags<P> {
-    /// A round is over. Puts the lags into the view, whose payers are these.
+    /// Updates the lags after a round, and puts them into the view. `payers` are the view's.
     pub fn update(&mut self, payers: &[P], view: &mut View) {
         let surplus = view.surplus();
         self.0.retain(|payer, _| payers.contains(payer));

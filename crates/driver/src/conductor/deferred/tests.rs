@@ -1,4 +1,4 @@
-//! A conductor alone: the door is this test, and so are the movers.
+//! Tests of a conductor alone. The tests play the door and the movers.
 use super::*;
 use crate::clock::Clock;
 use crate::conductor::{Crew, Inboxes, Movers, Others};
@@ -50,7 +50,7 @@ fn at(text: &str) -> SocketAddr {
 }
 
 impl Stage {
-    /// With the clients 0, 1, ... of the namespaces, each of a user of its own and with a socket.
+    /// Makes a stage with the clients 0, 1, ... of the namespaces. Each has a user of its own, and a socket.
     fn new(namespaces: &[u64]) -> Self {
         let clock = Arc::new(ManualClock(AtomicU64::new(1000)));
         let (inboxes, door, mover) =
@@ -129,7 +129,7 @@ impl Stage {
         while self.conductor.step() {}
     }
 
-    /// A request about the client's first socket, or its second.
+    /// Sends a request about the client's first socket, or its second.
     fn ask(&mut self, client: u16, channel: usize, operation: Operation, slot: u16, address: &str) {
         let client = ClientId::new(client);
         let tag = operation as u32 * 100 + u32::from(slot);
@@ -140,7 +140,7 @@ impl Stage {
         while self.conductor.step() {}
     }
 
-    /// What clients were answered: which, what it asked, and the errno.
+    /// Returns the answers to clients: client, tag and errno.
     fn answers(&self) -> Vec<(u16, u32, u32)> {
         let mut commands = VecDeque::new();
         self.mover.drain(&mut commands);
@@ -156,7 +156,7 @@ impl Stage {
             .collect()
     }
 
-    /// Lists that the door was asked for: of which namespace, and whose user's helper is to read it.
+    /// Returns the lists that the door was asked for: the namespace, and the user whose helper is to read it.
     fn asked(&self) -> Vec<(NamespaceId, u32)> {
         let mut commands = VecDeque::new();
         self.door.drain(&mut commands);
@@ -169,7 +169,7 @@ impl Stage {
         asked
     }
 
-    /// The helper of this user has read a list.
+    /// Delivers a list that the helper of this user has read.
     fn read(&mut self, namespace: u64, user: u32, addresses: &[&str]) {
         let addresses = addresses.iter().map(|address| (address.parse::<IpAddr>().unwrap(), 24));
         self.tell(FromDoor::Addresses(Box::new(Reading {
@@ -200,7 +200,7 @@ fn who_waits_for_a_list_waits_alone_and_in_order() {
     stage.ask(0, 0, Operation::Listen, 0, "0.0.0.0:0");
     stage.ask(0, 0, Operation::Socket, 0, "0.0.0.0:0");
     assert_eq!(stage.asked(), [(id(1), 1000)]);
-    // Its other channel, and another client of another namespace and of the same, are served.
+    // The client's other channel, and a client of another namespace, are served.
     stage.ask(0, 1, Operation::Socket, 0, "0.0.0.0:0");
     stage.ask(1, 0, Operation::Bind, 0, "127.0.0.1:80");
     assert_eq!(stage.answers(), [(0, SOCKET, 0), (1, BIND, 0)]);
@@ -219,7 +219,7 @@ fn each_payer_has_its_own_helper_read_and_one_list_serves_all() {
         stage.ask(client, 0, Operation::Bind, 0, &format!("10.0.0.1:{}", 80 + client));
     }
     assert_eq!(stage.asked(), [(id(1), 1000), (id(1), 1001), (id(1), 1002)]);
-    // One of the helpers is held up, for ever.
+    // The helpers of two users are held up, for ever.
     stage.read(1, 1002, &["10.0.0.1"]);
     assert_eq!(stage.answers().len(), 3);
     stage.pass(Duration::from_secs(1));
@@ -234,7 +234,7 @@ fn each_payer_has_its_own_helper_read_and_one_list_serves_all() {
     assert!(stage.conductor.deferred.wake_by().is_none());
 }
 
-/// What comes up is not late because something was known that is due after it.
+/// A new deadline is met although a later one was known before.
 #[test]
 fn a_turn_knows_what_is_due_first() {
     let mut stage = Stage::new(&[1, 2]);
@@ -273,7 +273,7 @@ fn a_close_that_waited_for_too_long_is_carried_out() {
         stage.conductor.client(ClientId::new(0)).and_then(|client| client.socket(Slot::new(0))).is_some()
     };
     assert!(is_open(&stage) && stage.answers().is_empty());
-    // Both, before the conductor has a turn.
+    // Both have waited for too long before the conductor has a turn.
     stage.pass(PATIENCE * 2);
     let timed_out = Errno::TIMEDOUT.raw_os_error() as u32;
     assert_eq!(stage.answers(), [(0, Operation::Connect as u32 * 100, timed_out)]);
@@ -292,13 +292,13 @@ fn a_list_counts_that_was_begun_after_the_request() {
     stage.pass(Duration::from_secs(1));
     stage.ask(0, 0, Operation::Connect, 0, "10.0.0.2:1");
     assert_eq!(stage.asked(), [(id(1), 1000), (id(2), 1000)]);
-    // One takes so long that the other is old when it comes: it counts all the same.
+    // One list takes so long that the other is old when it comes. The old one counts all the same.
     stage.read(2, 1000, &["10.0.0.2"]);
     stage.pass(Duration::from_secs(1));
     stage.read(1, 1000, &["10.0.0.1"]);
     assert_eq!(stage.asked(), []);
     assert_eq!(stage.answers(), [(0, CONNECT, refused)]);
-    // One that nobody is known to hold may be anybody's.
+    // An address without a known holder may be anybody's.
     stage.pass(Duration::from_secs(1));
     stage.ask(0, 0, Operation::Connect, 0, "10.0.0.3:1");
     assert_eq!(stage.asked(), [(id(1), 1000), (id(2), 1000)]);
@@ -356,7 +356,7 @@ fn a_container_is_registered_when_the_holders_list_is_there() {
             assert!(matches!(&why, Answer::Error(why) if why.contains("never")), "{why:?}");
             continue;
         }
-        // Given up by its former holder.
+        // The former holder has given the address up.
         stage.tell(FromDoor::Addresses(Box::new(Reading {
             payer: DRIVER,
             id: id(1),

@@ -1,8 +1,8 @@
 //! Doorbells: eventfds by which one client wakes another's thread that sleeps in epoll, without the driver.
 //!
-//! One doorbell is for one epoll instance of the sleeper and one peer: it stands for all their connections. Whoever holds it can wake that
-//! instance in vain, as it could by sending, and only while the two have connections: then the sleeper takes it out. The
-//! driver makes doorbells and never reads or writes one, so nothing that clients do to the shared description concerns it.
+//! A doorbell is for one epoll instance of the sleeper and one peer, and stands for all their connections. The peer can wake that instance
+//! in vain, as it could by sending, but only while the two have connections. After that the sleeper removes the doorbell. The driver makes
+//! doorbells and never reads or writes one, so nothing that clients do to the shared description concerns it.
 use super::Conductor;
 use crate::calls::{may, Call};
 use crate::ids::{ClientId, ConnectionId, Side};
@@ -15,63 +15,63 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-/// Doorbells of one client, each a descriptor of the driver's; connections beyond them have the driver post events.
+/// Most doorbells of one client, each a descriptor of the driver. The driver posts events for further connections.
 const DOORBELLS_MAX: usize = 128;
 
-/// An eventfd and its number, which no other doorbell has or will have.
+/// An eventfd and its number, which is never reused.
 #[derive(Debug)]
 pub struct Doorbell {
     number: u64,
     fd: OwnedFd,
-    /// For the descriptor.
+    /// Lease of the descriptor.
     _lease: Lease,
 }
 
-/// The epoll instance that sleeps on a doorbell, and the peer with its serial.
+/// Name of a doorbell: the epoll instance that sleeps on it, and the peer with its serial.
 pub type Name = (u64, ClientId, u64);
 
-/// Doorbells that a client sleeps on: by its epoll instance, and by the peer with its serial. Connections keep them.
+/// Doorbells that a client sleeps on, by name. Connections keep them.
 #[derive(Debug, Default)]
 pub struct Doorbells(HashMap<Name, Weak<Doorbell>>);
 
 impl Doorbell {
-    /// Goes on with a doorbell that another driver has given.
+    /// Takes over a doorbell that another driver has given.
     ///
     /// # Errors
-    /// If its owner may not hold it.
+    /// The owner may not hold the descriptor.
     pub fn resume(number: u64, fd: OwnedFd, account: &Arc<Account>) -> Result<Arc<Self>, Wrong> {
         let lease = account.lease(Amounts::descriptor());
         let lease = lease.map_err(|exhausted| Wrong::of(format!("a doorbell: {exhausted}")))?;
         Ok(Arc::new(Self { number, fd, _lease: lease }))
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Its descriptor.
+    /// Returns its descriptor.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 }
 
 impl Doorbells {
-    /// The name of a doorbell, if it is one of these.
+    /// Returns the name of a doorbell, if it is one of these.
     pub fn name_of(&self, doorbell: &Arc<Doorbell>) -> Option<Name> {
         let is_it =
             |(_, known): &(&Name, &Weak<Doorbell>)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(doorbell));
         self.0.iter().find(is_it).map(|(name, _)| *name)
     }
 
-    /// Goes on with one that another driver has given.
+    /// Takes over a doorbell that another driver has given.
     pub fn resume(&mut self, name: Option<Name>, doorbell: &Arc<Doorbell>) {
         if let Some(name) = name {
             self.0.insert(name, Arc::downgrade(doorbell));
         }
     }
 
-    /// The doorbell of that name; made by `make` if there is none.
+    /// Returns the doorbell of that name. Makes one by `make` if there is none.
     fn get(
         &mut self,
         name: Name,
@@ -93,7 +93,7 @@ impl Doorbells {
 }
 
 impl Conductor {
-    /// Answers `Doorbell`: the doorbell that the side's client sleeps on with its epoll instance `instance`.
+    /// Answers `Doorbell` with the doorbell that the side's client sleeps on in its epoll instance `instance`.
     pub(super) fn own_doorbell(&mut self, id: ClientId, (index, side): (ConnectionId, Side), instance: u64) {
         let number = self.rings.doorbells + 1;
         let answer = self.doorbell_peer(index, side).and_then(|peer| {
@@ -121,7 +121,7 @@ impl Conductor {
         }
     }
 
-    /// Answers `PeerDoorbell`: the doorbell that the other side's client sleeps on.
+    /// Answers `PeerDoorbell` with the doorbell that the other side's client sleeps on.
     pub(super) fn peer_doorbell(&mut self, id: ClientId, (index, side): (ConnectionId, Side)) {
         let doorbell = self.direct_mut(index).and_then(|direct| direct.doorbells[side.other()].clone());
         match doorbell.ok_or(Errno::AGAIN).and_then(|doorbell| Ok((doorbell.number, dup(&doorbell)?))) {
@@ -130,7 +130,7 @@ impl Conductor {
         }
     }
 
-    /// The peer of a connection that has rings in both directions.
+    /// Returns the peer of a connection that has rings in both directions.
     fn doorbell_peer(&self, index: ConnectionId, side: Side) -> rustix::io::Result<(ClientId, u64)> {
         let direct = self.connection(index).and_then(|connection| connection.direct.as_ref());
         let direct = direct.filter(|direct| direct.rings.iter().all(Option::is_some));

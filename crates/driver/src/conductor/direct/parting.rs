@@ -1,4 +1,4 @@
-//! Direct connections one side of which goes to another client: they are offloaded from then on.
+//! Direct connections of which one side goes to another client. The connections are offloaded from then on.
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
 use crate::memory::DirectRing;
@@ -8,24 +8,24 @@ use pd_abi::layout::path;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
-/// Bits of a side's `path` word, for what it receives and what it sends: see [`Connection::undrained`].
+/// Bits of a side's `path` word, for bytes that it receives and bytes that it sends: see [`Connection::undrained`].
 const UNDRAINED: [u32; 2] = [path::RECV_UNDRAINED, path::SEND_UNDRAINED];
 
-/// What becomes of a direct connection one side of which goes to another client.
+/// Result for a direct connection of which one side goes to another client.
 #[derive(Debug, Default)]
 pub(in crate::conductor) struct Parting {
     /// The connection leaves the direct path, or has left it.
     pub(in crate::conductor) left: bool,
-    /// What that side had not read of its peer's ring.
+    /// Bytes of its peer's ring that the side had not read.
     pub(in crate::conductor) remainder: Option<Remainder>,
-    /// Its peer has still to read what it wrote.
+    /// Set if the peer has still to read bytes that the side wrote.
     pub(in crate::conductor) held: bool,
-    /// What its peer is told.
+    /// News for the peer.
     pub(in crate::conductor) leave: Option<Leave>,
 }
 
 impl Conductor {
-    /// Whether two clients may take up the direct path of a connection that one of them had not.
+    /// Tells whether two clients may go on with the direct path of a connection, one side of which is new to its client.
     fn stays_direct(&self, index: ConnectionId, sides: [(ClientId, Slot); 2], side: Side) -> bool {
         let Some(Connection { tenants, reached, direct: Some(direct), .. }) = self.connection(index) else {
             return false;
@@ -38,11 +38,11 @@ impl Conductor {
         self.plan(sides, tenants, *reached, true) == Some(direct.plan) && !self.is_full(clients)
     }
 
-    /// One side of a connection goes to another client, or to nobody. As long as there are no rings it may go on as
-    /// it is; else it is offloaded from now on.
+    /// Gives one side of a connection to another client, or to none. A connection without rings may stay as it is. Any other is offloaded
+    /// from now on.
     ///
     /// # Errors
-    /// If the rest of a ring cannot be mapped: the connection cannot go on.
+    /// The rest of a ring cannot be mapped. The connection cannot go on.
     pub(in crate::conductor) fn part(
         &mut self,
         index: ConnectionId,
@@ -59,7 +59,7 @@ impl Conductor {
                     sides[side.other()] = peer;
                     self.stays_direct(index, sides, side)
                 }
-                _ => true, // nobody has it
+                _ => true, // no client has the side
             };
             if stays {
                 self.exit_direct(former);
@@ -98,14 +98,15 @@ impl Conductor {
         Ok(parting)
     }
 
-    /// What a side's `path` word says of bytes of its former clients.
+    /// Returns the bits of a side's `path` word for bytes of its former clients.
     pub(super) fn undrained(&self, index: ConnectionId, side: Side) -> u32 {
         let moves = self.connection(index).map_or([0; 2], |connection| connection.undrained[side]);
         let bits = moves.into_iter().zip(UNDRAINED).map(|(moves, bit)| if moves > 0 { bit } else { 0 });
         bits.fold(0, |word, bit| word | bit)
     }
 
-    /// Nothing is under way that concerns the former clients of one end of a flow: the ring may be used.
+    /// Notes that nothing is under way any more for the former clients of one end of a flow, after `moves` moves. The ring may be used when
+    /// all moves are done.
     pub(in crate::conductor) fn drained(&mut self, flow: FlowId, end: FlowEnd, moves: u32) {
         let index = flow.connection();
         let (side, what) = match end {

@@ -1,16 +1,18 @@
-//! Which connections are on the direct path, and how open ones get there and leave it.
+//! Choice of the connections that are on the direct path, and moves of open connections there and back.
 //!
-//! A connection goes where it takes the fewest copies that the policy allows. Where the policy says direct, what a side
-//! sends goes by rings if its peer receives no bytes that the sender can still change: its library copies them, as all
-//! do that serve unmodified programs, or the program has asked for them as they are, or the policy says that the two
-//! trust each other. What goes to other native programs is offloaded, for there one copy does both, and here it would
-//! take two.
+//! A connection takes the path with the fewest copies that the policy allows. On the direct path a side's sends go by rings where the peer
+//! receives no bytes that the sender can still change. One of these is enough:
 //!
-//! All this is decided anew when the policy, a tenant or a socket changes. A connection that has no rings yet changes its
-//! path at once. One that has is *recalled*: each side writes nothing more into its ring and says so (`LEFT`), its peer
-//! reads the ring to the end (`LAST`) and says so, and only then is delivered what came by the driver meanwhile. Until a side has
-//! said so, its peer reads no more of the ring than lay there when it heard of the recall, so that a client that does
-//! not obey reaches nobody.
+//! - the peer's library copies, as all do that serve unmodified programs;
+//! - the peer's program has asked for the bytes as they are;
+//! - the policy says that the two trust each other.
+//!
+//! Sends to other native programs are offloaded: one copy does both there, and a ring would take two.
+//!
+//! All this is decided anew when the policy, a tenant or a socket changes. A connection that has no rings yet changes its path at once. A
+//! connection with rings is *recalled*. Each side writes nothing more into its ring and says so (`LEFT`). Its peer reads the ring to the
+//! end (`LAST`) and says so. Only then are the bytes delivered that came by the driver meanwhile. Until a side has said so, its peer reads
+//! no more of the ring than lay there when it heard of the recall. A client that does not obey thus reaches nobody.
 use super::Direct;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot, TenantId};
@@ -21,16 +23,16 @@ use pd_abi::layout::{path, socket_status};
 use std::net::SocketAddr;
 use std::sync::atomic::{fence, Ordering};
 
-/// How a direct connection travels.
+/// Plan of a direct connection: the paths of its sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) struct Plan {
-    /// The policy says that the sides trust each other.
+    /// Set if the policy says that the sides trust each other.
     trusted: bool,
-    /// By side, whether its sends go by rings.
+    /// Sides whose sends go by rings.
     sends: [bool; 2],
 }
 
-/// How far a recall is.
+/// Progress of a recall.
 #[derive(Debug, Default)]
 pub(super) struct Recall {
     /// Sides that write no more into their rings.
@@ -40,13 +42,13 @@ pub(super) struct Recall {
 }
 
 impl Plan {
-    /// The first values of the sides' `path` words.
+    /// Returns the first values of the sides' `path` words.
     pub(super) fn words(self) -> [u32; 2] {
         let trusted = if self.trusted { path::TRUSTED } else { 0 };
         self.sends.map(|sends| path::DIRECT | trusted | if sends { 0 } else { path::SENDS_OFFLOADED })
     }
 
-    /// Tells whether what is allowed by this one is by another.
+    /// Tells whether `other` allows all that this plan allows.
     fn is_within(self, other: Self) -> bool {
         (!self.trusted || other.trusted)
             && Side::BOTH.into_iter().all(|side| !self.sends[side] || other.sends[side])
@@ -54,7 +56,7 @@ impl Plan {
 }
 
 impl Conductor {
-    /// How a connection between two sockets travels; none: offloaded. `twin`: both belong to libraries that copy.
+    /// Returns the plan of a connection between two sockets. `None`: offloaded. `twin`: both belong to libraries that copy.
     pub(in crate::conductor) fn plan(
         &self,
         sides: [(ClientId, Slot); 2],
@@ -103,14 +105,14 @@ impl Conductor {
         }
     }
 
-    /// Has all open connections travel as policy and sockets say by now.
+    /// Puts all open connections on the paths that policy and sockets ask for by now.
     pub(in crate::conductor) fn place_all(&mut self) {
         for index in self.connections.ids() {
             self.place(index);
         }
     }
 
-    /// The same of one.
+    /// Puts an open connection on the path that policy and sockets ask for by now.
     pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else { return };
         let &Connection { sides: [Some(from), Some(to)], tenants, reached, .. } = connection else { return };
@@ -125,7 +127,7 @@ impl Conductor {
         }
     }
 
-    /// More is allowed than before.
+    /// Puts a plan in force that allows more than before.
     fn widen(&mut self, index: ConnectionId, plan: Plan) {
         let Some(direct) = self.direct_mut(index) else { return };
         direct.plan = plan;
@@ -136,7 +138,7 @@ impl Conductor {
         self.kick(index);
     }
 
-    /// Has a connection leave the direct path without loss.
+    /// Takes a connection off the direct path without loss.
     fn recall(&mut self, index: ConnectionId) {
         self.report_sides(index);
         Metrics::add(&self.metrics.connections_recalled, 1);
@@ -145,7 +147,7 @@ impl Conductor {
             let sides = connection.sides;
             for (client, slot) in sides.into_iter().flatten() {
                 if let Some(memory) = self.client(client).and_then(|client| client.memory.as_ref()) {
-                    // Of a twin: the other end is there.
+                    // `CLAIMED` is for twins: the other end is there.
                     memory.publish_u32(slot, socket_status::PATH, path::CLAIMED);
                 }
             }
@@ -158,7 +160,7 @@ impl Conductor {
         self.kick(index);
     }
 
-    /// One side of a connection that leaves the direct path has done its part, as its client or its end says.
+    /// Notes that one side of a connection that leaves the direct path has done its part. Its client says so, or has ended.
     pub(in crate::conductor) fn gone(&mut self, flow: FlowId, gone: Gone) {
         let (index, side) = (flow.connection(), flow.side());
         let Some(Direct { recall: Some(recall), .. }) = self.direct_mut(index) else { return };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The part of a connection that is about the direct path.
+/// Part of a connection's state that concerns the direct path.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectState {
@@ -38,7 +38,7 @@ struct RingState {
 #[serde(deny_unknown_fields)]
 struct DoorbellState {
     number: u64,
-    /// With the first connection that has it.
+    /// Given only with the first connection that has the doorbell.
     fd: Option<Fd>,
     name: Option<Name>,
 }
@@ -56,7 +56,7 @@ impl RingState {
 }
 
 impl Conductor {
-    /// State that another driver goes on with.
+    /// Returns the state that another driver goes on with.
     ///
     /// # Errors
     /// The hindrance.
@@ -90,7 +90,7 @@ impl Conductor {
         Ok(DirectState { rings: [first, other], second, clients, reported, left, plan, words, doorbells })
     }
 
-    /// Goes on with what another driver has given.
+    /// Takes over state that another driver has given.
     ///
     /// # Errors
     /// The fault in it.
@@ -125,7 +125,7 @@ impl Conductor {
                     taken.insert(number, Arc::clone(&doorbell));
                     Some(doorbell)
                 }
-                // Its owner has gone: nobody sleeps on it.
+                // The owner has gone: nobody sleeps on the doorbell.
                 (None, None, _) | (None, _, None) => None,
                 (Some(_), _, Some(_)) => return Err(Wrong::of("a doorbell is there twice")),
             };

@@ -1,17 +1,17 @@
-//! The ports of one network namespace: who is bound to each, and which are free.
+//! Ports of one network namespace, and the bindings of each.
 //!
-//! Any free port is found by looking at bitmaps, one for each class of addresses, so that it costs the same however many are taken.
-//! A class is a set of bindings that all conflict with the same others; a binding conflicts with two classes at most, and with those of
-//! its own address.
+//! A free port is found by looking at bitmaps, one for each class of bindings. The cost does not depend on the number of bindings. A class
+//! is a set of bindings that all conflict with the same others. A binding conflicts with two classes at most, and with the bindings of its
+//! own address.
 use super::Binding;
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use rustix::io::Errno;
 use std::net::IpAddr;
 
-/// Bindings that share one port at most: each is looked at when another comes or goes.
+/// Most bindings that share one port. All of them are looked at when one comes or goes.
 pub const SHARED_MAX: usize = 1024;
-/// Ports of one address that are kept as a list; of more, as a bitmap.
+/// Most ports of one address that are kept as a list. More are kept as a bitmap.
 const FEW: usize = 64;
 
 const PORTS: usize = (EPHEMERAL_PORT_LAST - EPHEMERAL_PORT_FIRST) as usize + 1;
@@ -21,17 +21,17 @@ const WORDS: usize = PORTS.div_ceil(64);
 #[derive(Debug, Default)]
 pub struct Ports {
     bound: HashMap<u16, Vec<Binding>>,
-    /// Bound to any address of IPv4, or to one of them.
+    /// Ports bound to any address of IPv4, or to one of them.
     v4: Set,
-    /// Likewise of IPv6.
+    /// Ports bound to any address of IPv6, or to one of them.
     v6: Set,
-    /// To any of IPv4.
+    /// Ports bound to any address of IPv4.
     any4: Set,
-    /// To any of IPv6.
+    /// Ports bound to any address of IPv6.
     any6: Set,
-    /// To any of either.
+    /// Ports bound to any address of either family.
     dual: Set,
-    /// To one address.
+    /// Ports bound to one address.
     own: HashMap<IpAddr, Own>,
 }
 
@@ -58,7 +58,7 @@ impl Default for Own {
     }
 }
 
-/// Word and bit of an ephemeral port.
+/// Returns word and bit of an ephemeral port.
 fn place(port: u16) -> Option<(usize, u64)> {
     let at = usize::from(port.checked_sub(EPHEMERAL_PORT_FIRST)?);
     (at < PORTS).then_some((at / 64, 1 << (at % 64)))
@@ -115,22 +115,22 @@ impl Own {
 }
 
 impl Ports {
-    /// Whether nobody is bound to anything.
+    /// Tells whether there are no bindings.
     pub fn is_empty(&self) -> bool {
         self.bound.is_empty()
     }
 
-    /// All bindings, with their ports.
+    /// Iterates over all bindings, with their ports.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &Binding)> {
         self.bound.iter().flat_map(|(port, list)| list.iter().map(|binding| (*port, binding)))
     }
 
-    /// Those who are bound to a port.
+    /// Returns the bindings of a port.
     pub fn at(&mut self, port: u16) -> Option<&mut Vec<Binding>> {
         self.bound.get_mut(&port)
     }
 
-    /// Binds to a port.
+    /// Adds a binding of a port.
     ///
     /// # Errors
     /// `EADDRINUSE`.
@@ -150,7 +150,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Takes the bindings back for which `whose` holds. Returns them.
+    /// Removes and returns the bindings of a port that `whose` selects.
     pub fn unbind(&mut self, port: u16, whose: impl Fn(&Binding) -> bool) -> Vec<Binding> {
         let Some(list) = self.bound.get_mut(&port) else { return Vec::new() };
         let (gone, left): (Vec<_>, Vec<_>) = std::mem::take(list).into_iter().partition(whose);
@@ -180,7 +180,7 @@ impl Ports {
         gone
     }
 
-    /// The classes that a binding is in.
+    /// Returns the classes that a binding is in.
     fn classes(&mut self, binding: &Binding) -> [Option<&mut Set>; 3] {
         match (binding.ip, binding.ip.is_unspecified()) {
             (IpAddr::V4(_), true) => [Some(&mut self.v4), Some(&mut self.any4), None],
@@ -191,7 +191,7 @@ impl Ports {
         }
     }
 
-    /// The first ephemeral port from `from` on that a binding does not share with any that it conflicts with.
+    /// Returns the first ephemeral port from `from` on, and around, at which `binding` conflicts with no other.
     pub fn free(&self, binding: &Binding, from: u16) -> Option<u16> {
         let (one, two) = match (binding.ip, binding.ip.is_unspecified()) {
             (IpAddr::V4(_), true) => (&self.v4, &self.dual),
@@ -251,7 +251,7 @@ mod tests {
 
     const IPS: [&str; 6] = ["0.0.0.0", "::", "10.0.0.1", "10.0.0.2", "fd00::1", "127.0.0.1"];
 
-    /// As it was before there were bitmaps.
+    /// Finds a free port without bitmaps.
     fn slowly(ports: &Ports, binding: &Binding, from: u16) -> Option<u16> {
         let all = (from..=EPHEMERAL_PORT_LAST).chain(EPHEMERAL_PORT_FIRST..from);
         let free = |port: &u16| {
@@ -268,7 +268,7 @@ mod tests {
             from in EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST,
         ) {
             let mut ports = Ports::default();
-            // Ports at both ends of what there is, so that they meet.
+            // Ports at both ends of the range, so that searches wrap around.
             let port = |n: u16| if n < 100 { EPHEMERAL_PORT_FIRST + n } else { EPHEMERAL_PORT_LAST - (n - 100) };
             for (slot, (ip, v6_only, at, binds)) in steps.into_iter().enumerate() {
                 let one = binding(IPS[ip], v6_only, slot as u16);

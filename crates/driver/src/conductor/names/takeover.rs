@@ -25,10 +25,10 @@ pub struct NamesState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpaceState {
-    /// Its id.
+    /// Id of the namespace.
     pub id: NamespaceId,
     file: Fd,
-    /// The name of its network, if it is in one.
+    /// Name of its network, if it is in one.
     pub network: Option<String>,
     addresses: Vec<(IpAddr, u8)>,
     /// Addresses that it was the first to claim.
@@ -51,7 +51,7 @@ struct BindingState {
 }
 
 impl Names {
-    /// State that another driver goes on with. `network` names one.
+    /// Returns the state that another driver goes on with. `network` returns the name of a network.
     ///
     /// # Errors
     /// The hindrance.
@@ -83,7 +83,7 @@ impl Names {
         Ok(NamesState { spaces, bindings: bindings.collect() })
     }
 
-    /// Goes on with a namespace that another driver has given, of which nobody is known to be there.
+    /// Takes over a namespace that another driver has given. The namespace has no users yet.
     ///
     /// # Errors
     /// The fault in it.
@@ -121,7 +121,7 @@ impl Names {
         Ok(())
     }
 
-    /// Forgets namespaces that nobody is in after all.
+    /// Forgets namespaces that have no users after all.
     pub fn forget_empty(&mut self) {
         let empty: Vec<_> = self.namespaces.iter().filter(|(_, n)| n.users == 0).map(|(id, _)| *id).collect();
         for id in empty {
@@ -130,8 +130,8 @@ impl Names {
         }
     }
 
-    /// Goes on with the bindings that another driver has given. `of` tells the namespace and the payer of a client that has such a
-    /// bound socket.
+    /// Takes over the bindings that another driver has given. `of` returns the namespace and the payer of a client that has such a bound
+    /// socket.
     ///
     /// # Errors
     /// The fault in them.

@@ -1,4 +1,4 @@
-//! Listening sockets of the kernel, the clients that speak for them, and what these may find there.
+//! Listening sockets of the kernel, the clients that speak for them, and the twins that these may find there.
 use super::twin::{is_unix, Place, Twin};
 use super::Twins;
 use crate::conductor::answer::{done, Answer};
@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Listening sockets that one client may speak for.
+/// Most listening sockets that one client may speak for.
 const LISTENERS_PER_CLIENT_MAX: usize = 1024;
 
 /// A listening socket of the kernel.
 #[derive(Debug)]
 pub(super) struct Listening {
-    /// Unspecified for a file, too.
+    /// Address of the socket. Unspecified for a file, too.
     ip: IpAddr,
     cookie: u64,
     holders: Vec<ClientId>,
@@ -29,12 +29,12 @@ pub(super) struct Speaker {
     serial: u64,
     memory: Arc<ClientMemory>,
     listeners: usize,
-    /// Twins that it may find when it accepts: see [`pd_abi::layout::header::CLAIMABLE`].
+    /// Number of twins that it may find when it accepts: see [`pd_abi::layout::header::CLAIMABLE`].
     claimable: u32,
 }
 
 impl Twins {
-    /// A twin was made that these may find. Returns who they are.
+    /// Lets these clients find a new twin. Returns them with their serials.
     pub(super) fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
         let mut told = Vec::with_capacity(speakers.len());
         for client in speakers {
@@ -46,7 +46,7 @@ impl Twins {
         told
     }
 
-    /// Who was told of a twin may find it no more.
+    /// Hides a twin from the clients that were told of it.
     pub(super) fn take_back_told(&mut self, twin: &mut Twin) {
         for (client, serial) in twin.take_told() {
             if let Some(speaker) = self.speakers.get_mut(&client).filter(|speaker| speaker.serial == serial) {
@@ -55,7 +55,7 @@ impl Twins {
         }
     }
 
-    /// A client has gone.
+    /// Forgets a client that has gone.
     pub fn leave(&mut self, client: ClientId) {
         if self.speakers.remove(&client).is_some() {
             self.listeners.retain(|_, list| {
@@ -65,7 +65,8 @@ impl Twins {
         }
     }
 
-    /// A client speaks for a listening socket of AF_UNIX no more, whose file it may not know any longer.
+    /// Ends a client's speaking for a listening socket of AF_UNIX, whose file the client may not know any longer. Returns for how many
+    /// fewer it speaks.
     fn leave_unix(&mut self, client: ClientId, cookie: u64) -> usize {
         let mut left = 0;
         self.listeners.retain(|place, list| {
@@ -77,7 +78,7 @@ impl Twins {
         left
     }
 
-    /// Who speaks for listening sockets there that the kernel may choose for `ip`, which is unspecified for a file.
+    /// Returns the clients that speak for listening sockets at `place` that the kernel may choose for `ip`. For a file `ip` is unspecified.
     pub(in crate::conductor) fn speakers_at(&self, place: Place, ip: IpAddr) -> Vec<ClientId> {
         let ip = canonical(ip);
         let accepts = |listening: &&Listening| match canonical(listening.ip) {
@@ -92,7 +93,7 @@ impl Twins {
     }
 }
 
-/// A client speaks for these no more, or only not for the one with this cookie. Returns for how many fewer it speaks.
+/// Ends a client's speaking for these listening sockets, or only for the one with this cookie. Returns for how many fewer it speaks.
 fn silence(list: &mut Vec<Listening>, client: ClientId, cookie: Option<u64>) -> usize {
     let mut fewer = 0;
     for listening in list.iter_mut().filter(|l| cookie.is_none_or(|cookie| l.cookie == cookie)) {
@@ -115,7 +116,7 @@ pub(super) struct ListeningState {
 }
 
 impl Twins {
-    /// Listening sockets, for another driver.
+    /// Returns the listening sockets, for another driver.
     pub(super) fn give_listeners(&self) -> Vec<ListeningState> {
         let all = self.listeners.iter().flat_map(|(place, list)| list.iter().map(move |one| (*place, one)));
         all.map(|(place, Listening { ip, cookie, holders })| ListeningState {
@@ -129,8 +130,8 @@ impl Twins {
 }
 
 impl Conductor {
-    /// Goes on with the listening sockets that another driver has given. What clients may find is counted from the twins that nobody has
-    /// claimed, and not said before [`Twins::say_claimable`]. Says whether clients can speak for the sockets.
+    /// Takes over the listening sockets that another driver has given. Clients may find the unclaimed twins, which are counted here and
+    /// published by [`Twins::say_claimable`]. Returns whether clients can speak for the sockets.
     pub(super) fn resume_listeners(&mut self, given: Vec<ListeningState>) -> bool {
         for ListeningState { place, ip, cookie, holders } in given {
             for &id in &holders {
@@ -156,7 +157,7 @@ impl Conductor {
 }
 
 impl Twins {
-    /// Tells clients how many twins they may find.
+    /// Publishes to clients how many twins they may find.
     pub(in crate::conductor) fn say_claimable(&self) {
         self.speakers.values().for_each(|speaker| speaker.memory.set_claimable(speaker.claimable));
     }
@@ -202,7 +203,7 @@ impl Conductor {
         Ok(done(SocketId(0)))
     }
 
-    /// A client speaks for a listening socket from now on.
+    /// Has a client speak for a listening socket from now on.
     pub(in crate::conductor) fn join_listener(
         &mut self,
         id: ClientId,
@@ -223,7 +224,7 @@ impl Conductor {
         Ok(done(SocketId(0)))
     }
 
-    /// A client speaks for one more listening socket, and may find what was made towards it before.
+    /// Has a client speak for one more listening socket. The client may find twins that were made towards it before.
     fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (serial, memory) = (client.serial, client.memory.clone().ok_or(Errno::BADF)?);

@@ -1,4 +1,4 @@
-//! Sides of twins that belong to no client, while somebody still holds the kernel's socket.
+//! Sides of twins that belong to no client, while a process still holds the kernel's socket.
 use super::twin::Held;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
@@ -6,19 +6,19 @@ use crate::ids::{ConnectionId, Side};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Time until the first look whether somebody still holds a parked side's socket. The sockets of a process that ends are closed within
-/// microseconds of each other, in any order...
+/// Time until the first look whether a parked side's socket is held. The sockets of a process that ends are closed within microseconds of
+/// each other, in any order.
 const LOOK_FIRST: Duration = Duration::from_micros(200);
-/// ...and the time to the next look is twice as long each time, up to this...
+/// Longest time to the next look. The time doubles with each look.
 const LOOK_LAST: Duration = Duration::from_millis(500);
-/// ...or to this much for each parked side, so that looks cost the same however many there are.
+/// Longest time to the next look for each parked side, if that is longer: looks cost the same however many there are.
 const LOOK_LAST_OF_EACH: Duration = Duration::from_millis(1);
-/// Looks of one turn.
+/// Most looks of one turn.
 const LOOKS_MAX: usize = 16;
 
 type Place = (ConnectionId, Side);
 
-/// Sides that belong to no client, and when to look at each.
+/// Sides that belong to no client, with the time of the next look at each.
 #[derive(Debug, Default)]
 pub struct Parked {
     sides: BTreeMap<Place, Look>,
@@ -32,12 +32,12 @@ struct Look {
 }
 
 impl Parked {
-    /// All of them.
+    /// Iterates over all parked sides.
     pub fn iter(&self) -> impl Iterator<Item = Place> + '_ {
         self.sides.keys().copied()
     }
 
-    /// Time of the next look.
+    /// Returns the time of the next look.
     pub fn next_look(&self) -> Option<Duration> {
         self.looks.first().map(|(at, _)| *at)
     }
@@ -73,8 +73,8 @@ impl Parked {
 }
 
 impl Conductor {
-    /// A side of a connection that is over for its client: says whether somebody else still holds the kernel's
-    /// socket, and keeps it for whoever takes it.
+    /// Parks a side that is over for its client, if another process still holds the kernel's socket. The side is kept for a process that
+    /// takes it. Returns whether it is parked.
     pub(in crate::conductor) fn park(&mut self, index: ConnectionId, side: Side) -> bool {
         if !self.is_held(index, side) {
             return false;
@@ -88,14 +88,14 @@ impl Conductor {
         true
     }
 
-    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel's.
+    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel.
     pub(in crate::conductor) fn look_after(&mut self, index: ConnectionId, side: Side) {
         if self.connection(index).is_some() {
             self.twins.parked.add((index, side), self.clock.now());
         }
     }
 
-    /// Ends parked sides whose sockets nobody holds any more.
+    /// Ends parked sides whose sockets have no holder any more.
     pub(in crate::conductor) fn look_after_parked(&mut self) {
         let now = self.clock.now();
         let mut has_ended = false;
@@ -107,7 +107,7 @@ impl Conductor {
             has_ended = true;
             self.twins.parked.remove((index, side));
             if self.connection(index).is_some() {
-                // What its last owner sent may not be delivered yet.
+                // Bytes that the last owner sent may not be delivered yet.
                 self.end_side(index, side, Ending::Died(now + GRACE));
             }
         }
@@ -116,7 +116,7 @@ impl Conductor {
         }
     }
 
-    /// Whether a process holds the kernel's socket of a side, or (unclaimed) may still accept it.
+    /// Tells whether a process holds the kernel's socket of a side, or may still accept an unclaimed one.
     fn is_held(&self, index: ConnectionId, side: Side) -> bool {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
@@ -134,7 +134,7 @@ impl Conductor {
         matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
     }
 
-    /// Lets go of network namespaces that nobody is in any more.
+    /// Closes the diagnostic sockets of network namespaces that have neither clients nor parked sides any more.
     pub(in crate::conductor) fn drop_diags(&mut self) {
         let parked =
             self.twins.parked.iter().filter_map(|(index, side)| {

@@ -1,4 +1,4 @@
-//! Sides of twins that go from one client to another, or to nobody.
+//! Sides of twins that go from one client to another, or to none.
 use super::twin::{is_unix, End, Held};
 use crate::conductor::answer::{done, Answer};
 use crate::conductor::client::{Connected, Socket, SocketState};
@@ -61,7 +61,7 @@ impl Conductor {
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.remove((index, side));
         if let Some((owner, slot)) = former {
-            // Its slot is free when what it has sent is delivered.
+            // The slot is free when the bytes that it sent are delivered.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
                 socket.state = SocketState::Closing(None);
             }
@@ -70,10 +70,10 @@ impl Conductor {
         Ok(done(slot.socket(generation)).with_number(send_ring_bytes | aside))
     }
 
-    /// The kernel's TCP socket that the client holds, if it has a twin. The process may have gone into another network namespace since it
-    /// had the socket.
+    /// Returns the kernel's TCP socket that a client holds, if it has a twin. The process may have gone into another network namespace
+    /// since it had the socket.
     fn tcp_held(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
-        // Most have none: nothing to prove then.
+        // Most sockets have no twin, and nothing to prove.
         let own = self.namespace(id)?;
         let end_in = |namespace| self.twins.ends.get(&End::Tcp(namespace, asked.cookie));
         let found = end_in(own).or_else(|| end_in(*self.twins.namespaces.get(&asked.cookie)?));
@@ -91,7 +91,7 @@ impl Conductor {
         proved.or_else(|errno| self.prove_ended(id, asked, known, tenant).map_err(|_| errno))
     }
 
-    /// Gives one side of a connection to another client, or to nobody.
+    /// Gives one side of a connection to another client, or to none.
     pub(super) fn move_side(
         &mut self,
         index: ConnectionId,

@@ -1,4 +1,4 @@
-//! Twins as another driver goes on with them. A connection has its own with it.
+//! Twins as another driver goes on with them. The state of a connection includes its twin.
 use super::listeners::ListeningState;
 use super::twin::End;
 use crate::conductor::{Conductor, Connection};
@@ -19,7 +19,7 @@ pub struct TwinsState {
 }
 
 impl Conductor {
-    /// State that another driver goes on with.
+    /// Returns the state that another driver goes on with.
     ///
     /// # Errors
     /// The hindrance.
@@ -34,7 +34,7 @@ impl Conductor {
         })
     }
 
-    /// Goes on with what another driver has given, beside its connections, which are there. `tenants`: numbers of its tenants here.
+    /// Takes over state that another driver has given. Connections are there already. `tenants`: numbers of its tenants here.
     ///
     /// # Errors
     /// The fault in it.
@@ -59,7 +59,7 @@ impl Conductor {
         for index in twins {
             self.take_twin(index);
         }
-        // What clients may find counts from the twins that are there: listeners come after them, and tell of those that were not told.
+        // Listeners come after the twins, so that clients are told of the twins that are there, and count them.
         let can_speak = self.resume_listeners(listeners);
         Wrong::unless(can_speak, || "a listening socket of nobody".to_owned())?;
         for (index, side) in parked {
@@ -73,7 +73,7 @@ impl Conductor {
 
     fn take_twin(&mut self, index: ConnectionId) {
         let Some(Connection { twin: Some(twin), .. }) = self.connections.get_mut(index) else { return };
-        // Whoever speaks for its place is told again, and counts it.
+        // Clients that speak for its place are told again, and count it.
         twin.take_told();
         if twin.is_withdrawn() {
             return;

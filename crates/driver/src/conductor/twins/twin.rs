@@ -1,5 +1,5 @@
-//! A twin: the state that a connection has of the kernel's, and the names of kernel sockets. Plain data: nothing else is asked or
-//! changed.
+//! A twin: the part of a connection's state that concerns the kernel's connection, and the names of kernel sockets. Plain data: nothing
+//! else is asked or changed.
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
 use crate::kernel_socket::Wanted;
@@ -18,13 +18,13 @@ pub(in crate::conductor) enum Place {
 /// Name of a connection to both sides before they know each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(in crate::conductor) enum Key {
-    /// Port and namespace of the listener and of the one who connects.
+    /// Namespace and port of the connecting side, and of the listener.
     Tcp([(NamespaceId, u16); 2]),
     /// Inode of the socket that connects.
     Unix(u32),
 }
 
-/// Name of a kernel's socket.
+/// Name of a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub(super) enum End {
     /// Namespace and cookie.
@@ -38,26 +38,27 @@ pub(super) enum End {
 pub(in crate::conductor) struct Held {
     pub namespace: NamespaceId,
     pub wanted: Wanted,
-    /// When it was first heard of.
+    /// Inode of the socket when it was first heard of.
     pub inode: u32,
-    /// Of AF_UNIX: the inode names it, and there are no addresses.
+    /// Set for AF_UNIX: the inode names the socket, and there are no addresses.
     pub unix: bool,
 }
 
-/// The part of a connection that is about the kernel's.
+/// Part of a connection's state that concerns the kernel's connection.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Twin {
     key: Key,
-    /// The place that it was made towards, and the clients that may find it there, by number and serial: as long as it is not claimed.
+    /// Place that the twin was made towards.
     place: Place,
+    /// Clients that may find the twin there as long as it is unclaimed, by number and serial.
     told: Vec<(ClientId, u64)>,
     sides: [Held; 2],
     claimed: bool,
-    /// Its connection is the kernel's alone.
+    /// Set when the connection is the kernel's alone.
     withdrawn: bool,
     /// Sides that go on in the kernel.
     aside: [bool; 2],
-    /// The same, and they have received all: nobody will want them any more.
+    /// Sides that go on in the kernel and have received everything. No process will want them any more.
     over: [bool; 2],
     /// Sides to which no mark comes over the kernel's connection.
     unmarked: [bool; 2],
@@ -68,7 +69,7 @@ pub struct Twin {
 }
 
 impl Twin {
-    /// A twin that nobody has claimed, towards `place`, which these clients were `told` of.
+    /// Makes an unclaimed twin towards `place`, which these clients were `told` of.
     pub(super) fn new(key: Key, place: Place, told: Vec<(ClientId, u64)>, sides: [Held; 2]) -> Self {
         Self {
             key,
@@ -89,27 +90,27 @@ impl Twin {
         &self.key
     }
 
-    /// A side's socket.
+    /// Returns a side's socket.
     pub(super) fn side(&self, side: Side) -> &Held {
         &self.sides[side]
     }
 
-    /// Each side with its socket.
+    /// Iterates over the sides, each with its socket.
     pub(super) fn sides(&self) -> impl Iterator<Item = (Side, &Held)> {
         Side::BOTH.into_iter().zip(&self.sides)
     }
 
-    /// Where a side's socket is.
+    /// Returns the network namespace of a side's socket.
     pub(in crate::conductor) fn namespace(&self, side: Side) -> NamespaceId {
         self.sides[side].namespace
     }
 
-    /// The kernel has agreed to what a side's socket is found by.
+    /// Sets the terms that find a side's socket, to which the kernel has agreed.
     pub(super) fn set_wanted(&mut self, side: Side, wanted: Wanted) {
         self.sides[side].wanted = wanted;
     }
 
-    /// A client speaks for listeners at `place`. Returns whether it may find this twin from now on, and could not before.
+    /// Lets a client that speaks for listeners at `place` find this twin. Returns whether it may from now on, and could not before.
     pub(super) fn tell(&mut self, place: Place, client: (ClientId, u64)) -> bool {
         let is_news = self.place == place && !self.told.contains(&client);
         if is_news {
@@ -118,12 +119,12 @@ impl Twin {
         is_news
     }
 
-    /// Hides it from all clients. Returns those that could find it.
+    /// Hides the twin from all clients. Returns the clients that could find it.
     pub(super) fn take_told(&mut self) -> Vec<(ClientId, u64)> {
         std::mem::take(&mut self.told)
     }
 
-    /// Tells whether its connection is the kernel's alone.
+    /// Tells whether the connection is the kernel's alone.
     pub(super) fn is_withdrawn(&self) -> bool {
         self.withdrawn
     }
@@ -132,49 +133,49 @@ impl Twin {
         self.claimed
     }
 
-    /// The accepting side has an owner, which holds this socket. Returns what it learns if the other side has ended.
+    /// Gives the accepting side an owner, which holds this socket. Returns news for the owner if the other side has ended.
     pub(super) fn claim(&mut self, held: Held) -> Option<u32> {
         (self.claimed, self.sides[Side::Accepting]) = (true, held);
         self.send_end
     }
 
-    /// The connecting side has ended before anybody has claimed the other.
+    /// Notes that the connecting side has ended while the other is unclaimed.
     pub(super) fn detach(&mut self, send_end: u32) {
         self.send_end = Some(send_end);
     }
 
-    /// Its connection is the kernel's alone from now on.
+    /// Leaves the connection to the kernel alone.
     pub(super) fn withdraw(&mut self) {
         self.withdrawn = true;
     }
 
-    /// Whether a process that holds a side's socket may still want the side.
+    /// Tells whether a process that holds a side's socket may still want the side.
     pub(super) fn may_be_wanted(&self, side: Side) -> bool {
         !self.withdrawn && !self.over[side]
     }
 
-    /// A side goes to another client.
+    /// Notes that a side goes to another client.
     pub(super) fn pass(&mut self, side: Side) {
         self.passed[side] = true;
     }
 
-    /// Sockets of sides that several clients have had and that the kernel has for good.
+    /// Iterates over the sockets of sides that several clients have had, and that the kernel has for good.
     pub(super) fn departed(&self) -> impl Iterator<Item = (Side, End)> + '_ {
         let departed = |(side, _): &(Side, &Held)| self.over[*side] && self.passed[*side];
         self.sides().filter(departed).map(|(side, held)| (side, held.end()))
     }
 
-    /// The kernel's sockets whose bytes go by this.
+    /// Iterates over the kernel's sockets whose bytes go by this twin.
     pub(in crate::conductor) fn inodes(&self) -> impl Iterator<Item = u32> + '_ {
         let sides = self.sides.iter().zip(self.aside).filter(|(_, aside)| !aside && !self.withdrawn);
         sides.map(|(held, _)| held.inode).filter(|&inode| inode != 0)
     }
 
-    /// One side goes on in the kernel; `unmarked`: it wants no mark, if it is the first. Returns what it learns of the two
-    /// ([`PEER_LEFT`] and others); none: it cannot, for the two are not both here.
+    /// Lets one side go on in the kernel. `unmarked`: the side wants no mark, if it is the first. Returns facts of the two ([`PEER_LEFT`]
+    /// and others). `None`: the side cannot, because the two are not both here.
     ///
-    /// A mark is taken off once. Of processes that know nothing of each other none could tell whether it was, so a side that several
-    /// have had gets none.
+    /// A mark is taken off once. Processes that know nothing of each other could not tell whether it was. A side that several clients have
+    /// had thus gets none.
     pub(in crate::conductor) fn step_aside(&mut self, side: Side, unmarked: bool) -> Option<u64> {
         if !self.claimed {
             return None;
@@ -194,22 +195,22 @@ impl Twin {
         Some(learnt.into_iter().filter(|(is, _)| *is).fold(0, |all, (_, bit)| all | bit))
     }
 
-    /// The mark has been taken off on a side.
+    /// Notes that the mark has been taken off on a side.
     pub(in crate::conductor) fn mark_taken(&mut self, side: Side) {
         self.unmarked[side] = true;
     }
 
-    /// Whether the flow that starts at a side ends with its going on in the kernel.
+    /// Tells whether the flow that starts at a side ends because the side goes on in the kernel.
     pub(in crate::conductor) fn is_aside(&self, side: Side) -> bool {
         self.aside[side]
     }
 
-    /// A side has received all, and is the kernel's.
+    /// Notes that a side has received everything, and is the kernel's.
     pub(in crate::conductor) fn leave_for_good(&mut self, side: Side) {
         self.over[side] = self.aside[side];
     }
 
-    /// Whether it has.
+    /// Tells whether a side has received everything, and is the kernel's.
     pub(super) fn is_over(&self, side: Side) -> bool {
         self.over[side]
     }
@@ -224,7 +225,7 @@ impl Held {
     }
 }
 
-/// Whether a question is about a socket of AF_UNIX.
+/// Tells whether a question is about a socket of AF_UNIX.
 pub(in crate::conductor) fn is_unix(asked: &TwinRequest) -> bool {
     asked.local.family == Address::FILE.family
 }

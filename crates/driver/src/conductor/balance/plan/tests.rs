@@ -1,13 +1,13 @@
-//! Movers that divide their time by weights, and what payers get of them in the long run.
+//! Model of movers that divide their time by weights, and of the shares of payers in the long run.
 use super::*;
 use proptest::prelude::*;
 
-/// Time that a payer would take in a round, for each of its units; more than there is, if it is never satisfied.
+/// Time that each unit of a payer that is never satisfied would take in a round: more than there is.
 const HUNGRY_UNIT: f64 = 100.0;
 
 struct Model {
     weights: Vec<f64>,
-    /// By unit: payer, mover, demand.
+    /// Payer, mover and demand of each unit.
     units: Vec<(usize, usize, f64)>,
     movers: usize,
     parts: Vec<Vec<f64>>,
@@ -15,7 +15,7 @@ struct Model {
 }
 
 impl Model {
-    /// Each mover divides a round among its payers; what each unit got, and how busy each mover was.
+    /// Divides a round of each mover among its payers. Returns the time of each unit, and the load of each mover.
     fn round(&self) -> (Vec<f64>, Vec<f64>) {
         let (mut got, mut busy) = (vec![0.0; self.units.len()], vec![0.0; self.movers]);
         for (mover, busy) in busy.iter_mut().enumerate() {
@@ -49,7 +49,7 @@ impl Model {
         (got, busy)
     }
 
-    /// One round and what is done about it. Returns what each payer got, and how many units went.
+    /// Runs one round, and balances. Returns the time of each payer, and the number of units that moved.
     fn run(&mut self) -> (Vec<f64>, usize) {
         let (got, busy) = self.round();
         let units = self.units.iter().zip(&got);
@@ -80,7 +80,7 @@ impl Model {
         Self { weights, units, movers, parts, lags: Lags::default() }
     }
 
-    /// What each payer gets a round, in the long run; and units that went in the last rounds.
+    /// Returns the mean time of each payer in a round, in the long run, and the number of units that moved.
     fn long_run(&mut self) -> (Vec<f64>, usize) {
         let (mut sums, mut went) = (vec![0.0; self.weights.len()], 0);
         (0..100).for_each(|_| drop(self.run()));
@@ -96,7 +96,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Whatever mover its clients are on at first, and however many things it has, a payer gets its share of all movers.
+    /// A payer gets its share of all movers, whatever mover its clients are on at first, and however many units it has.
     #[test]
     fn shares_do_not_depend_on_where_clients_are(
         movers in 2..4usize,
@@ -120,7 +120,7 @@ proptest! {
     }
 }
 
-/// Three that weigh the same on two movers, with one thing each: no place is fair, so they take turns.
+/// Three payers of equal weight on two movers, with one unit each: no place is fair, so they take turns.
 #[test]
 fn three_on_two_movers_take_turns() {
     let units = vec![(0, 0, HUNGRY_UNIT), (1, 0, HUNGRY_UNIT), (2, 1, HUNGRY_UNIT)];
