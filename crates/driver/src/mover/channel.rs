@@ -10,42 +10,43 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Events of one channel that may wait for room: one for each socket, and as many answers as a request
-/// ring holds requests. Who lets more come together does not read, and is cut off.
+/// Most events of one channel that wait for room: one for each socket, and as many answers as a request ring holds requests. A client with
+/// more does not read, and is cut off.
 const EVENTS_WAITING_MAX: usize = SOCKETS_MAX + REQUEST_RING_ENTRIES as usize;
 
-/// A stream that grows by less than this between two looks is left alone for [`REST`]: each look takes a cache line from the
-/// sender that writes it, and each piece that is delivered one from the receiver. (Measured, docs/results/experiments.md.)
+/// Growth between two looks below which a stream is left alone for [`REST`]. Each look takes a cache line from the sender that writes it.
+/// Each piece that is delivered takes one from the receiver. (Measured, docs/results/experiments.md.)
 const PIECE_BYTES: u64 = 16 << 10;
-/// See [`PIECE_BYTES`]. The last bytes of a stream come later by at most this.
+/// Rest of a stream: see [`PIECE_BYTES`]. The last bytes of a stream are late by at most this time.
 const REST: Duration = Duration::from_micros(6);
-/// Turns in a row in which a send has grown that make a stream. Who waits for an answer after each send makes none.
+/// Turns in a row with a growing send that make a stream. A client that waits for an answer after each send makes none.
 const STREAM_TURNS: u32 = 4;
 
-/// Request ring, event ring, and how to wake and be woken.
+/// Request ring and event ring, with the means to wake and to be woken.
 #[derive(Debug)]
 pub struct Channel {
     requests: Requests,
-    /// The send that was taken last, until something comes after it: the client may let it grow.
+    /// Last send taken, until another request follows: the client may let it grow.
     open: Option<Request>,
-    /// Bytes that it has grown by in the present turn.
+    /// Bytes by which the send has grown in the present turn.
     grown: u64,
-    /// Bytes of requests taken, and as many for each request as it costs, since [`Self::take_cost`].
+    /// Cost in bytes since [`Self::take_cost`]: the bytes of requests taken, and a cost for each request.
     cost: u64,
-    /// Turns in a row in which it grew by little, and until when the channel is left alone.
+    /// Turns in a row in which the send grew by little.
     growths: u32,
+    /// Time until which the channel is left alone.
     rest_until: Duration,
     events: Events,
     /// Events that did not fit, in order; at most [`EVENTS_WAITING_MAX`].
     waiting: VecDeque<Event>,
     waker: Waker,
     doorbell: OwnedFd,
-    /// Tells whether the mover's epoll watches the doorbell. It could not be added where this is false.
+    /// Set if the mover's epoll watches the doorbell. False if the doorbell could not be added.
     is_heard: bool,
     pipe: Option<OwnedFd>,
-    /// Tells whether the mover looks at it: then `need_wakeup` is 0, and the scheduler has it.
+    /// Set while the mover looks at the channel: then `need_wakeup` is 0, and the scheduler has it.
     active: bool,
-    /// Tells whether events are written and not published: then the outbox has it.
+    /// Set while events are written and not published: then the outbox has the channel.
     dirty: bool,
     quiet_turns: u32,
 }
@@ -54,19 +55,22 @@ pub struct Channel {
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChannelState {
-    /// What the client rings, and what it is woken by beside.
+    /// Eventfd that the client rings.
     doorbell: Fd,
+    /// Wake pipe of the client.
     pipe: Option<Fd>,
-    /// Requests read, and events written.
+    /// Number of requests read.
     read: u64,
+    /// Number of events written.
     written: u64,
-    /// The send that may still grow, and events that wait for room, as bytes.
+    /// Send that may still grow, as bytes.
     open: Option<Vec<u8>>,
+    /// Events that wait for room, as bytes.
     waiting: Vec<Vec<u8>>,
 }
 
 impl Channel {
-    /// State that another driver goes on with.
+    /// Returns the state that another driver goes on with.
     ///
     /// # Errors
     /// The hindrance.
@@ -84,7 +88,7 @@ impl Channel {
         })
     }
 
-    /// Goes on with what another driver has given, in the client's memory.
+    /// Takes over state that another driver has given, in the client's memory.
     ///
     /// # Errors
     /// The fault in it.
@@ -111,7 +115,7 @@ impl Channel {
         Ok(Self { open: open.flatten(), waiting, pipe, ..fresh })
     }
 
-    /// A channel that is not looked at yet. `is_heard` tells whether the mover watches its doorbell.
+    /// Makes a channel that is not looked at yet. `is_heard`: the mover watches its doorbell.
     pub fn new(requests: Requests, events: Events, doorbell: OwnedFd, is_heard: bool) -> Self {
         Self {
             requests,
@@ -132,12 +136,12 @@ impl Channel {
         }
     }
 
-    /// Returns what the client rings while the mover does not look.
+    /// Returns the eventfd that the client rings while the mover does not look.
     pub fn doorbell(&self) -> &OwnedFd {
         &self.doorbell
     }
 
-    /// Returns whether somebody watches the doorbell. A channel that nobody hears has to be looked at.
+    /// Returns whether the mover watches the doorbell. A channel without a watched doorbell has to be looked at.
     pub fn is_heard(&self) -> bool {
         self.is_heard
     }
@@ -147,7 +151,7 @@ impl Channel {
         self.is_heard = is_heard;
     }
 
-    /// Takes the pipe of its reader, and wakes it: it may have known of the pipe before, and have been woken without.
+    /// Sets the wake pipe of the reader, and wakes the reader. A reader that knew of the pipe before may have missed a wake-up.
     pub fn set_pipe(&mut self, pipe: Option<OwnedFd>) {
         self.pipe = pipe;
         self.ring_pipe();
@@ -159,15 +163,15 @@ impl Channel {
         !std::mem::replace(&mut self.active, true)
     }
 
-    /// Ends being looked at unless requests have come, and says whether it did. To be called after `need_wakeup` was set and a
-    /// fence: of a request that comes later its client rings.
+    /// Ends being looked at unless requests have come. Returns whether it did. The caller has set `need_wakeup` and made a fence: the
+    /// client rings for a later request.
     pub fn look_away(&mut self) -> bool {
         self.quiet_turns = 0;
         self.active = self.has_requests();
         !self.active
     }
 
-    /// Ends being looked at by a mover that gives it to another, whatever has come.
+    /// Ends being looked at, whatever has come: the mover gives the channel to another.
     pub fn leave(&mut self) {
         self.active = false;
     }
@@ -188,24 +192,24 @@ impl Channel {
         !std::mem::replace(&mut self.dirty, true)
     }
 
-    /// Returns whether events wait for room. As long as they do, the outbox has the channel among the overflowing.
+    /// Returns whether events wait for room. The outbox then has the channel among the overflowing.
     pub fn is_overflowing(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether there are requests; for spinning.
+    /// Tells whether there are requests; for spinning.
     pub fn has_requests(&self) -> bool {
         self.requests.cells().producer_beyond(self.requests.position())
             || self.open.is_some_and(|open| self.requests.last_word() != open.numbers().1)
     }
 
-    /// Copies the next request out, or what the last send has grown by, as a send of its own. The latter at most once in a turn
-    /// unless other requests follow.
+    /// Copies the next request out. Growth of the last send comes as a send of its own, at most once in a turn unless other requests
+    /// follow.
     ///
     /// # Errors
-    /// If the client broke the protocol.
+    /// The client broke the protocol.
     pub fn next_request(&mut self) -> Result<Option<Request>, Violation> {
-        // Before the look at the last one's word, which does not change any more once there are others.
+        // Order matters: the last send's word does not change any more once other requests follow.
         let more = self.requests.available().map_err(|_| Violation::RequestRing)? > 0;
         if let (Some(open), true) = (&mut self.open, more || self.grown == 0) {
             let word = self.requests.last_word();
@@ -223,30 +227,30 @@ impl Channel {
             return Ok(None);
         };
         if request.operation == Operation::Send as u8 {
-            // With what it has grown by since it was published.
+            // The send includes its growth since it was published.
             request = request.with_numbers(request.numbers().0, self.requests.last_word());
             self.open = Some(request);
         }
         Ok(Some(request))
     }
 
-    /// What it has cost so much more.
+    /// Adds to the cost of the channel.
     #[inline]
     pub fn add_cost(&mut self, bytes: u64) {
         self.cost += bytes;
     }
 
-    /// What it has cost since the last time.
+    /// Returns the cost since the last call.
     pub fn take_cost(&mut self) -> u64 {
         std::mem::take(&mut self.cost)
     }
 
-    /// Whether a stream is left alone for a while.
+    /// Tells whether a stream is left alone for a while.
     pub fn rests(&self, now: impl FnOnce() -> Duration) -> bool {
         !self.rest_until.is_zero() && self.rest_until > now()
     }
 
-    /// Ends a turn in which `taken` requests were taken: gives their places back, but for that of a send that may grow.
+    /// Ends a turn in which `taken` requests were taken: gives their places back, except that of a send that may grow.
     pub fn end_turn(&mut self, taken: usize, now: Duration) {
         let grown = std::mem::take(&mut self.grown);
         self.growths = if taken == 1 && (1..PIECE_BYTES).contains(&grown) { self.growths + 1 } else { 0 };
@@ -258,10 +262,10 @@ impl Channel {
         }
     }
 
-    /// Writes an event, or keeps it until there is room. Says whether it is the first that waits.
+    /// Writes an event, or keeps it until there is room. Returns whether it is the first that waits.
     ///
     /// # Errors
-    /// If the client broke the protocol.
+    /// The client broke the protocol.
     pub fn post(&mut self, event: Event) -> Result<bool, Violation> {
         let overflows = self.is_overflowing();
         if !overflows && self.events.write(event).map_err(|_| Violation::EventRing)? {
@@ -274,10 +278,10 @@ impl Channel {
         Ok(!overflows)
     }
 
-    /// Writes events that wait, as far as there is room by now. Says whether any was written.
+    /// Writes events that wait, as far as there is room by now. Returns whether any was written.
     ///
     /// # Errors
-    /// If the client broke the protocol.
+    /// The client broke the protocol.
     pub fn retry(&mut self) -> Result<bool, Violation> {
         let mut moved = false;
         while let Some(&event) = self.waiting.front() {
@@ -290,7 +294,7 @@ impl Channel {
         Ok(moved)
     }
 
-    /// Publishes what was written and wakes the reader if it asks for that.
+    /// Publishes the events written, and wakes the reader if it asks for that.
     pub fn publish(&mut self, memory: &ClientMemory, index: usize) {
         self.dirty = false;
         let produced = self.events.publish();
@@ -299,16 +303,16 @@ impl Channel {
         }
     }
 
-    /// Wakes who waits for the pipe, if there is one.
+    /// Wakes a reader that waits for the wake pipe, if there is one.
     fn ring_pipe(&self) {
         if let Some(pipe) = &self.pipe {
-            // Our end does not block; a full pipe is readable already.
+            // The driver's end does not block; a full pipe is readable already.
             let _ = rustix::io::write(pipe, &[1]);
         }
     }
 }
 
-/// Takes note of a send's new word. Returns the send of what it has grown by.
+/// Records a send's new word. Returns the growth as a send.
 fn grow(open: &mut Request, word: u64) -> Result<Request, Violation> {
     let (first, known) = (open.span(), open.sends());
     *open = open.with_numbers(open.numbers().0, word);

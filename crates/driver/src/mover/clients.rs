@@ -42,37 +42,37 @@ impl Clients {
         self.get_mut(id)?.channel(channel)
     }
 
-    /// The socket of this name, if it is the present one of its slot.
+    /// Returns the socket of this name, if it is the present one of its slot.
     #[inline]
     pub fn socket(&self, id: ClientId, socket: SocketId) -> Option<Socket> {
         let known = self.get(id)?.sockets.get(Slot::of(socket).index()).copied();
         known.filter(|s| s.generation != 0 && s.generation == socket.generation())
     }
 
-    /// What is known of a slot; made now unless the client is being removed.
+    /// Returns the state of a slot. Makes it if there is none, unless the client is being removed.
     pub fn socket_mut(&mut self, id: ClientId, slot: Slot) -> Option<&mut Socket> {
         let client = self.get_mut(id)?;
         if client.sockets.len() <= slot.index() {
             if client.removing {
-                return None; // it was done with before
+                return None; // the slot was done with before
             }
             client.sockets.resize(slot.index() + 1, Socket::default());
         }
         Some(&mut client.sockets[slot.index()])
     }
 
-    /// Each, with its number.
+    /// Iterates over all clients, with their numbers.
     pub fn with_ids(&mut self) -> impl Iterator<Item = (ClientId, &mut Client)> {
         let places = self.0.iter_mut().enumerate();
         places.filter_map(|(at, client)| Some((ClientId::at(at), client.as_mut()?)))
     }
 
-    /// Takes one out.
+    /// Takes a client out.
     pub fn take(&mut self, id: ClientId) -> Option<Client> {
         self.0.get_mut(id.index())?.take()
     }
 
-    /// Who pays for what a client sends.
+    /// Returns the payer of a client's sends.
     #[inline]
     pub fn payer(&self, id: ClientId) -> PayerId {
         self.get(id).map_or(NOBODY, |client| client.payer)
@@ -92,14 +92,14 @@ pub struct Client {
     cut_off: bool,
 }
 
-/// What a mover knows of a client's slot.
+/// State of a client's slot at a mover.
 #[derive(Clone, Copy, Default)]
 pub struct Socket {
-    /// 0: none.
+    /// Generation of the socket; 0 if there is none.
     pub generation: u16,
     pub channel: u8,
     pub outgoing: Option<FlowId>,
-    /// The flow that has sends of this socket's, also after it was closed.
+    /// Flow with sends of the socket, also after the socket was closed.
     pub sends: Option<FlowId>,
     pub incoming: Option<(MoverId, FlowId)>,
 }
@@ -124,7 +124,7 @@ impl Client {
         self.payer
     }
 
-    /// Is another payer's from now on. Returns the former.
+    /// Changes the payer. Returns the former one.
     pub fn replace_payer(&mut self, payer: PayerId) -> PayerId {
         std::mem::replace(&mut self.payer, payer)
     }
@@ -138,17 +138,17 @@ impl Client {
         &mut self.files
     }
 
-    /// Its files, and what pays for them.
-    /// Has its memory from now on lie on this node, if it matters.
+    /// Places further memory of the client on this node, if nodes matter.
     pub fn set_near(&self, node: Option<u32>) {
         self.account.set_near(node);
     }
 
+    /// Returns its files, and the account that pays for them.
     pub fn files_and_account(&mut self) -> (&mut Files, &Arc<Account>) {
         (&mut self.files, &self.account)
     }
 
-    /// Its files, and where it is told of them.
+    /// Returns its files, and the memory in which it is told of them.
     pub fn files_and_memory(&mut self) -> (&mut Files, &Arc<ClientMemory>) {
         (&mut self.files, &self.memory)
     }
@@ -162,33 +162,33 @@ impl Client {
         self.channels.get_mut(index)?.as_mut()
     }
 
-    /// A channel, and where its reader is told of it.
+    /// Returns a channel, and the memory in which its reader is told of it.
     #[inline]
     pub fn channel_and_memory(&mut self, index: usize) -> Option<(&mut Channel, &ClientMemory)> {
         Some((self.channels.get_mut(index)?.as_mut()?, &self.memory))
     }
 
-    /// Numbers of its channels are below this.
+    /// Returns a number above those of all its channels.
     pub fn channels_end(&self) -> usize {
         self.channels.len()
     }
 
-    /// Its channels, which it has no more.
+    /// Takes all its channels out.
     pub fn take_channels(&mut self) -> impl Iterator<Item = Channel> + '_ {
         self.channels.drain(..).flatten()
     }
 
-    /// The same client as another mover knows it, without sockets and channels of its own.
+    /// Returns the client as another mover knows it, without sockets and channels.
     pub fn copy(&self, payer: PayerId) -> Self {
         Self { regions: self.regions.clone(), ..Self::new(payer, &self.account, &self.memory) }
     }
 
-    /// Whether it may be known to several movers, or go to another: it lives, and passes no files.
+    /// Tells whether several movers may know the client, or another may take it: the client lives, and passes no files.
     pub fn is_mobile(&self) -> bool {
         !self.removing && !self.cut_off && !self.files.has_socket()
     }
 
-    /// Numbers of its channels.
+    /// Iterates over the numbers of its channels.
     pub fn channels(&self) -> impl Iterator<Item = usize> + '_ {
         self.channels.iter().enumerate().filter_map(|(at, channel)| channel.as_ref().map(|_| at))
     }
@@ -198,7 +198,7 @@ impl Client {
         self.channels.get_mut(index)?.take()
     }
 
-    /// What is known of its slots.
+    /// Iterates over its slots.
     pub fn slots(&self) -> impl Iterator<Item = (Slot, &Socket)> {
         self.sockets.iter().enumerate().map(|(at, socket)| (Slot::at(at), socket))
     }
@@ -207,19 +207,19 @@ impl Client {
         put(&mut self.regions, index, map);
     }
 
-    /// A region of whose spans it may send.
+    /// Returns a send region.
     #[inline]
     pub fn region(&self, index: usize) -> Option<&Arc<Mapping>> {
         self.regions.get(index)?.as_ref()
     }
 
-    /// What is known of a slot.
+    /// Returns the state of a slot.
     #[inline]
     pub fn slot(&self, slot: Slot) -> Option<&Socket> {
         self.sockets.get(slot.index())
     }
 
-    /// It is to be forgotten as soon as nothing needs it.
+    /// Marks the client as to be forgotten as soon as nothing needs it.
     pub fn begin_removal(&mut self) {
         self.removing = true;
     }
@@ -228,17 +228,17 @@ impl Client {
         self.removing
     }
 
-    /// The last of the slots that are not done with.
+    /// Returns the last of the slots that are not done with.
     pub fn last_slot(&self) -> Option<&Socket> {
         self.sockets.last()
     }
 
-    /// That one is done with.
+    /// Drops the last slot, which is done with.
     pub fn pop_slot(&mut self) {
         self.sockets.pop();
     }
 
-    /// It has broken the protocol. Says whether that was known.
+    /// Records that the client has broken the protocol. Returns whether that was known.
     pub fn cut_off(&mut self) -> bool {
         std::mem::replace(&mut self.cut_off, true)
     }

@@ -1,4 +1,4 @@
-//! What the conductor tells a mover to do.
+//! Commands of the conductor to a mover.
 use super::channel::Channel;
 use super::clients::{Client, Socket};
 use super::flows::Place;
@@ -12,7 +12,7 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a ring is idle before it is given back when memory is short.
+/// Time for which a ring is idle before it is given back when memory is short.
 const RING_IDLE_SHORT: Duration = Duration::from_millis(5);
 
 impl Mover {
@@ -28,8 +28,7 @@ impl Mover {
         true
     }
 
-    /// Does what a command says. By a reference: a copy of it would wait until the pieces that it has just been made of
-    /// have reached the cache.
+    /// Carries out a command. Takes a reference: a copy would wait until the stores that have just made the command have reached the cache.
     pub fn carry_out(&mut self, command: &mut ToMover) {
         match *command {
             ToMover::AddClient { client, payer, ref account, ref memory } => {
@@ -95,7 +94,7 @@ impl Mover {
                 self.flows.add(new);
             }
             ToMover::Show { flow, ref mut showing } => {
-                // One that is over, or has not begun, has nothing to show.
+                // A flow that is over, or has not begun, has nothing to show.
                 let is_there = !matches!(self.flows.place(flow), Place::Free);
                 self.mirrors.set(self.outbox.own(), flow, showing.take().filter(|_| is_there));
             }
@@ -181,8 +180,8 @@ impl Mover {
         }
     }
 
-    /// The source of a flow learns that its peer receives elsewhere; the peer is told what still comes here. `known`: the source of
-    /// a flow that is over. It sends nothing more, and tells by its word that a mark may lie in the kernel.
+    /// Tells the source of a flow that its peer receives elsewhere, and tells the peer how much still comes here. `known`: the source of a
+    /// flow that is over. The source then sends nothing more, and knows by its word that a mark may lie in the kernel.
     fn say_elsewhere(&mut self, id: FlowId, known: Option<&Endpoint>, asker: Asking, event: Event) {
         let known =
             known.filter(|end| self.clients.socket(end.client, end.slot.socket(end.generation)).is_some());
@@ -209,7 +208,7 @@ impl Mover {
         }
     }
 
-    /// Both ends of a flow look again.
+    /// Has both ends of a flow look again.
     pub(super) fn kick(&mut self, id: FlowId, mover: MoverId) {
         if mover != self.outbox.own() {
             self.outbox.tell_mover(mover, ToMover::Kick { flow: id });
@@ -242,7 +241,7 @@ impl Mover {
         }
     }
 
-    /// Wakes who waits for connections; the conductor has published how many there are.
+    /// Wakes clients that wait for connections. The conductor has published the number of connections.
     pub(super) fn announce_backlog(&mut self, client: ClientId, slot: Slot, count: u64) {
         let Some(state) = self.clients.get(client) else { return };
         Waker::default().wake(&state.memory().recv_wait(slot), count);

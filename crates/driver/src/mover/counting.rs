@@ -1,4 +1,4 @@
-//! What has been moved, for whom: in the lines of the counter region that are this mover's.
+//! Counts of moved bytes and messages, in this mover's lines of the counter region.
 use super::flow::{Flow, Moved};
 use crate::ids::{FlowId, MoverId};
 use crate::messages::{Endpoint, NewFlow};
@@ -7,13 +7,13 @@ use pd_abi::counters::{ClientCounters, FlowCounters, Shape};
 use pd_shm::counters::{CLIENT_WORDS, FLOW_WORDS};
 use std::mem::offset_of;
 
-/// A flow begins: lines for it and for both of its clients.
+/// Opens lines for a flow that begins, and for both of its clients.
 pub fn open(metrics: &Metrics, mover: MoverId, flow: &NewFlow) {
     open_clients(metrics, mover, [&flow.source, &flow.destination]);
     open_flow(metrics, flow.id, flow.serial);
 }
 
-/// A line for a flow of the connection with this serial.
+/// Opens a line for a flow of the connection with this serial.
 pub fn open_flow(metrics: &Metrics, flow: FlowId, serial: u64) {
     let region = metrics.region();
     if let Some(at) = flow_line(region.shape(), flow) {
@@ -21,7 +21,7 @@ pub fn open_flow(metrics: &Metrics, flow: FlowId, serial: u64) {
     }
 }
 
-/// Lines for the clients of a flow.
+/// Opens lines for the clients of a flow.
 pub fn open_clients(metrics: &Metrics, mover: MoverId, ends: [&Endpoint; 2]) {
     let region = metrics.region();
     for end in ends {
@@ -33,7 +33,7 @@ pub fn open_clients(metrics: &Metrics, mover: MoverId, ends: [&Endpoint; 2]) {
     }
 }
 
-/// Counts what a flow has moved.
+/// Counts the bytes and messages that a flow has moved.
 pub fn count(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
     if *moved == Moved::default() {
         return;
@@ -46,8 +46,8 @@ pub fn count(metrics: &Metrics, mover: MoverId, flow: &Flow, moved: &Moved) {
     count_in_lines(metrics, mover, flow, moved);
 }
 
-/// Counts what the source of a direct flow says that it has sent: like what was delivered in the lines of the flow
-/// and of its clients, by itself in the sum.
+/// Counts the bytes and messages that the source of a direct flow claims to have sent. Both count as delivered in the lines of the flow and
+/// of its clients, and separately in the sum.
 pub fn count_reported(metrics: &Metrics, mover: MoverId, flow: &Flow, bytes: u64, messages: u64) {
     metrics.bytes_reported.add(bytes);
     metrics.messages_reported.add(messages);

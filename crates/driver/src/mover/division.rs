@@ -1,41 +1,43 @@
-//! How much of the caches the receive rings of each payer may take: a share by its weight, which its rings divide among
-//! themselves. Many flows of one payer make the rings of others no smaller.
+//! Division of the caches among receive rings. Each payer has a share by its weight, which its rings divide among themselves. Many flows of
+//! one payer make the rings of others no smaller.
 use super::fit::Shares;
 use super::scheduler::{PayerId, Scheduler};
 
-/// Receive rings of this much in all stay in the caches that copies go through; the more flows there are, the
-/// smaller are their rings...
+/// Bytes of all receive rings together that stay in the caches through which copies go. The more flows there are, the smaller are their
+/// rings.
 pub const RINGS_BYTES: u64 = 4 << 20;
-/// ...down to this.
+/// Smallest share of a ring.
 const RING_BYTES_BUSY: u64 = 16 << 10;
-/// What is left, at each tick, of a number of rings that there are no longer. Short connections have rings for moments: sizes by
-/// the number at each would be all there are, in new memory.
+/// Part of a former number of rings that still counts after a tick. Short connections have rings for moments. Sizes by the number at each
+/// moment would take all values, each in new memory.
 const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Division {
     parts: Vec<Part>,
-    /// Weights of payers with rings, and of those with busy flows.
+    /// Sum of the weights of payers with rings.
     with_rings: u64,
+    /// Sum of the weights of payers with busy flows.
     with_busy: u64,
 }
 
 #[derive(Debug, Default)]
 struct Part {
-    /// Receive rings that its flows have or have asked for.
+    /// Receive rings that the payer's flows have or have asked for.
     rings: u64,
-    /// The most of them of late.
+    /// Highest number of them of late.
     peak: u64,
-    /// Flows that were busy from the last tick but one to the last, and those found so since.
+    /// Flows that were busy from the last tick but one to the last.
     busy: u64,
+    /// Flows found busy since the last tick.
     busy_now: u64,
-    /// Its parts of the two sums.
+    /// The payer's parts of the two sums.
     weights: (u64, u64),
 }
 
 impl Division {
-    /// One more ring of the payer's, who holds it until [`Self::give`]. Returns the bytes that it may have.
+    /// Counts one more ring of the payer, which the scheduler holds until [`Self::give`]. Returns the bytes that the ring may have.
     pub fn take(&mut self, scheduler: &mut Scheduler, payer: PayerId) -> u64 {
         scheduler.hold(payer);
         if self.parts.len() <= payer as usize {
@@ -51,13 +53,13 @@ impl Division {
         (RINGS_BYTES * part.weights.0 / self.with_rings / part.peak).max(RING_BYTES_BUSY)
     }
 
-    /// One ring less.
+    /// Counts one ring less.
     pub fn give(&mut self, scheduler: &mut Scheduler, payer: PayerId) {
         self.parts[payer as usize].rings -= 1;
         scheduler.let_go(payer);
     }
 
-    /// At each tick, before flows are looked at.
+    /// Updates the sums at each tick, before flows are looked at.
     pub fn tick(&mut self, scheduler: &Scheduler) {
         (self.with_rings, self.with_busy) = (0, 0);
         for (payer, part) in self.parts.iter_mut().enumerate() {
@@ -70,7 +72,7 @@ impl Division {
         }
     }
 
-    /// What each of the payer's rings may have.
+    /// Returns the bytes that each of the payer's rings may have.
     pub fn shares(&self, payer: PayerId) -> Shares {
         let part = &self.parts[payer as usize];
         let of = |weight: u64, all: u64| RINGS_BYTES * weight / all.max(1);
@@ -78,23 +80,23 @@ impl Division {
         Shares::new((of(part.weights.0, self.with_rings), part.peak), (busy, part.busy))
     }
 
-    /// A flow of the payer's was busy since the last tick.
+    /// Records that a flow of the payer was busy since the last tick.
     pub fn note_busy(&mut self, payer: PayerId) {
         self.parts[payer as usize].busy_now += 1;
     }
 
-    /// Whether rings that there are no longer are still counted.
+    /// Tells whether former rings still count.
     pub fn remembers(&self) -> bool {
         self.parts.iter().any(|part| part.peak > part.rings)
     }
 
-    /// As if so many flows of each payer with rings had been busy.
+    /// Pretends that `flows` flows of each payer with rings were busy.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn pretend_busy(&mut self, flows: u64) {
         self.parts.iter_mut().filter(|part| part.rings > 0).for_each(|part| part.busy_now = flows);
     }
 
-    /// Rings in all, and the most of them of late.
+    /// Returns the number of rings, and the highest number of late.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn rings(&self) -> (u64, u64) {
         self.parts.iter().fold((0, 0), |sum, part| (sum.0 + part.rings, sum.1 + part.peak))
@@ -126,7 +128,7 @@ mod tests {
         scheduler.set_weight(TenantId::new(0), 3);
         division.note_busy(two);
         division.tick(&scheduler);
-        // Equal weights, whatever they are; one of them is busy.
+        // Weights are equal, whatever they are. One of the payers is busy.
         let same = Shares::new((RINGS_BYTES / 2, 1), (RINGS_BYTES, 1));
         assert_eq!(format!("{:?}", division.shares(two)), format!("{same:?}"));
         (0..303).for_each(|_| division.give(&mut scheduler, one));

@@ -1,4 +1,4 @@
-//! How a mover is rung: by clients, by its mailbox, and by whatever else its thread waits for.
+//! Doorbells of a mover: those of clients, of its mailbox, and of other descriptors that its thread waits for.
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use rustix::event::epoll;
@@ -10,7 +10,7 @@ use std::time::Duration;
 const TOKEN_INBOX: u64 = u64::MAX;
 const TOKEN_EXTRA: u64 = u64::MAX - 1;
 
-/// Space for what one wait finds.
+/// Space for the events of one wait.
 pub type Space = [MaybeUninit<epoll::Event>; 64];
 
 /// See the module.
@@ -20,18 +20,18 @@ pub struct Doorbells {
     sleeps: u32,
 }
 
-/// Who rang.
+/// Doorbell that rang.
 pub enum Rung {
     Channel(ClientId, usize),
-    /// Something else, which is looked at anyway.
+    /// Another descriptor, which is looked at anyway.
     Other,
 }
 
 impl Doorbells {
-    /// With the descriptor of a mailbox.
+    /// Makes the doorbells, with the descriptor of a mailbox.
     ///
     /// # Errors
-    /// Those of `epoll`.
+    /// Errors of `epoll`.
     pub fn new(inbox: impl AsFd) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -39,35 +39,35 @@ impl Doorbells {
         Ok(Self { epoll, watched: false, sleeps: 0 })
     }
 
-    /// Another descriptor: see [`Self::take_watched`].
+    /// Watches another descriptor: see [`Self::take_watched`].
     ///
     /// # Errors
-    /// Those of `epoll_ctl`.
+    /// Errors of `epoll_ctl`.
     pub fn watch(&self, fd: impl AsFd) -> rustix::io::Result<()> {
         epoll::add(&self.epoll, fd, epoll::EventData::new_u64(TOKEN_EXTRA), epoll::EventFlags::IN)
     }
 
-    /// Whether that one has become readable since the last call.
+    /// Tells whether that descriptor has become readable since the last call.
     pub fn take_watched(&mut self) -> bool {
         std::mem::take(&mut self.watched)
     }
 
-    /// A channel's doorbell.
+    /// Adds a channel's doorbell.
     ///
     /// # Errors
-    /// Those of `epoll_ctl`.
+    /// Errors of `epoll_ctl`.
     pub fn add(&self, client: ClientId, channel: usize, doorbell: impl AsFd) -> rustix::io::Result<()> {
         may(Call::Watch)?;
         let data = epoll::EventData::new_u64(u64::from(client.get()) << 32 | channel as u64);
         epoll::add(&self.epoll, doorbell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
     }
 
-    /// It is heard no more: the client's end may live on in another process.
+    /// Removes a doorbell: the client's end may live on in another process.
     pub fn remove(&self, doorbell: impl AsFd) {
         let _ = epoll::delete(&self.epoll, doorbell);
     }
 
-    /// Waits in the kernel. Returns what has rung, for [`Self::hear`].
+    /// Waits in the kernel. Returns the events, for [`Self::hear`].
     pub fn wait<'a>(&self, space: &'a mut Space, timeout: Option<Duration>) -> &'a [epoll::Event] {
         let timeout =
             timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
@@ -78,13 +78,13 @@ impl Doorbells {
         }
     }
 
-    /// Whether anybody has rung.
+    /// Tells whether a doorbell has rung.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn is_rung(&self) -> bool {
         crate::simulation::kernel::is_readable(&self.epoll)
     }
 
-    /// Who rang.
+    /// Returns the doorbell that rang.
     pub fn hear(&mut self, event: &epoll::Event) -> Rung {
         match event.data.u64() {
             TOKEN_INBOX => Rung::Other,
@@ -96,29 +96,28 @@ impl Doorbells {
         }
     }
 
-    /// Numbers of sleeps are beyond those of another mover from now on: one of its channels comes here, whose client may have
-    /// rung for any of them.
+    /// Numbers further sleeps beyond those of another mover. One of its channels comes here, and the client may have rung for any of them.
     pub fn number_beyond(&mut self, other: &Self) {
         self.sleeps = self.sleeps.max(other.sleeps);
     }
 
-    /// Sleeps that had numbers, and those of a driver that was taken over.
+    /// Returns the highest number of a sleep, also of a driver that was taken over.
     pub fn sleeps(&self) -> u32 {
         self.sleeps
     }
 
-    /// Numbers of sleeps are beyond these from now on.
+    /// Numbers further sleeps beyond these.
     pub fn number_beyond_these(&mut self, sleeps: u32) {
         self.sleeps = self.sleeps.max(sleeps);
     }
 
-    /// As if so many sleeps had had numbers.
+    /// Pretends that sleeps have had numbers up to `times`.
     #[cfg(test)]
     pub fn pretend_slept(&mut self, times: u32) {
         self.sleeps = times;
     }
 
-    /// A number for the sleep that begins, which clients ring for once: not 0, and not the last one.
+    /// Returns a number for the sleep that begins, for which clients ring once. The number is not 0, and not the last one.
     pub fn number_sleep(&mut self) -> u32 {
         self.sleeps = self.sleeps.wrapping_add(1).max(1);
         self.sleeps

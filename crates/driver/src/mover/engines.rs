@@ -1,4 +1,4 @@
-//! A mover's engines: the one chosen, and `cpu` for what it fails to do.
+//! A mover's engines: the one chosen, and `cpu` for commands at which that one fails.
 use crate::metrics::Metrics;
 use crate::StartError;
 use pd_abi::{Command, CommandStatus, CommandType};
@@ -6,7 +6,7 @@ use pd_engine::{Cpu, Engine, QueuePair};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Commands that one flow may write in its turn, and completions that are taken at a time.
+/// Most commands that one flow writes in its turn, and most completions that are taken at a time.
 pub const COMMANDS_PER_TURN: usize = 128;
 /// Failures in a row after which an engine is not used any more.
 const FAILURES_MAX: u32 = 16;
@@ -15,15 +15,15 @@ pub struct Engines {
     chosen: Box<dyn QueuePair>,
     cpu: Box<dyn QueuePair>,
     name: &'static str,
-    /// It is `cpu`.
+    /// Set if the chosen engine is `cpu`.
     own: bool,
     chunk_bytes_max: u32,
     /// Commands that the submission queue had no room for.
     backlog: VecDeque<Command>,
     redone: Vec<Command>,
-    /// What the flow writes that has its turn.
+    /// Commands of the flow that has its turn.
     batch: Vec<Command>,
-    /// What was reaped last.
+    /// Completions reaped last.
     completions: Vec<Command>,
     failures: u32,
     quarantined: bool,
@@ -54,8 +54,8 @@ impl Engines {
         self.chunk_bytes_max
     }
 
-    /// Tells whether the mover's own core copies. It may as well do so without commands, in a flow that has none under way, and
-    /// read files: what another engine is there for is not its to do.
+    /// Tells whether the mover's own core copies. The core may then copy without commands in a flow that has none under way, and read
+    /// files. With another engine such work is not the core's.
     pub fn is_own_core(&self) -> bool {
         self.own
     }
@@ -64,24 +64,24 @@ impl Engines {
         self.chosen.in_flight() + self.cpu.in_flight() + self.backlog.len()
     }
 
-    /// Whether commands wait for room in a submission queue.
+    /// Tells whether commands wait for room in a submission queue.
     pub fn is_full(&self) -> bool {
         !self.backlog.is_empty()
     }
 
-    /// Where a flow writes its commands, which have to be handed over by [`Self::submit`].
+    /// Returns the list to which a flow writes its commands. [`Self::submit`] hands them over.
     #[inline]
     pub fn batch(&mut self) -> &mut Vec<Command> {
         &mut self.batch
     }
 
-    /// Whether there are any.
+    /// Tells whether there are commands to hand over.
     #[inline]
     pub fn has_batch(&self) -> bool {
         !self.batch.is_empty()
     }
 
-    /// Hands them to the engine; those that do not fit are handed over in [`Self::reap`].
+    /// Hands the commands to the engine. [`Self::reap`] hands over commands that do not fit.
     pub fn submit(&mut self) {
         let mut commands = std::mem::take(&mut self.batch);
         let accepted = if self.backlog.is_empty() { self.hand_over(&commands) } else { 0 };
@@ -92,14 +92,13 @@ impl Engines {
 
     fn hand_over(&mut self, commands: &[Command]) -> usize {
         let pair = if self.quarantined { &mut self.cpu } else { &mut self.chosen };
-        // SAFETY: every command's source lies in a send region and its destination in a receive
-        // ring, both mapped by the driver: a client's send regions stay in its mover's table, and a
-        // flow keeps its ring, until no command of theirs is under way (`Flow::is_drained`). A ring
-        // is reserved for one command at a time, and send and receive regions never overlap.
+        // SAFETY: every command's source lies in a send region and its destination in a receive ring, both mapped by the driver. A client's
+        // send regions stay in its mover's table, and a flow keeps its ring, until no command of theirs is under way (`Flow::is_drained`).
+        // A ring is reserved for one command at a time, and send and receive regions never overlap.
         unsafe { pair.submit(commands) }
     }
 
-    /// Takes completions, [`COMMANDS_PER_TURN`] at most; those that failed are done again by the `cpu` engine first.
+    /// Takes at most [`COMMANDS_PER_TURN`] completions. The `cpu` engine does failed commands again first.
     pub fn reap(&mut self) -> usize {
         let mut completions = std::mem::take(&mut self.completions);
         let count = self.reap_into(&mut completions);
@@ -107,7 +106,7 @@ impl Engines {
         count
     }
 
-    /// One of those that were taken last.
+    /// Returns one of the completions taken last.
     #[inline]
     pub fn completion(&self, at: usize) -> Command {
         self.completions[at]
@@ -135,7 +134,7 @@ impl Engines {
         count
     }
 
-    /// Moves failed completions out of the way and submits them again. Returns how many went well.
+    /// Moves failed completions out of the way and submits them again. Returns the number of good ones.
     fn redo_failed(&mut self, completions: &mut [Command]) -> usize {
         let mut good = 0;
         for at in 0..completions.len() {

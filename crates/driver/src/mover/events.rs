@@ -1,4 +1,4 @@
-//! What clients are told: events written, published, and kept while a ring is full.
+//! Events to clients: written, published, and kept while a ring is full.
 use super::flow::wants_event;
 use super::Mover;
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
@@ -16,7 +16,7 @@ impl Mover {
         }
     }
 
-    /// Tells the client that a flow starts at of news of its socket.
+    /// Posts news of its socket to the client at which a flow starts.
     pub(super) fn nudge_source(&mut self, flow: FlowId) {
         let Some(flow) = self.flows.get(flow) else { return };
         let (client, slot) = (flow.last_sender().client, flow.last_sender().slot);

@@ -1,8 +1,7 @@
-//! Files that clients send: which are open, sends of them, and pieces that come from a disk.
+//! Files that clients send: the open ones, sends of them, and pieces that come from a disk.
 //!
-//! A client asks for a file once and then names it in sends without waiting for anybody. A file that is not sent for a while is
-//! closed, by words of both sides (see [`pd_abi::layout::control_header::FILE_USES`]), so that an idle client holds no
-//! removed file and no file system.
+//! A client asks for a file once, and then names it in sends without waiting. A file that is not sent for a while is closed, by words of
+//! both sides (see [`pd_abi::layout::control_header::FILE_USES`]). An idle client thus holds no removed file and no file system.
 use super::clients::Client;
 use super::flow::Flow;
 use super::Mover;
@@ -19,28 +18,28 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a file stays open that is not sent.
+/// Time for which a file stays open without sends.
 const FILE_IDLE: Duration = Duration::from_secs(1);
 
 /// The files of a client.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// By which it passes them.
+    /// Socket by which the client passes files.
     socket: Option<Arc<FileSocket>>,
     slots: Vec<FileSlot>,
 }
 
 impl Files {
-    /// Whether any may be passed.
+    /// Tells whether the client may pass files.
     pub fn has_socket(&self) -> bool {
         self.socket.is_some()
     }
 }
 
-/// A place for a file of a client's.
+/// A place for a file of a client.
 #[derive(Debug, Default)]
 struct FileSlot {
-    /// Of the present file, or the last one.
+    /// Generation of the present file, or of the last one.
     generation: u16,
     state: State,
 }
@@ -49,7 +48,7 @@ struct FileSlot {
 enum State {
     #[default]
     Free,
-    /// The opener is about it.
+    /// The opener has the request.
     Opening,
     Open {
         file: Arc<OpenFile>,
@@ -75,13 +74,13 @@ impl Mover {
         let (serial, _) = request.numbers();
         let memory = Arc::downgrade(state.memory());
         let asker = Asker { client, memory, slot, channel, tag: request.tag };
-        // What was passed is received also if the request is refused.
+        // The passed descriptor is received also if the request is refused.
         if let Err(errno) = socket.open(Wanted { serial, lease }, asker, self.inbox.clone()) {
             self.answer_file(client, channel, request.tag, Err(errno));
         }
     }
 
-    /// Takes what came of it.
+    /// Takes the result of opening a file.
     pub(super) fn file_opened(&mut self, asker: &Asker, file: rustix::io::Result<Arc<OpenFile>>) {
         let Some(state) = self.clients.get_mut(asker.client) else { return };
         if asker.memory.as_ptr() != Arc::as_ptr(state.memory()) {
@@ -109,7 +108,7 @@ impl Mover {
         self.answer_file(asker.client, asker.channel, asker.tag, result);
     }
 
-    /// A client has got its file socket.
+    /// Takes a client's new file socket.
     pub(super) fn add_file_socket(&mut self, client: ClientId, payer: Payer, socket: (OwnedFd, Lease)) {
         let Some(state) = self.clients.get_mut(client) else { return };
         match FileSocket::new(socket.0, socket.1, payer, &self.readers) {
@@ -118,7 +117,7 @@ impl Mover {
         }
     }
 
-    /// A client is another payer's from now on.
+    /// Moves a client's file socket to the reader of another payer.
     pub(super) fn move_file_socket(&mut self, client: ClientId, payer: Payer) {
         let Some(state) = self.clients.get_mut(client) else { return };
         let Some(socket) = &state.files().socket else { return };
@@ -159,13 +158,13 @@ impl Mover {
         self.accept(client, SocketId(request.socket), |flow| flow.accept_file(file, offset, len))
     }
 
-    /// Closes files that were not sent for a while. Says whether any stays open.
+    /// Closes files that were not sent for a while. Returns whether any stays open.
     pub(super) fn close_idle_files(&mut self) -> bool {
         let now = self.now;
         self.clients.iter_mut().fold(false, |any, client| close_idle(client, now) | any)
     }
 
-    /// Has the reader read what a flow found to be on a disk.
+    /// Has the reader read bytes that a flow found to be on a disk.
     pub(super) fn read_cold(&mut self, id: FlowId) {
         if let Some(read) = self.flows.get(id).and_then(Flow::take_cold) {
             Metrics::add(&self.metrics.files_cold, 1);
@@ -173,7 +172,7 @@ impl Mover {
         }
     }
 
-    /// Takes what came of it.
+    /// Takes the result of the reader's work.
     pub(super) fn cold_read(&mut self, id: FlowId, entry_seq: u16, whole: bool) {
         if !whole {
             self.fail_file(id);
@@ -184,14 +183,14 @@ impl Mover {
         self.resume(id);
     }
 
-    /// Ends a flow whose file has not what was sent of it.
+    /// Ends a flow whose file lacks bytes that were sent.
     pub(super) fn fail_file(&mut self, id: FlowId) {
         Metrics::add(&self.metrics.files_failed, 1);
         self.abort(id, Flow::failure(), Some(Flow::failure()));
     }
 }
 
-/// A place for a file that is to be opened, and what pays for it.
+/// Takes a place for a file that is to be opened. Returns it with the lease that pays for the file.
 fn place_for_file(client: &mut Client) -> rustix::io::Result<(usize, Lease)> {
     let (Files { slots, .. }, account) = client.files_and_account();
     let free = slots.iter().position(|slot| matches!(slot.state, State::Free));

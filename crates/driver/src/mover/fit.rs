@@ -1,12 +1,12 @@
-//! Whether a flow's receive ring has the size that it should have by now. Rings get the share that there is when they
-//! are asked for; a flow whose ring is larger than that of others gets more than its share of the engine, too.
+//! Fit of a flow's receive ring: whether the ring has the size that it should have by now. A ring gets the share that there is when it is
+//! asked for. A flow whose ring is larger than that of others gets more than its share of the engine, too.
 //!
 //! Shares are those of [`super::division`]: a flow shares with the others of its payer.
 
-/// A ring that was full is exchanged for one this many times larger, at least, when there are fewer flows.
+/// Least factor by which a ring that was full grows when there are fewer flows.
 const GROWTH: u64 = 4;
 
-/// What there is to share, in bytes a ring.
+/// Shares in bytes for each ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Shares {
     by_rings: u64,
@@ -14,7 +14,7 @@ pub struct Shares {
 }
 
 impl Shares {
-    /// Of so many bytes for so many rings, and of so many for rings whose flows are busy.
+    /// Makes shares of `ring_bytes` for `rings` rings, and of `busy_bytes` for `busy` rings with busy flows.
     pub fn new((ring_bytes, rings): (u64, u64), (busy_bytes, busy): (u64, u64)) -> Self {
         Self { by_rings: ring_bytes / rings.max(1), by_busy: busy_bytes / busy.max(1) }
     }
@@ -24,11 +24,11 @@ impl Shares {
 enum State {
     #[default]
     Fits,
-    /// A larger one is to be had, when it happens to be empty.
+    /// A larger ring is to be had when the present one happens to be empty.
     TooSmall,
-    /// Nothing more goes into it until it is empty.
+    /// No more bytes go into the ring until it is empty.
     TooLarge,
-    /// Its receiver did not empty it from one look to the next, and may be waiting for more than there is: it stays.
+    /// The receiver did not empty the ring from one look to the next, and may wait for more bytes than there are. The ring stays.
     Kept,
 }
 
@@ -36,7 +36,7 @@ enum State {
 #[derive(Debug, Default)]
 pub struct Fit {
     state: State,
-    /// It was full since the last look.
+    /// Set if the ring was full since the last look.
     filled: bool,
     /// Bytes delivered until the last look.
     delivered: u64,
@@ -47,30 +47,30 @@ impl Fit {
         self.filled = true;
     }
 
-    /// With a ring that the flow has just got.
+    /// Begins with a ring that the flow has just got.
     pub fn begin(&mut self) {
         (self.state, self.filled) = (State::Fits, false);
     }
 
-    /// The ring is to be exchanged as soon as it is empty.
+    /// Tells whether the ring is to be exchanged as soon as it is empty.
     #[inline]
     pub fn is_poor(&self) -> bool {
         matches!(self.state, State::TooSmall | State::TooLarge)
     }
 
-    /// Bytes go into it only when it is empty.
+    /// Tells whether bytes go into the ring only when it is empty.
     pub fn is_closed(&self) -> bool {
         self.state == State::TooLarge
     }
 
-    /// At each tick: of a ring of `bytes`, whose receiver wishes for `wished`, and through which `delivered` have gone.
-    /// Returns whether the flow was busy: as much as it holds went through it since the last look.
+    /// Updates the state at each tick. The ring has `bytes`, its receiver wishes for `wished`, and `delivered` bytes have gone through it.
+    /// Returns whether the flow was busy: as many bytes as the ring holds went through since the last look.
     pub fn look(&mut self, (bytes, wished): (u64, u64), delivered: u64, shares: Shares) -> bool {
         let filled = std::mem::take(&mut self.filled);
         let busy = delivered.saturating_sub(self.delivered) >= bytes;
         self.delivered = delivered;
         self.state = match self.state {
-            // Rings have powers of two.
+            // Ring sizes are powers of two.
             State::Fits if busy && bytes > shares.by_busy.next_power_of_two() => State::TooLarge,
             State::Fits if filled && bytes < wished && bytes <= shares.by_rings / GROWTH => State::TooSmall,
             State::TooLarge => State::Kept,
@@ -85,8 +85,8 @@ mod tests {
     use super::*;
     use crate::mover::division::RINGS_BYTES;
 
-    /// A flow with a ring of `bytes`, through which so much goes from look to look, while so many are busy; whether its
-    /// ring is poor at the end, and whether it takes bytes.
+    /// Runs a flow with a ring of `bytes`. A step is the bytes until the next look, and the number of busy flows. Returns whether the ring
+    /// is poor at the end, and whether it takes bytes.
     fn after(bytes: u64, steps: &[(u64, u64)]) -> (bool, bool) {
         let (mut fit, mut delivered) = (Fit::default(), 0);
         for &(more, busy) in steps {

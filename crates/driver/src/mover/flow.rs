@@ -33,10 +33,10 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Flow {
     pub id: FlowId,
-    /// Whose rates it keeps to.
+    /// Tenant whose rates it keeps to.
     pub tenant: TenantId,
-    /// Of a twin on the direct path: it is there as long as its destination, which may go to another client, for what
-    /// lies in a ring of the source is to be read, too.
+    /// Set for a twin on the direct path. The flow stays as long as its destination, which may go to another client. Bytes in a ring of the
+    /// source are to be read, too.
     pub lasts: bool,
 
     source: Source,
@@ -44,20 +44,20 @@ pub struct Flow {
     /// Bytes accepted and not yet under way.
     pending: u64,
     pub schedule: Schedule,
-    /// In the mover's list of those that have something to tell.
+    /// Set while it is in the mover's list of flows with news.
     pub touched: bool,
-    /// Its own rates, if any.
+    /// Buckets of its own rates, if any.
     own: Option<Box<Own>>,
     finish: Option<Finish>,
     aborted: bool,
-    /// What the two sides were told when it was aborted.
+    /// Ends that the two sides were told when it was aborted.
     ends_told: (u32, u32),
     pub last_active: Duration,
-    /// If one of its ends ever went from one client to another.
+    /// State of moves, if one of its ends ever went from one client to another.
     migration: Option<Box<Migration>>,
 }
 
-/// What [`Flow::pump`] ran into.
+/// Result of [`Flow::pump`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pump {
     /// Nothing left to copy.
@@ -66,13 +66,13 @@ pub enum Pump {
     More,
     /// The receive ring is full, or takes nothing until it is empty.
     Full,
-    /// There is no receive ring.
+    /// No receive ring.
     NoRing,
-    /// The receive ring is empty and too small or too large: it shall be exchanged.
+    /// The receive ring is empty and too small or too large: it is to be exchanged.
     Poor,
-    /// What comes next is on a disk: the reader shall read it ([`Flow::take_cold`]).
+    /// The next bytes are on a disk: the reader is to read them ([`Flow::take_cold`]).
     Cold,
-    /// A file has not what was sent of it.
+    /// A file lacks bytes that were sent.
     Failed,
 }
 
@@ -120,54 +120,54 @@ impl Flow {
         }
     }
 
-    /// Whose sends it carries.
+    /// Returns the sending end.
     #[inline]
     pub fn source(&self) -> &Endpoint {
         self.source.end()
     }
 
-    /// Where to.
+    /// Returns the receiving end.
     #[inline]
     pub fn destination(&self) -> &Endpoint {
         self.sink.end()
     }
 
-    /// What it remembers of ends that went to other clients, if any ever did.
+    /// Returns the state of moves of its ends, if there ever was one.
     pub fn migration(&mut self) -> Option<&mut Migration> {
         self.migration.as_deref_mut()
     }
 
-    /// The same, made now if none ever did.
+    /// Returns the state of moves of its ends, made now if there never was one.
     pub fn migration_mut(&mut self) -> &mut Migration {
         self.migration.get_or_insert_default()
     }
 
-    /// Whether one ever did.
+    /// Tells whether one of its ends ever went to another client.
     pub fn has_migrated(&self) -> bool {
         self.migration.is_some()
     }
 
-    /// Bytes accepted and not yet under way.
+    /// Returns the bytes accepted and not yet under way.
     #[inline]
     pub fn pending(&self) -> u64 {
         self.pending
     }
 
-    /// So much more is to be put under way, of what former owners have left.
+    /// Adds bytes that former owners have left, and that are to be put under way.
     pub fn add_pending(&mut self, bytes: u64) {
         self.pending += bytes;
     }
 
-    /// Its source, if that is the client, is no more.
+    /// Forgets the source, if that is `client`, which is no more.
     pub fn forget_source(&mut self, client: ClientId) {
         self.source.end_mut().forget(client);
     }
 
-    /// Accepts one or several sends of `len` bytes at `address` in the driver's mapping. With `joins` they may become one block
-    /// with what lies before them, so that all are done at once.
+    /// Accepts one or several sends of `len` bytes at `address` in the driver's mapping. With `joins` they may become one block with bytes
+    /// that lie before them, so that all are done at once.
     ///
     /// # Errors
-    /// If the client sends more than its send ring holds.
+    /// The client sends more than its send ring holds.
     pub fn accept(&mut self, address: u64, len: u64, sends: u64, joins: bool) -> Result<(), Violation> {
         if self.accepts(sends) {
             self.source.accept(address, len, sends, joins).ok_or(Violation::SendRing)?;
@@ -176,7 +176,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Whether sends are to be delivered; if not, they are counted.
+    /// Tells whether sends are to be delivered. Counts them if not.
     fn accepts(&mut self, sends: u64) -> bool {
         let refused = self.aborted || self.finish.is_some();
         if refused {
@@ -201,34 +201,34 @@ impl Flow {
         self.sink.has_ring()
     }
 
-    /// Who pays for the ring that it has or has asked for.
+    /// Returns the payer of the ring that it has or has asked for.
     pub fn ring_payer(&self) -> PayerId {
         self.sink.payer()
     }
 
-    /// It waits for a ring. Says whether one is asked for already.
+    /// Waits for a ring from now on. Returns whether one is asked for already.
     pub fn await_ring(&mut self) -> bool {
         self.schedule.block();
         self.sink.ask()
     }
 
-    /// Who pays for the ring that is asked for.
+    /// Sets the payer of the ring that is asked for.
     pub fn set_ring_payer(&mut self, payer: PayerId) {
         self.sink.set_payer(payer);
     }
 
-    /// The ring that was asked for does not come. Says whether any was.
+    /// Notes that the ring that was asked for does not come. Returns whether any was asked for.
     pub fn take_ring_asked(&mut self) -> bool {
         self.sink.take_asked()
     }
 
-    /// At each tick: lets a ring be exchanged that has not the size that it should have. Returns whether the flow
-    /// was busy since the last one.
+    /// Looks at each tick whether the ring is to be exchanged for one of another size. Returns whether the flow was busy since the last
+    /// tick.
     pub fn check_size(&mut self, shares: Shares) -> bool {
         self.sink.check_size(shares)
     }
 
-    /// Sends to be allowed before the present block is copied to its end.
+    /// Returns the sends to be allowed before the present block is copied to its end.
     pub fn messages_wanted(&self) -> u64 {
         self.source.messages_wanted()
     }
@@ -237,25 +237,25 @@ impl Flow {
         self.migration.as_ref().is_some_and(|migration| migration.is_waiting())
     }
 
-    /// Whether a full ring has room by now.
+    /// Tells whether a full ring has room by now.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn has_room(&mut self) -> Result<bool, Violation> {
         self.sink.has_room()
     }
 
-    /// Asks the receiver to say when there is room. Look at [`Self::has_room`] after this and a fence.
+    /// Asks the receiver to report room. The caller then makes a fence and looks at [`Self::has_room`].
     pub fn ask_for_room(&self) {
         self.sink.ask_for_room(self.pending);
     }
 
-    /// The receiver need not say anything.
+    /// Withdraws the request to report room.
     pub fn ask_for_nothing(&self) {
         self.sink.ask_for_nothing();
     }
 
-    /// Tells both sides what has happened since the last time.
+    /// Tells both sides of everything since the last time.
     pub fn publish(&mut self, now: Duration) -> News {
         let mut news =
             News { moved: Moved { bytes: self.sink.publish(), ..Moved::default() }, ..News::default() };
@@ -265,7 +265,7 @@ impl Flow {
                 news.moved.bytes -= migration.take_counted(news.moved.bytes);
             }
         }
-        // Of what waits for a disk no more comes for now.
+        // Bytes that wait for a disk do not come for now.
         let is_last = self.pending == 0 || self.schedule.is_blocked() || self.source.is_cold();
         let announced = self.sink.announce(is_last);
         news.moved.destination_woken = announced.woke.into();
@@ -284,22 +284,22 @@ impl Flow {
         news
     }
 
-    /// The last `len` bytes that it has delivered: see [`Sink::last_delivered`].
+    /// Returns the last `len` bytes that it has delivered: see [`Sink::last_delivered`].
     pub fn last_delivered(&self, len: u64) -> Option<(&Mapping, [Range<usize>; 2])> {
         self.sink.last_delivered(len)
     }
 
-    /// The source sends no more. What it has sent is still delivered, until the deadline.
+    /// Notes that the source sends no more. Sends so far are still delivered, until the deadline.
     pub fn finish(&mut self, finish: Finish) {
         if finish.source_gone || self.finish.is_none() {
-            // What goes on elsewhere does so whoever closes the socket here.
+            // A stream that goes on elsewhere does so whichever client closes the socket here.
             let end =
                 self.finish.filter(|known| known.end == ELSEWHERE).map_or(finish.end, |known| known.end);
             self.finish = Some(Finish { end, ..finish });
         }
     }
 
-    /// Gives up delivering if the deadline has passed. Returns news of it.
+    /// Gives up delivering if the deadline has passed. Returns the news.
     pub fn check_deadline(&mut self, now: Duration) -> News {
         let late = self.finish.is_some_and(|f| f.deadline.is_some_and(|d| d <= now));
         if !late || self.aborted || self.is_drained() {
@@ -309,8 +309,8 @@ impl Flow {
         self.abort(errno, Some(errno))
     }
 
-    /// The destination takes no more: it has gone (no `recv_end`), or shall read what was delivered and
-    /// then learn `recv_end`.
+    /// Ends delivery, because the destination takes no more. The destination has gone (no `recv_end`), or is to read the delivered bytes
+    /// and then learn `recv_end`.
     pub fn abort(&mut self, send_end: u32, recv_end: Option<u32>) -> News {
         let mut news = News::default();
         if let (Some(errno), false) = (recv_end, self.sink.is_end_published()) {
@@ -333,14 +333,14 @@ impl Flow {
         news
     }
 
-    /// Tells the source how many of its own sends are done. Says whether it was woken.
+    /// Tells the source how many of its own sends are done. Returns whether it was woken.
     fn publish_sends_done(&mut self) -> bool {
         let (first, end) =
             self.migration.as_ref().map_or((0, u64::MAX), |migration| migration.sends_of_present());
         self.source.publish(first, end)
     }
 
-    /// Carries the sends of another client from now on, and tells it how things stand. Returns the former source, and the news.
+    /// Takes the sends of another client from now on, and tells that client the state. Returns the former source, and the news.
     pub fn replace_source(&mut self, source: Endpoint) -> (Endpoint, News) {
         let former = self.source.replace_end(source);
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
@@ -351,19 +351,19 @@ impl Flow {
         (former, news)
     }
 
-    /// Tells whether no client comes after the source. One that has a successor knows by the same word that it sends no more, and is not to
-    /// forget that.
+    /// Tells whether no client comes after the source. A source with a successor knows by the same word that it sends no more, and is not
+    /// to forget that.
     fn is_source_last(&self) -> bool {
         self.migration.as_ref().is_none_or(|migration| migration.last_successor().is_none())
     }
 
-    /// Whether the receiving end may go to another client: no copy is under way to it.
+    /// Tells whether the receiving end may go to another client: no copy is under way to it.
     pub fn can_switch(&self) -> bool {
         self.sink.is_quiet() && self.migration.as_ref().is_some_and(|migration| migration.is_switching())
     }
 
-    /// Delivers to another client from now on, with an empty ring. Returns the former destination, its ring, and which bytes of
-    /// that are unread: the first, and how many.
+    /// Delivers to another client from now on, with an empty ring. Returns the former destination and its ring, the first unread byte
+    /// there, and the number of unread bytes.
     pub fn replace_destination(&mut self, destination: Endpoint) -> (Endpoint, Option<Ring>, u64, u64) {
         let former = self.sink.end().clone();
         let (ring, first, unread) = self.sink.restart(destination, self.aborted);
@@ -378,7 +378,7 @@ impl Flow {
         News { destination: self.aborted, ..News::default() }
     }
 
-    /// How it stands, for those who wonder.
+    /// Describes the state, for diagnosis.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn describe(&self) -> String {
         let Self { id, schedule, pending, touched, .. } = self;
@@ -388,17 +388,17 @@ impl Flow {
         )
     }
 
-    /// Whose sends it accepts now.
+    /// Returns the end from which it accepts sends now.
     pub fn last_sender(&self) -> &Endpoint {
         self.migration.as_ref().and_then(|migration| migration.last_successor()).unwrap_or(self.source.end())
     }
 
-    /// Sends ever accepted, and done.
+    /// Returns the numbers of sends ever accepted, and done.
     pub fn sends(&self) -> (u64, u64) {
         self.source.sends()
     }
 
-    /// Position in the destination's stream of the last byte that was accepted.
+    /// Returns the position in the destination's stream up to which bytes were accepted.
     pub fn position(&self) -> u64 {
         self.sink.position() + self.pending
     }
@@ -418,19 +418,18 @@ impl Flow {
         self.finish.is_some_and(|f| f.source_gone)
     }
 
-    /// Nothing pending and nothing under way.
+    /// Tells whether nothing is pending, and nothing under way.
     pub fn is_drained(&self) -> bool {
         self.pending == 0 && self.sink.is_quiet()
     }
 
-    /// Whether bytes of this client's may still be copied: it is the source, or one that comes after it, and may have
-    /// died meanwhile.
+    /// Tells whether bytes of this client may still be copied. The client is the source, or comes after it, and may have died meanwhile.
     pub fn needs_memory_of(&self, client: ClientId) -> bool {
         let sends = self.source().client == client && !self.is_drained();
         sends || self.migration.as_ref().is_some_and(|migration| migration.has_successor(client))
     }
 
-    /// Lets `change` see each end that it has or is going to have.
+    /// Calls `change` with each end that it has or is going to have.
     pub fn each_end(&mut self, change: &mut impl FnMut(&mut Endpoint)) {
         change(self.source.end_mut());
         change(self.sink.end_mut());
@@ -439,31 +438,30 @@ impl Flow {
         }
     }
 
-    /// Whether all whose sends it carries, now or later, are such.
+    /// Tells whether `are` holds for each end that sends by this flow, now or later.
     pub fn has_senders(&self, are: impl Fn(&Endpoint) -> bool) -> bool {
         are(self.source()) && self.migration.as_ref().is_none_or(|migration| migration.successors().all(are))
     }
 
-    /// Whether no copy is under way.
+    /// Tells whether no copy is under way.
     pub fn is_quiet(&self) -> bool {
         self.sink.is_quiet()
     }
 
-    /// Whether it has asked for a ring that has not come yet.
+    /// Tells whether it has asked for a ring that has not come yet.
     pub fn is_ring_asked(&self) -> bool {
         self.sink.is_asked()
     }
 
-    /// Whether the flow touches nothing of its source any more.
+    /// Tells whether the flow touches nothing of its source any more.
     pub fn is_done_with_source(&self) -> bool {
         self.is_drained() && self.finish.is_some()
     }
 
-    /// Whether the ring can be given back: all that was delivered has been given back, or will be
-    /// read by nobody.
+    /// Tells whether the ring can be given back: all delivered bytes have been given back, or will be read by nobody.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn is_ring_idle(&mut self) -> Result<bool, Violation> {
         if !self.is_drained() {
             return Ok(false);
@@ -471,7 +469,7 @@ impl Flow {
         self.sink.is_read_up()
     }
 
-    /// Whether the flow can be forgotten, given that its ring is idle.
+    /// Tells whether the flow can be forgotten, given that its ring is idle.
     pub fn is_over(&self) -> bool {
         self.is_drained()
             && self.finish.is_some()
@@ -479,27 +477,27 @@ impl Flow {
             && (self.sink.is_gone() || !self.lasts)
     }
 
-    /// Whether there is a ring of the source's that the destination cannot read.
+    /// Tells whether there is a ring of the source's that the destination cannot read.
     pub fn has_remainder(&self) -> bool {
         self.migration.as_ref().is_some_and(|migration| migration.has_remainder())
     }
 
-    /// Whether the source sends no more.
+    /// Tells whether the source sends no more.
     pub fn is_finished(&self) -> bool {
         self.finish.is_some()
     }
 
-    /// Whether it was given up.
+    /// Tells whether the flow was given up.
     pub fn is_aborted(&self) -> bool {
         self.aborted
     }
 
-    /// Whether no bytes of a send are under way.
+    /// Tells whether no bytes of a send are under way.
     pub fn has_no_send_under_way(&self) -> bool {
         self.source.is_empty() || self.sink.is_quiet()
     }
 
-    /// Whether its ring may fall idle, or it is ending.
+    /// Tells whether its ring may fall idle, or the flow is ending.
     pub fn needs_ticks(&self) -> bool {
         self.has_ring() || self.finish.is_some()
     }
@@ -509,14 +507,14 @@ impl Flow {
         self.sink.shrink();
     }
 
-    /// The errno that both sides get when the flow fails for reasons of the driver.
+    /// Returns the errno that both sides get when the flow fails for reasons of the driver.
     pub fn failure() -> u32 {
         Errno::CONNRESET.raw_os_error() as u32
     }
 }
 
-/// Whether the client waits for a `Ready` event of the socket and has taken note of the last one. A
-/// fence has to lie between the news and this.
+/// Tells whether the client waits for a `Ready` event of the socket and has acknowledged the last one. A fence has to lie between the news
+/// and this call.
 pub fn wants_event(memory: &ClientMemory, slot: Slot) -> bool {
     // SYNC POINT: event-ack (the client acknowledges, fences, looks at its line)
     memory.subscribed(slot) && memory.event_ack(slot) == memory.event_number(slot)

@@ -1,5 +1,4 @@
-//! The flows of a mover, by number. One that has never had anything to do is kept small: most connections of
-//! a busy machine are idle.
+//! The flows of a mover, by number. A flow that has never had anything to do is kept small: most connections of a busy machine are idle.
 use super::flow::Flow;
 use crate::ids::{ClientId, FlowId, TenantId};
 use crate::messages::{Endpoint, NewFlow};
@@ -8,24 +7,24 @@ use crate::messages::{Endpoint, NewFlow};
 #[derive(Debug, Default)]
 pub struct Flows(Vec<Place>);
 
-/// What there is of one number.
+/// State of one number.
 #[derive(Debug, Default)]
 pub enum Place {
     #[default]
     Free,
-    /// Has never had anything to do.
+    /// A flow that has never had anything to do.
     Fresh(Box<NewFlow>),
     Flow(Box<Flow>),
 }
 
 impl Flows {
-    /// Adds one; what had its number before is no more.
+    /// Adds a flow. Drops the flow that had its number before.
     pub fn add(&mut self, new: Box<NewFlow>) {
         let id = new.id;
         *self.place(id) = Place::Fresh(new);
     }
 
-    /// The flow, which is going to do something.
+    /// Returns the flow, which is going to do something.
     #[inline]
     pub fn get(&mut self, id: FlowId) -> Option<&mut Flow> {
         let place = self.0.get_mut(id.index())?;
@@ -38,7 +37,7 @@ impl Flows {
         }
     }
 
-    /// The flow, if it has ever done something.
+    /// Returns the flow, if it has ever done something.
     #[inline]
     pub fn used(&mut self, id: FlowId) -> Option<&mut Flow> {
         match self.0.get_mut(id.index())? {
@@ -47,7 +46,7 @@ impl Flows {
         }
     }
 
-    /// What there is of a number.
+    /// Returns the state of a number.
     pub fn place(&mut self, id: FlowId) -> &mut Place {
         let index = id.index();
         if self.0.len() <= index {
@@ -56,12 +55,12 @@ impl Flows {
         &mut self.0[index]
     }
 
-    /// All numbers that there may be.
+    /// Iterates over all numbers, free ones as well.
     pub fn ids(&self) -> impl Iterator<Item = FlowId> {
         (0..self.0.len()).map(FlowId::at)
     }
 
-    /// Takes one out.
+    /// Takes a flow out.
     pub fn remove(&mut self, id: FlowId) -> Option<Box<Flow>> {
         self.get(id)?;
         match std::mem::take(&mut self.0[id.index()]) {
@@ -70,7 +69,7 @@ impl Flows {
         }
     }
 
-    /// Another tenant's from now on. Says whether it has ever done something.
+    /// Changes the tenant of a flow. Returns whether the flow has ever done something.
     pub fn set_tenant(&mut self, id: FlowId, tenant: TenantId) -> bool {
         match self.0.get_mut(id.index()) {
             Some(Place::Flow(flow)) => {
@@ -85,7 +84,7 @@ impl Flows {
         }
     }
 
-    /// Its source, if that is the client, is no more: the client's number may be another's soon.
+    /// Forgets the source of a flow, if that is `client`, which is no more. The client's number may be reused soon.
     pub fn forget_source(&mut self, id: FlowId, client: ClientId) {
         match self.0.get_mut(id.index()) {
             Some(Place::Flow(flow)) => flow.forget_source(client),
@@ -96,7 +95,7 @@ impl Flows {
 }
 
 impl Place {
-    /// Lets `change` see each end that the flow has or is going to have.
+    /// Calls `change` with each end that the flow has or is going to have.
     pub fn each_end(&mut self, mut change: impl FnMut(&mut Endpoint)) {
         match self {
             Self::Free => {}
@@ -105,7 +104,7 @@ impl Place {
         }
     }
 
-    /// Whether all whose sends it carries, now or later, are such.
+    /// Tells whether `are` holds for each end that sends by this flow, now or later.
     pub fn has_senders(&self, are: impl Fn(&Endpoint) -> bool) -> bool {
         match self {
             Self::Free => true,

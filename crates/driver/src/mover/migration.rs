@@ -1,16 +1,16 @@
-//! Endpoint migration: one end of a connection goes from one client to another, for which the same kernel socket is theirs in
-//! turn (`abi::TwinOperation`): the receiving end of one flow and the sending end of the other.
+//! Endpoint migration: one end of a connection goes from one client to another, which have the same kernel socket in turn
+//! (`abi::TwinOperation`). An end is the receiving end of one flow and the sending end of the other.
 //!
-//! *Receiving*: what the old client has not given back goes to the new one first, as copies from ring to ring.
-//! *Sending*: what the old client has sent is delivered first; its socket is released after that. Both are
-//! private to the mover, like all of a flow, and cost one pointer in flows that never move.
+//! *Receiving*: bytes that the old client has not given back go to the new one first, as copies from ring to ring. *Sending*: bytes that
+//! the old client has sent are delivered first; its socket is released after that. Both are private to the mover, like all of a flow, and
+//! cost one pointer in flows that never move.
 //!
-//! A connection on the direct path leaves it when one of its ends moves. Receiving: the mover drains the sender's ring
-//! in the old client's place, until the sender says that it has left it. Sending: what the new client sends waits until
-//! the receiver says that it has read the old one's ring. So does what a client sends that leaves the path itself.
+//! A connection on the direct path leaves it when one of its ends moves. Receiving: the mover drains the sender's ring in the old client's
+//! place, until the sender says that it has left the ring. Sending: sends of the new client wait until the receiver says that it has read
+//! the old one's ring. Sends of a client that leaves the path itself wait as well.
 //!
-//! What a flow remembers of it is its own (`flow/migration.rs`). This file has what the mover does when it is told, and which rings
-//! are drained ([`Drains`]).
+//! The state of a flow's migration is in `flow/migration.rs`. The commands to a mover are here, and the rings that are drained
+//! ([`Drains`]).
 use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
-/// Flows with a ring of the source's that is drained here, and when to look at one of them next.
+/// Flows with a ring of the source's that is drained here, and the time of the next look at one of them.
 #[derive(Debug, Default)]
 pub struct Drains {
     flows: Vec<FlowId>,
@@ -29,13 +29,13 @@ pub struct Drains {
 }
 
 impl Drains {
-    /// The ring of one more is drained here.
+    /// Adds a flow whose source's ring is drained here.
     pub fn add(&mut self, id: FlowId) {
         self.flows.push(id);
         self.next_look = Duration::ZERO;
     }
 
-    /// When to look at one of them.
+    /// Returns the time of the next look. `None`: no ring is drained here.
     #[inline]
     pub fn next(&self) -> Option<Duration> {
         (!self.flows.is_empty()).then_some(self.next_look)
@@ -43,7 +43,7 @@ impl Drains {
 }
 
 impl Mover {
-    /// A client learns that its socket is another's by now: by the word that tells how its sends, or what it receives, end.
+    /// Tells a client that another has its socket by now. `word` is the word by which the client's sends, or received bytes, end.
     fn tell_moved(&mut self, former: &Endpoint, word: usize, end: u32) {
         let Endpoint { client, slot, ref memory, mover, .. } = *former;
         if client == ClientId::NOBODY {
@@ -58,7 +58,7 @@ impl Mover {
         }
     }
 
-    /// Flow `id` delivers to another client's socket from now on.
+    /// Makes flow `id` deliver to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Option<Box<Parted>>) {
         let is_move = parted.is_some();
         let parted = parted.map_or_else(Parted::default, |parted| *parted);
@@ -66,7 +66,7 @@ impl Mover {
         let Parted { former, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             self.let_go(former);
-            // It is over, and its last receiver has read all.
+            // The flow is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
             Waker::default().wake_always(&memory.recv_wait(slot));
@@ -75,7 +75,7 @@ impl Mover {
         };
         let finished = flow.is_finished();
         let migration = flow.migration_mut();
-        // The client that should have had it meanwhile learns the same as the former one.
+        // A client that was to have the end meanwhile learns the same as the former one.
         let between = migration.retarget(destination, former, left, is_move);
         if let Some(remainder) = remainder {
             let is_last = migration.drain(remainder) || finished;
@@ -88,8 +88,8 @@ impl Mover {
         self.switch(id);
     }
 
-    /// The sender writes nothing more into its ring. What it sends from now on waits until the receiver has read that,
-    /// unless it is read here.
+    /// Notes that the sender writes nothing more into its ring. Further sends wait until the receiver has read the ring, unless the mover
+    /// reads it.
     pub(super) fn leave_ring(&mut self, id: FlowId) {
         self.read_on(id, true);
         let Some(flow) = self.flows.get(id) else { return };
@@ -97,7 +97,7 @@ impl Mover {
         self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Writer });
     }
 
-    /// The receiver has read a ring that the sender has left.
+    /// Notes that the receiver has read a ring that the sender has left.
     pub(super) fn release(&mut self, id: FlowId) {
         self.tell_conductor(ToConductor::Gone { flow: id, gone: Gone::Reader });
         let Some(flow) = self.flows.get(id) else { return };
@@ -129,7 +129,7 @@ impl Mover {
         self.tell_drained(id);
     }
 
-    /// Tells the conductor which ends have nothing of their former clients' under way, if it has asked.
+    /// Tells the conductor which ends have nothing of their former clients under way, if it has asked.
     fn tell_drained(&mut self, id: FlowId) {
         for end in [FlowEnd::Source, FlowEnd::Destination] {
             let migration = self.flows.used(id).and_then(|flow| flow.migration());
@@ -139,7 +139,7 @@ impl Mover {
         }
     }
 
-    /// The flow touches the line of this socket no more.
+    /// Tells the conductor that the flow touches the line of this socket no more.
     fn let_go(&self, former: impl IntoIterator<Item = Former>) {
         former.into_iter().for_each(|former| self.tell_conductor(ToConductor::LetGo { former }));
     }
@@ -150,7 +150,7 @@ impl Mover {
         self.let_go(formers);
     }
 
-    /// The sends of another client's socket are this flow's from now on, after those of its present one.
+    /// Takes the sends of another client's socket from now on, after those of the present one.
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
         self.read_on(id, true);
         let end = parted.peers_end();
@@ -163,11 +163,11 @@ impl Mover {
         };
         let former = flow.last_sender().clone();
         if parted.elsewhere {
-            // As the former one has learnt, or would have with its next send.
+            // The former one has learnt the same, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }
         let stale = Errno::STALE.raw_os_error() as u16;
-        // It sees the word before it posts, or what it has posted is seen here.
+        // The former client sees the word before it posts a send, or the send is seen here.
         former.memory.publish_u32(former.slot, socket_status::SEND_END, moved::word(stale, None));
         // SYNC POINT: moved-dekker
         fence(Ordering::SeqCst);
@@ -190,7 +190,7 @@ impl Mover {
         self.touch(id);
     }
 
-    /// Passes the sending end on where the present sender's sends are done. Rings that were read up go back.
+    /// Passes the sending end on when the present sender's sends are done. Gives back rings that were read up.
     pub(super) fn settle_migration(&mut self, id: FlowId) {
         loop {
             let Some(flow) = self.flows.get(id) else { return };
@@ -223,8 +223,8 @@ impl Mover {
         }
     }
 
-    /// Tells a client that its connection leaves the direct path, when both flows know: `id`, which brings it bytes, and the
-    /// one back. That one's mover, the client's, tells it; it heard of the move from the conductor before this mover did.
+    /// Tells a client that its connection leaves the direct path, when both flows know: `id`, which brings it bytes, and the flow back. The
+    /// client's mover tells the client. The conductor told that mover of the move before it told this one.
     pub(super) fn tell_to_leave(&mut self, id: FlowId, leave: &Leave) {
         let Leave { to, path } = leave;
         if to.mover != self.outbox.own() {
@@ -239,7 +239,7 @@ impl Mover {
         self.kick(id.peer(), self.outbox.own());
     }
 
-    /// Takes what has come into a ring that is read in a former receiver's place. `last`: the sender has left it.
+    /// Takes bytes that have come into a ring that is read in a former receiver's place. `last`: the sender has left the ring.
     pub(super) fn read_on(&mut self, id: FlowId, last: bool) {
         let now = self.now;
         let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) else { return };
@@ -260,7 +260,7 @@ impl Mover {
         }
     }
 
-    /// The sender's words about its ring are impossible.
+    /// Ends a flow whose sender's words about its ring are impossible.
     fn break_flow(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(migration) = flow.migration() {
@@ -288,7 +288,7 @@ impl Mover {
         }
     }
 
-    /// When the ring of a flow is to be looked at, if it has one that is read here.
+    /// Returns the time of the next look at a flow's ring, if the ring is read here.
     fn look_at(&mut self, id: FlowId) -> Option<Duration> {
         self.flows.used(id)?.migration()?.look_at()
     }

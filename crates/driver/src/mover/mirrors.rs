@@ -1,7 +1,7 @@
 //! Flows of a mover that have mirrors ([`crate::mirror`]).
 //!
-//! What a flow has delivered is copied out of its receive ring once it was published, in the order of the stream. The account of the mirror
-//! pays for that. A flow without a mirror costs a look at whether there is any mirror.
+//! Bytes that a flow has delivered are copied out of its receive ring after they were published, in the order of the stream. The account of
+//! the mirror pays for the copies. A flow without a mirror costs a look whether there is any mirror.
 use super::flow::Flow;
 use super::scheduler::{Scheduler, REQUEST_BYTES};
 use crate::hash::FastMap;
@@ -13,13 +13,13 @@ use crate::mirror::{Kind, Showing};
 pub struct Mirrors(FastMap<FlowId, Box<Showing>>);
 
 impl Mirrors {
-    /// Tells whether any flow has one.
+    /// Tells whether any flow has a mirror.
     #[inline]
     pub fn are_there(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Sets a flow's mirrors; none: it has none from now on.
+    /// Sets a flow's mirrors. `None`: no mirror from now on.
     pub fn set(&mut self, mover: MoverId, flow: FlowId, showing: Option<Box<Showing>>) {
         match showing {
             Some(showing) => {
@@ -32,14 +32,14 @@ impl Mirrors {
         }
     }
 
-    /// A flow is over.
+    /// Ends the mirrors of a flow that is over.
     pub fn end(&mut self, mover: MoverId, flow: FlowId) {
         if let Some(showing) = self.0.remove(&flow) {
             tell(mover, flow, &showing, Kind::End);
         }
     }
 
-    /// Takes over what another mover knows of a flow.
+    /// Takes over the mirrors of a flow from another mover.
     pub fn receive(&mut self, from: &mut Self, flow: FlowId) {
         if let Some(showing) = from.0.remove(&flow) {
             self.0.insert(flow, showing);
@@ -59,9 +59,9 @@ impl Mirrors {
                 let from = map.address(piece.start, piece.len());
                 let room = to.spare_capacity_mut();
                 assert!(piece.len() <= room.len(), "a lane has room for what is copied into it");
-                // SAFETY: the room is this thread's, and there is enough of it. The source lies in the receive ring, which the driver
-                // alone writes; this mover writes nothing to these bytes before the receiver has given them back, and has looked at that last
-                // before they were delivered.
+                // SAFETY: the room is this thread's, and there is enough of it. The source lies in the receive ring, which the driver alone
+                // writes. This mover writes nothing to these bytes before the receiver has given them back. The last look at the receiver's
+                // counter was before their delivery.
                 unsafe {
                     pd_shm::copy::copy(room.as_mut_ptr().cast(), from.as_ptr(), piece.len());
                     to.set_len(to.len() + piece.len());

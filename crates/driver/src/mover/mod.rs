@@ -1,8 +1,7 @@
-//! The data agent: takes sends from request rings, has engines copy them, tells both sides.
+//! The data agent: takes sends from request rings, has engines copy them, and tells both sides.
 //!
-//! A mover serves the request and event rings of its clients and the flows that start at their
-//! sockets. Everything it owns is touched by its thread alone; commands come by its mailbox. In steady
-//! state it makes no system call, allocation, lock or log line per message.
+//! A mover serves the request and event rings of its clients, and the flows that start at their sockets. Only its thread touches its state.
+//! Commands come by its mailbox. In steady state there is no system call, allocation, lock or log line per message.
 mod channel;
 mod clients;
 mod commands;
@@ -62,17 +61,17 @@ use std::time::Duration;
 use throttle::Throttle;
 use ticks::Ticks;
 
-/// One look in so many before a sleep is at the doorbells, too.
+/// Looks before a sleep for each one that is at the doorbells, too.
 const LOOKS_PER_POLL: u32 = 4;
 
 /// Settings of a mover.
 #[derive(Clone, Debug)]
 pub struct MoverSettings {
-    /// Its index.
+    /// Index of the mover.
     pub id: MoverId,
-    /// How long it looks for work at most before it sleeps.
+    /// Longest spin for work before a sleep.
     pub spin: Duration,
-    /// How long an empty receive ring stays with an idle flow.
+    /// Time for which an empty receive ring stays with an idle flow.
     pub ring_idle: Duration,
 }
 
@@ -82,18 +81,18 @@ pub struct Mover {
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToMover>>,
     metrics: Arc<Metrics>,
-    /// Open files and wait for disks.
+    /// Threads that open files and wait for disks.
     readers: Arc<Readers>,
 
     clients: Clients,
     flows: Flows,
-    /// Whose turn it is: channels that are looked at, and flows with something to copy.
+    /// Turns of payers: channels that are looked at, and flows with bytes to copy.
     scheduler: Scheduler,
-    /// What turns take.
+    /// Time that turns take.
     stopwatch: Stopwatch,
     /// Rates, and flows without tokens.
     throttle: Throttle,
-    /// What receive rings may have.
+    /// Sizes of receive rings.
     division: Division,
     drains: Drains,
     mirrors: Mirrors,
@@ -103,23 +102,23 @@ pub struct Mover {
     ticks: Ticks,
     spin: Spin,
     now: Duration,
-    /// The node of memory that its thread was on lately, if it matters.
+    /// Node of memory that its thread was on lately. `None`: nodes do not matter.
     node: Option<u32>,
     /// Bytes of the requests that are being taken from a channel.
     bytes_taken: u64,
-    /// Since when there is nothing to do.
+    /// Time since which there is nothing to do.
     idle_since: Option<Duration>,
-    /// Its thread is to give it back.
+    /// Set when its thread is to give it back.
     called_back: bool,
-    /// Space for what is carried out next.
+    /// Space for the commands that are carried out next.
     commands: VecDeque<ToMover>,
 }
 
 impl Mover {
-    /// A mover with `engine` to copy.
+    /// Makes a mover that copies with `engine`.
     ///
     /// # Errors
-    /// Those of the engine, `epoll` and `eventfd`.
+    /// Errors of the engine, `epoll` and `eventfd`.
     pub fn new(
         settings: MoverSettings,
         clock: Arc<dyn Clock>,
@@ -158,7 +157,7 @@ impl Mover {
         })
     }
 
-    /// Whether its thread is to give it back to the conductor. Says so once.
+    /// Tells whether the thread is to give the mover back to the conductor. True once.
     pub fn is_called_back(&mut self) -> bool {
         std::mem::take(&mut self.called_back)
     }
@@ -166,12 +165,12 @@ impl Mover {
     /// Lets [`Self::idle`] wake up for another descriptor as well.
     ///
     /// # Errors
-    /// Those of `epoll_ctl`.
+    /// Errors of `epoll_ctl`.
     pub fn watch(&mut self, fd: impl AsFd) -> rustix::io::Result<()> {
         self.doorbells.watch(fd)
     }
 
-    /// One turn: commands, requests, copies, completions, news. Says whether there was anything to do.
+    /// Takes one turn: commands, requests, copies, completions, news. Returns whether there was anything to do.
     pub fn step(&mut self) -> bool {
         self.now = self.clock.now();
         if let Some(since) = self.idle_since.take() {
@@ -185,7 +184,7 @@ impl Mover {
             self.look_at_drains();
         }
         if self.ticks.is_poll_due(self.now) {
-            // Busy for a while: hear those that ring all the same.
+            // The mover has been busy for a while, and hears doorbells all the same.
             self.wait(Some(Duration::ZERO));
             self.ticks.polled(self.now);
             self.node = Nodes::here();
@@ -206,13 +205,13 @@ impl Mover {
         self.outbox.tell_conductor(message);
     }
 
-    /// What it has to tell a conductor of its own thread; `into` is empty.
+    /// Moves the messages for a conductor of the same thread into `into`, which is empty.
     pub fn take_messages(&self, into: &mut VecDeque<ToConductor>) {
         self.outbox.take_messages(into);
     }
 
-    /// Waits for something to do: a bounded spin, then a sleep, at most until `wake_by`. `news` looks
-    /// for work that comes neither by a ring nor by the mailbox; `asleep` is told of each sleep.
+    /// Waits for work: a bounded spin, then a sleep, at most until `wake_by`. `news` looks for work that comes neither by a ring nor by the
+    /// mailbox. `asleep` is told of each sleep.
     pub fn idle(&mut self, wake_by: Option<Duration>, asleep: impl Fn(bool), news: impl Fn() -> bool) {
         self.idle_since = Some(self.now);
         if self.engines.in_flight() > 0 {
@@ -234,8 +233,8 @@ impl Mover {
         self.get_up(&asleep);
     }
 
-    /// Begins a sleep: asks everybody to ring. Returns how long it may last, without an end if that is none; nothing if there
-    /// is something to do after all. [`Self::get_up`] ends it either way.
+    /// Begins a sleep: asks all clients to ring. Returns the longest duration of the sleep; `Some(None)` if there is no limit. `None`:
+    /// there is work after all. [`Self::get_up`] ends the sleep in either case.
     pub fn lie_down(
         &mut self,
         wake_by: Option<Duration>,
@@ -263,7 +262,7 @@ impl Mover {
         Metrics::add(&self.metrics.mover_sleeps, 1);
     }
 
-    /// Ends what [`Self::lie_down`] has begun.
+    /// Ends a sleep that [`Self::lie_down`] has begun.
     pub fn get_up(&mut self, asleep: &dyn Fn(bool)) {
         self.inbox.set_asleep(false);
         asleep(false);
@@ -271,12 +270,12 @@ impl Mover {
         self.spin.slept();
     }
 
-    /// Whether the descriptor given to [`Self::watch`] has become readable since the last call.
+    /// Tells whether the descriptor given to [`Self::watch`] has become readable since the last call.
     pub fn take_watched(&mut self) -> bool {
         self.doorbells.take_watched()
     }
 
-    /// Waits in the kernel; says whether anybody rang.
+    /// Waits in the kernel. Returns whether a doorbell rang.
     fn wait(&mut self, timeout: Option<Duration>) -> bool {
         let mut space = [MaybeUninit::uninit(); 64];
         let ready = self.doorbells.wait(&mut space, timeout);
@@ -288,7 +287,7 @@ impl Mover {
         !ready.is_empty()
     }
 
-    /// Asks all clients that are looked at to ring, and blocked receivers to say when there is room.
+    /// Asks all clients that are looked at to ring, and blocked receivers to report room.
     fn arm(&mut self) {
         let number = self.doorbells.number_sleep();
         for (client, index) in self.scheduler.channels() {
@@ -314,14 +313,14 @@ impl Mover {
         }
     }
 
-    /// Looks for something to do; with `rests` not in channels that are left alone for a while.
+    /// Looks for work. With `rests` it skips channels that are left alone for a while.
     fn has_news(&mut self, rests: bool) -> bool {
         if self.inbox.is_filled() || self.scheduler.has_flows() {
             return true;
         }
         for (client, index) in self.scheduler.channels() {
             let Some(channel) = self.clients.channel(client, index) else { continue };
-            // Not even a look at the memory of one that rests.
+            // A channel that rests is spared even a look at its memory.
             if !(rests && channel.rests(|| self.clock.now())) && channel.has_requests() {
                 return true;
             }

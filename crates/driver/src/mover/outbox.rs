@@ -1,4 +1,4 @@
-//! What a mover has to tell: the conductor and other movers at once; clients in one go, at the end of a step.
+//! Messages of a mover. The conductor and other movers are told at once, clients all together at the end of a step.
 use super::scheduler::Place;
 use crate::ids::{FlowId, MoverId};
 use crate::mailbox::{self, Mailbox};
@@ -11,7 +11,7 @@ pub struct Outbox {
     own: MoverId,
     conductor: mailbox::Outbox<ToConductor>,
     movers: Vec<Arc<Mailbox<ToMover>>>,
-    /// Flows with something to tell their clients.
+    /// Flows with news for their clients.
     touched: Vec<FlowId>,
     /// Channels with events to publish.
     dirty: Vec<Place>,
@@ -20,7 +20,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// That of mover `own`.
+    /// Makes the outbox of mover `own`.
     pub fn new(
         own: MoverId,
         conductor: mailbox::Outbox<ToConductor>,
@@ -30,7 +30,7 @@ impl Outbox {
         Self { own, conductor, movers: movers.to_vec(), touched, dirty, overflowing }
     }
 
-    /// Whose it is.
+    /// Returns the mover that has this outbox.
     #[inline]
     pub fn own(&self) -> MoverId {
         self.own
@@ -41,84 +41,84 @@ impl Outbox {
         self.conductor.send(message);
     }
 
-    /// Messages that are kept for a conductor of the same thread.
+    /// Returns the number of messages that are kept for a conductor of the same thread.
     pub fn kept(&self) -> Option<usize> {
         self.conductor.kept()
     }
 
-    /// Moves them into `into`, which is empty.
+    /// Moves the kept messages into `into`, which is empty.
     pub fn take_messages(&self, into: &mut VecDeque<ToConductor>) {
         self.conductor.drain(into);
     }
 
-    /// Tells another mover.
+    /// Sends a message to another mover.
     pub fn tell_mover(&self, to: MoverId, message: ToMover) {
         self.movers[to.index()].send(message);
     }
 
-    /// A flow has something to tell. It is there once: the flow knows that it is.
+    /// Adds a flow with news. A flow is added once: it knows that it is there.
     #[inline]
     pub fn touch(&mut self, flow: FlowId) {
         self.touched.push(flow);
     }
 
-    /// Flows that have.
+    /// Takes the flows with news.
     #[inline]
     pub fn take_touched(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.touched)
     }
 
-    /// An empty list for more of them, behind which come those that have been touched meanwhile.
+    /// Takes an empty list for reuse, with the flows that have been added meanwhile.
     #[inline]
     pub fn reuse_touched(&mut self, mut empty: Vec<FlowId>) {
         std::mem::swap(&mut self.touched, &mut empty);
         self.touched.append(&mut empty);
     }
 
-    /// A flow is another mover's from now on.
+    /// Drops a flow that goes to another mover.
     pub fn drop_touched(&mut self, flow: FlowId) {
         self.touched.retain(|known| *known != flow);
     }
 
-    /// A channel has events to publish. It is there once: the channel knows that it is.
+    /// Adds a channel with events to publish. A channel is added once: it knows that it is there.
     #[inline]
     pub fn add_dirty(&mut self, place: Place) {
         self.dirty.push(place);
     }
 
-    /// One that has.
+    /// Takes a channel with events to publish.
     #[inline]
     pub fn pop_dirty(&mut self) -> Option<Place> {
         self.dirty.pop()
     }
 
-    /// A channel has events that wait for room. It is there once: the channel knows that it is.
+    /// Adds a channel with events that wait for room. A channel is added once: it knows that it is there.
     pub fn add_overflowing(&mut self, place: Place) {
         self.overflowing.push(place);
     }
 
-    /// Channels that have, until they are put back.
+    /// Takes the channels with events that wait for room, until they are put back.
     pub fn take_overflowing(&mut self) -> Vec<Place> {
         std::mem::take(&mut self.overflowing)
     }
 
-    /// Puts those back that still have.
+    /// Puts back the channels with events that still wait.
     pub fn put_overflowing(&mut self, places: Vec<Place>) {
         self.overflowing = places;
     }
 
-    /// A channel is another mover's from now on.
+    /// Drops a channel that goes to another mover.
     pub fn drop_overflowing(&mut self, place: Place) {
         self.overflowing.retain(|known| *known != place);
     }
 
-    /// Whether any has.
+    /// Tells whether any channel has events that wait for room.
     #[inline]
     pub fn is_overflowing(&self) -> bool {
         !self.overflowing.is_empty()
     }
 
-    /// Tells the conductor by another outbox from now on. Returns the former one.
+    /// Replaces the outbox to the conductor. Returns the former one.
     #[cfg(test)]
     pub fn replace_conductor(
         &mut self,

@@ -1,16 +1,16 @@
-//! Time of turns, in the bytes that the scheduler counts with: what a turn took of the mover's thread, over what a charged byte has taken
-//! of late on the average of all payers.
+//! Time of turns, in the bytes that the scheduler counts with. A turn's bytes are its time on the mover's thread, over the time of a
+//! charged byte of late, on the average of all payers.
 //!
-//! A payer whose bytes take long (of a file, of memory that is in no cache) is thus charged for more of them, and one whose bytes are cheap for
-//! fewer. Nothing here knows a payer or reads a clock of its own.
+//! A payer whose bytes take long (of a file, of memory that is in no cache) is thus charged for more of them. A payer whose bytes are cheap
+//! is charged for fewer. Nothing here knows a payer or reads a clock of its own.
 use crate::clock::Clock;
 use std::time::Duration;
 
 /// Time and bytes before anything was measured: 5 GB/s, a copy from another core's cache.
 const FIRST: (u64, u64) = (1_000_000, 5_000_000);
-/// Bytes after which what was measured counts half.
+/// Bytes after which earlier measurements count half.
 const WINDOW_BYTES: u64 = 32 << 20;
-/// A longer turn may have been interrupted by others on its core: the processor time of the thread decides.
+/// Time from which on a turn may have been interrupted by others on its core. The processor time of the thread decides then.
 const LONG: Duration = Duration::from_micros(200);
 
 /// See the module.
@@ -27,13 +27,13 @@ impl Default for Price {
 }
 
 impl Price {
-    /// Returns the bytes that take so long on the average.
+    /// Returns the bytes that take `time` on the average.
     pub fn bytes_of(&self, time: Duration) -> u64 {
         let ns = time.as_nanos().min(u64::MAX.into());
         (ns * u128::from(self.bytes) / u128::from(self.ns)).min(u64::MAX.into()) as u64
     }
 
-    /// Takes note of a turn that was charged `bytes`.
+    /// Adds a turn that was charged `bytes`.
     pub fn add(&mut self, time: Duration, bytes: u64) {
         self.ns = self.ns.saturating_add(time.as_nanos() as u64).max(1);
         self.bytes = self.bytes.saturating_add(bytes).max(1);
@@ -51,7 +51,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// A step begins: the thread may have slept before.
+    /// Begins a step: the thread may have slept before.
     pub fn reset(&mut self) {
         self.mark = None;
     }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(price.bytes_of(Duration::ZERO), 0);
     }
 
-    /// A clock of two hands.
+    /// A clock with wall time and processor time.
     struct Hands(Mutex<(Duration, Duration)>);
 
     impl Hands {

@@ -1,4 +1,4 @@
-//! What clients ask for: requests copied once, checked, taken.
+//! Requests of clients: copied once, checked, taken.
 use super::flow::Flow;
 use super::scheduler::{PayerId, REQUEST_BYTES};
 use super::Mover;
@@ -10,15 +10,16 @@ use pd_abi::limits::CHANNELS_MAX;
 use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
 use std::sync::atomic::{fence, Ordering};
 
-/// Requests taken from one channel before the next gets its turn.
+/// Most requests taken from one channel before the next gets its turn.
 const REQUESTS_PER_TURN: usize = 64;
-/// Requests of one client that may be on their way to other agents; beyond, its request rings wait. Checked
-/// once in a channel's turn, which may pass on [`REQUESTS_PER_TURN`].
+/// Requests of one client on their way to other agents, from which on its request rings wait. Checked once in a channel's turn, which may
+/// pass on [`REQUESTS_PER_TURN`].
 pub const FORWARDED_MAX: usize = 1024;
-/// The same of all clients together, in a driver of one thread, which carries them out before it takes more.
+/// Requests of all clients on their way, from which on request rings wait in a driver of one thread. The thread carries them out before it
+/// takes more.
 const KEPT_MAX: usize = 1 << 16;
-/// A send of at most this much is copied as soon as its request is read, if nothing is before it: by one channel in a turn
-/// no more than a flow may move in one.
+/// Largest send that is copied as soon as its request is read, if nothing is before it. One channel thus copies no more in a turn than a
+/// flow may move in one.
 const PASSED_BYTES_MAX: u64 = 4 << 10;
 /// Turns without a request after which a channel is no longer looked at until it rings.
 const QUIET_TURNS_MAX: u32 = 4096;
@@ -34,14 +35,14 @@ impl Mover {
         }
     }
 
-    /// Takes the requests of the channel that a socket sends on, as many as there can be.
+    /// Takes the requests of the channel that a socket sends on, up to the most that there can be.
     pub(super) fn catch_up(&mut self, client: ClientId, slot: Slot) {
         let channel = match self.clients.get(client) {
             Some(state) => state.slot(slot).map(|socket| usize::from(socket.channel)),
             _ => None,
         };
         let Some(channel) = channel else { return };
-        // Once more than the ring holds: the last send may have grown.
+        // One round more than the ring holds: the last send may have grown.
         for _ in 0..=pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
             if self.has_fallen_behind(client)
                 || self.take_requests(client, channel).is_none_or(|taken| taken == 0)
@@ -51,7 +52,7 @@ impl Mover {
         }
     }
 
-    /// One turn's requests of a channel; how many they were. None: the channel is no more, or its client was cut off.
+    /// Takes one turn's requests of a channel. Returns their number. `None`: the channel is no more, or its client was cut off.
     fn take_requests(&mut self, client: ClientId, index: usize) -> Option<usize> {
         let mut taken = 0;
         let result = loop {
@@ -84,7 +85,7 @@ impl Mover {
         Some(taken)
     }
 
-    /// Whether the agents that are to carry out a client's requests have fallen behind.
+    /// Tells whether the agents that are to carry out a client's requests have fallen behind.
     fn has_fallen_behind(&self, client: ClientId) -> bool {
         if let Some(kept) = self.outbox.kept() {
             return kept >= KEPT_MAX;
@@ -93,7 +94,7 @@ impl Mover {
         state.is_some_and(|state| state.memory().forwarded.load(Ordering::Relaxed) >= FORWARDED_MAX)
     }
 
-    /// Takes requests of one of the payer's channels; how many. None: the channel shall not be looked at any more.
+    /// Takes requests of one of the payer's channels. Returns their number. `None`: the channel is not to be looked at any more.
     pub(super) fn poll_channel(&mut self, client: ClientId, index: usize, payer: PayerId) -> Option<usize> {
         let now = self.now;
         if self.clients.channel(client, index)?.rests(|| now) {
@@ -112,20 +113,19 @@ impl Mover {
         Some(taken)
     }
 
-    /// As many turns for all channels of a payer together as a client's have.
+    /// Returns the quiet turns after which a channel is left. All channels of a payer together have as many as those of one client.
     fn quiet_turns_max(&self, payer: PayerId) -> u32 {
         let channels = self.scheduler.channel_count(payer).max(CHANNELS_MAX);
         let most = if simulated::is_on() { QUIET_TURNS_MAX / 256 } else { QUIET_TURNS_MAX };
         most * CHANNELS_MAX as u32 / channels as u32
     }
 
-    /// Stops looking at a quiet channel, which has to ring from now on; unless it has requests after
-    /// all. Says whether it did.
+    /// Stops looking at a quiet channel, which has to ring from now on, unless it has requests after all. Returns whether it did.
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
         let number = self.doorbells.number_sleep();
         let Some(state) = self.clients.get_mut(client) else { return true };
         if let Some(channel) = state.channel(index).filter(|channel| !channel.is_heard()) {
-            // Its doorbell could not be watched. By now it may; otherwise nobody would hear it.
+            // The doorbell could not be watched before. An unwatched doorbell would not be heard.
             let is_heard = self.doorbells.add(client, index, channel.doorbell()).is_ok();
             channel.set_heard(is_heard);
             channel.restart_quiet();
@@ -179,7 +179,7 @@ impl Mover {
                 let Some((mover, to, slot)) =
                     outgoing.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
                 else {
-                    // Its own stream has ended: the peer is where the other stream begins.
+                    // The socket's own stream has ended: the peer is at the start of the other stream.
                     match incoming {
                         Some((mover, flow)) if mover == self.outbox.own() => self.nudge_source(flow),
                         Some((mover, flow)) => {
@@ -258,7 +258,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Lets the flow that a socket sends on take something.
+    /// Calls `take` with the flow that a socket sends on.
     pub(super) fn accept(
         &mut self,
         client: ClientId,
@@ -266,13 +266,13 @@ impl Mover {
         take: impl FnOnce(&mut Flow) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
         let Some(id) = self.clients.socket(client, socket).and_then(|s| s.outgoing) else {
-            // Not connected, or closed by now: nobody waits for it.
+            // The socket is not connected, or closed by now: nobody waits for the send.
             Metrics::add(&self.metrics.sends_dropped, 1);
             return Ok(());
         };
         let Some(mut flow) = self.flows.get(id) else { return Ok(()) };
         if flow.has_remainder() {
-            // What lies in the sender's ring was sent before.
+            // Bytes in the sender's ring were sent before.
             self.read_on(id, false);
             let Some(again) = self.flows.get(id) else { return Ok(()) };
             flow = again;

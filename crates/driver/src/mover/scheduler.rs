@@ -1,15 +1,14 @@
-//! Whose turn it is: payers take turns, and in a turn the channels and flows of one (deficit round robin on two levels).
+//! Scheduler of a mover: payers take turns, and in a turn the channels and flows of one payer do (deficit round robin on two levels).
 //!
-//! A payer ([`Payer`]) is whom clients belong to. Each turn gives it credit of [`TURN_BYTES`] times its weight. Requests taken,
-//! looks at channels, flows served and bytes copied are charged to it. Who is in debt after its turn begins the next one with
-//! less. Credit that is left is kept only by who was interrupted. A payer without others has the step to itself and keeps no
-//! debt.
+//! A payer ([`Payer`]) is the account of clients. Each turn gives it credit of [`TURN_BYTES`] times its weight. The payer is charged for
+//! requests taken, looks at channels, flows served and bytes copied. A payer in debt after its turn begins the next one with less. Only a
+//! payer that was interrupted keeps credit that is left. A payer without others has the step to itself and keeps no debt.
 //!
-//! Bytes stand for time. A turn that was measured is charged by what it took ([`Price`]): the difference to its bytes is charged on top,
-//! or added to the credit of the next turn. What a conductor carries out in the mover's thread is measured likewise.
+//! Bytes stand for time. A turn that was measured is charged by its time ([`Price`]). The difference to its bytes is charged on top, or
+//! added to the credit of the next turn. Requests that a conductor carries out in the mover's thread are measured likewise.
 //!
-//! Every operation takes the same time however many payers, channels and flows there are, but for [`Scheduler::set_weight`] and
-//! [`Scheduler::drop_channels`]. Nothing is allocated once the queues have grown. This never touches a flow or a ring.
+//! Every operation takes the same time however many payers, channels and flows there are, except [`Scheduler::set_weight`] and
+//! [`Scheduler::drop_channels`]. Nothing is allocated once the queues have grown. The scheduler never touches a flow or a ring.
 use super::price::Price;
 use crate::ids::{ClientId, FlowId, TenantId};
 use crate::messages::{Payer, DRIVER};
@@ -18,9 +17,9 @@ use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Credit of a payer of weight 1 for a turn: what one flow moves in its turn.
+/// Credit of a payer of weight 1 for a turn: the bytes that one flow moves in its turn.
 pub const TURN_BYTES: u64 = 256 << 10;
-/// What a mover does for all payers before it looks at its mailbox, full rings and completions again.
+/// Bytes of all payers before a mover looks at its mailbox, full rings and completions again.
 pub const STEP_BYTES: u64 = 4 << 20;
 /// Charge for a request taken, a send put under way, a flow's turn, and a look at a channel without requests. Each takes a
 /// mover about 100 ns, in which a core copies about as much from another's cache (5 GB/s).
@@ -28,25 +27,25 @@ pub const REQUEST_BYTES: u64 = 512;
 /// Charge beside that for a request that a conductor carries out in the mover's thread: to bind, to connect. The shortest, a
 /// bind that is refused, takes 700 ns, in which a core copies about as much from its own cache.
 pub const CONTROL_BYTES: u64 = 8 << 10;
-/// A payer without flows that are ready is measured after a turn that was charged more: two looks at the clock would be a good part
-/// of what a shorter one takes.
+/// Charge of a turn from which on a payer without ready flows is measured in the next. Two looks at the clock would be a good part of a
+/// shorter turn.
 const TIMED_BYTES: u64 = 4 << 10;
-/// Requests for the conductor by which the time of carrying them out is measured.
+/// Least number of requests for the conductor that are measured together.
 const TIMED_CONTROLS: u64 = 8;
 /// Most that one measurement adds to a charge. The machine may have stood still meanwhile.
 const TIME_BYTES_MAX: u64 = 4 * STEP_BYTES;
-/// Most that a payer has on top of a turn's credit because its bytes take little time, in such turns.
+/// Most credit that a payer has on top because its bytes take little time, in turns.
 const REFUND_TURNS_MAX: i64 = 8;
 
 /// All of a payer's weight; a power of two.
 pub const WHOLE: u32 = 256;
-/// The least of it that it has with a mover.
+/// Least part of its weight that a payer has with a mover.
 const PART_MIN: u32 = WHOLE / 32;
 /// Flows with a full receive ring that are looked at before each sleep; more than these ask their
 /// receivers for a request at once.
 const BLOCKED_POLLED_MAX: usize = 32;
 
-/// Index of a payer, as long as somebody holds it.
+/// Index of a payer, valid as long as the payer is held.
 pub type PayerId = u32;
 /// A channel of a client.
 pub type Place = (ClientId, usize);
@@ -59,23 +58,23 @@ pub struct Scheduler {
     entries: Vec<Entry>,
     free: Vec<PayerId>,
     known: HashMap<Payer, PayerId>,
-    /// Payers with active channels or flows that are ready; not the one whose turn it is.
+    /// Payers with active channels or ready flows, except the one that has its turn.
     order: VecDeque<PayerId>,
     /// Weights of tenants that have another than the usual one.
     weights: HashMap<TenantId, u32>,
-    /// Flows that are ready, of all payers.
+    /// Number of ready flows of all payers.
     ready: usize,
-    /// Charged since the step began.
+    /// Bytes charged since the step began.
     spent: u64,
-    /// What the requests that are being taken cost beside the taking. Not charged yet.
+    /// Cost of the requests that are being taken, beside the taking. Not charged yet.
     owed: u64,
-    /// Requests for the conductor among those that are being taken. Not charged yet.
+    /// Number of requests for the conductor among those that are being taken. Not charged yet.
     owed_controls: u64,
-    /// Requests for the conductor in this step, and whose. Charged, and to be measured.
+    /// Requests for the conductor in this step, by payer. Charged, and to be measured.
     controls: Vec<(PayerId, u64)>,
-    /// Charged since the turn began, but for requests for the conductor.
+    /// Bytes charged since the turn began, except for requests for the conductor.
     charged: u64,
-    /// What a byte takes.
+    /// Time of a byte.
     price: Price,
     /// Flows with a full receive ring, which are looked at again and again.
     blocked: Vec<FlowId>,
@@ -85,23 +84,23 @@ pub struct Scheduler {
 struct Entry {
     payer: Payer,
     weight: u32,
-    /// How much of the weight is for this mover, in [`WHOLE`].
+    /// Part of the weight that is for this mover, in [`WHOLE`].
     part: u32,
-    /// Clients and receive rings of its.
+    /// Number of clients and receive rings that hold the payer.
     holders: usize,
     /// Bytes that it may still spend in this turn; negative: owes.
     credit: i64,
     /// Credit that the next turn has on top: the last ones took less time than their bytes stand for.
     refund: i64,
-    /// Goes on with the credit of the turn in which it was interrupted.
+    /// Set if it goes on with the credit of the turn in which it was interrupted.
     resumes: bool,
-    /// Its last turn was long enough to be measured.
+    /// Set if its last turn was long enough to be measured.
     is_busy: bool,
-    /// In `order`, or having its turn.
+    /// Set while it is in `order`, or has its turn.
     is_present: bool,
-    /// Looked at in its turns.
+    /// Channels that are looked at in its turns.
     channels: VecDeque<Place>,
-    /// With something to copy.
+    /// Flows with something to copy.
     flows: VecDeque<FlowId>,
 }
 
@@ -129,7 +128,7 @@ impl Default for Scheduler {
 }
 
 impl Scheduler {
-    /// A client of this payer attaches. Balanced by [`Self::let_go`].
+    /// Adds a client of this payer, which attaches. Balanced by [`Self::let_go`].
     pub fn enter(&mut self, payer: Payer) -> PayerId {
         if let Some(&id) = self.known.get(&payer) {
             self.hold(id);
@@ -164,12 +163,12 @@ impl Scheduler {
         id
     }
 
-    /// One more holds the payer.
+    /// Holds a payer once more.
     pub fn hold(&mut self, id: PayerId) {
         self.entries[id as usize].holders += 1;
     }
 
-    /// One holds the payer no more.
+    /// Ends one hold of a payer.
     pub fn let_go(&mut self, id: PayerId) {
         self.entries[id as usize].holders -= 1;
         self.reclaim(id);
@@ -178,7 +177,7 @@ impl Scheduler {
     fn reclaim(&mut self, id: PayerId) {
         let entry = &mut self.entries[id as usize];
         if entry.holders == 0 && entry.is_present && entry.flows.is_empty() && entry.channels.is_empty() {
-            // A turn would find nothing, and a mover without a thread has none. In its own turn it is not among those that wait.
+            // A turn would find nothing, and a mover without a thread has none. A payer in its own turn is not among those that wait.
             if let Some(at) = self.order.iter().position(|waiting| *waiting == id) {
                 self.order.remove(at);
                 entry.is_present = false;
@@ -190,13 +189,13 @@ impl Scheduler {
         }
     }
 
-    /// Payers that somebody holds, and that of no clients.
+    /// Returns the number of payers that are held, with that of no clients.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn payers(&self) -> usize {
         self.known.len()
     }
 
-    /// The weight of a tenant's payers from now on.
+    /// Sets the weight of a tenant's payers.
     pub fn set_weight(&mut self, tenant: TenantId, weight: u32) {
         self.weights.insert(tenant, weight);
         self.weights.retain(|_, weight| *weight != WEIGHT_DEFAULT);
@@ -204,25 +203,25 @@ impl Scheduler {
         of_tenant.for_each(|entry| entry.weight = weight);
     }
 
-    /// How much of a payer's weight is for this mover, in [`WHOLE`]: it is served by others, too.
+    /// Sets the part of a payer's weight that is for this mover, in [`WHOLE`]. Other movers serve the payer, too.
     pub fn set_part(&mut self, payer: Payer, part: u32) {
         if let Some(&id) = self.known.get(&payer) {
             self.entries[id as usize].part = part.clamp(PART_MIN, WHOLE);
         }
     }
 
-    /// The payer's weight.
+    /// Returns the payer's weight.
     pub fn weight(&self, id: PayerId) -> u64 {
         self.entries[id as usize].weight.into()
     }
 
-    /// A channel is looked at in the payer's turns from now on.
+    /// Adds a channel to those that are looked at in the payer's turns.
     pub fn add_channel(&mut self, id: PayerId, place: Place) {
         self.entries[id as usize].channels.push_back(place);
         self.appear(id);
     }
 
-    /// A flow of the payer's has something to copy.
+    /// Adds a flow of the payer that has something to copy.
     #[inline]
     pub fn add_flow(&mut self, id: PayerId, flow: FlowId) {
         self.entries[id as usize].flows.push_back(flow);
@@ -239,17 +238,17 @@ impl Scheduler {
         }
     }
 
-    /// The client's channels are looked at no more.
+    /// Drops all channels of a client.
     pub fn drop_channels(&mut self, id: PayerId, client: ClientId) {
         self.entries[id as usize].channels.retain(|place| place.0 != client);
     }
 
-    /// The channel is looked at no more.
+    /// Drops a channel.
     pub fn drop_channel(&mut self, id: PayerId, place: Place) {
         self.entries[id as usize].channels.retain(|known| *known != place);
     }
 
-    /// A flow that is ready is another mover's from now on. Looks at all flows that are ready.
+    /// Drops a flow that goes to another mover. Looks at all ready flows.
     pub fn drop_flow(&mut self, flow: FlowId) {
         for entry in &mut self.entries {
             let before = entry.flows.len();
@@ -259,12 +258,12 @@ impl Scheduler {
         self.blocked.retain(|known| *known != flow);
     }
 
-    /// Who a payer is.
+    /// Returns the payer of an index.
     pub fn payer(&self, id: PayerId) -> Payer {
         self.entries[id as usize].payer
     }
 
-    /// The client's channels are looked at in another payer's turns.
+    /// Moves a client's channels to another payer's turns.
     pub fn move_channels(&mut self, from: PayerId, to: PayerId, client: ClientId) {
         let channels = &mut self.entries[from as usize].channels;
         let moved: Vec<Place> = channels.iter().copied().filter(|place| place.0 == client).collect();
@@ -272,29 +271,29 @@ impl Scheduler {
         moved.into_iter().for_each(|place| self.add_channel(to, place));
     }
 
-    /// Channels that are looked at.
+    /// Iterates over the channels that are looked at.
     pub fn channels(&self) -> impl Iterator<Item = Place> + '_ {
         self.order.iter().flat_map(|&id| self.entries[id as usize].channels.iter().copied())
     }
 
-    /// Whether any flow has something to copy.
+    /// Tells whether any flow has something to copy.
     pub fn has_flows(&self) -> bool {
         self.ready > 0
     }
 
-    /// A step begins. Returns how many payers may have a turn in it.
+    /// Begins a step. Returns the number of payers that may have a turn in it.
     pub fn begin_step(&mut self) -> usize {
         self.spent = 0;
         self.controls.clear();
         self.order.len()
     }
 
-    /// Whether this step has done enough.
+    /// Tells whether this step has done enough.
     pub fn is_step_over(&self) -> bool {
         self.spent >= STEP_BYTES
     }
 
-    /// The turn of the next payer begins.
+    /// Begins the turn of the next payer.
     pub fn begin(&mut self) -> Option<Turn> {
         let payer = self.order.pop_front()?;
         let alone = self.order.is_empty();
@@ -306,13 +305,13 @@ impl Scheduler {
         } else if !resumes {
             entry.credit += entry.turn_bytes() + std::mem::take(&mut entry.refund);
         }
-        // Neither its channels nor its flows hold up the others.
+        // Channels and flows do not hold each other up.
         let channels_to = if entry.flows.is_empty() { 0 } else { entry.credit / 2 };
         let is_timed = !alone && (entry.is_busy || !entry.flows.is_empty());
         Some(Turn { payer, alone, is_timed, channels_to })
     }
 
-    /// The turn took so long. To be told before its end.
+    /// Corrects the charge of a turn by its time. Called before the turn's end.
     pub fn settle(&mut self, turn: &Turn, took: Duration) {
         let charged = self.charged;
         if took.is_zero() {
@@ -323,12 +322,12 @@ impl Scheduler {
         self.correct(turn.payer, charged, due);
     }
 
-    /// Requests for the conductor in this step that are worth measuring what they take together.
+    /// Tells whether this step has enough requests for the conductor to measure their time.
     pub fn has_controls(&self) -> bool {
         self.controls.iter().map(|(_, count)| count).sum::<u64>() >= TIMED_CONTROLS
     }
 
-    /// The conductor has carried them out, which took so long.
+    /// Corrects the charge of these requests by the time in which the conductor has carried them out.
     pub fn settle_controls(&mut self, took: Duration) {
         let controls = std::mem::take(&mut self.controls);
         let all = controls.iter().map(|(_, count)| count).sum::<u64>();
@@ -352,14 +351,14 @@ impl Scheduler {
         }
     }
 
-    /// Payers whose channels may be read while no flow can be served; those in debt by a whole turn wait.
+    /// Returns a turn of a payer, to read its channels while no flow can be served. Payers in debt by a whole turn wait.
     pub fn waiting(&self, at: usize) -> Option<Turn> {
         let &payer = self.order.get(at)?;
         let channels_to = -self.entries[payer as usize].turn_bytes();
         Some(Turn { payer, alone: false, is_timed: false, channels_to })
     }
 
-    /// The next of the payer's channels, and how many there are. To be added again if it is to be looked at in the next turn, too.
+    /// Takes the next of the payer's channels. The caller adds it again if it is to be looked at in the next turn, too.
     pub fn next_channel(&mut self, turn: &Turn) -> Option<Place> {
         let over = self.is_step_over();
         let entry = &mut self.entries[turn.payer as usize];
@@ -369,22 +368,22 @@ impl Scheduler {
         entry.channels.pop_front()
     }
 
-    /// Channels of the payer.
+    /// Returns the number of channels of the payer.
     pub fn channel_count(&self, id: PayerId) -> usize {
         self.entries[id as usize].channels.len()
     }
 
-    /// Whether a channel that was taken out in this turn is the only thing there is to look at.
+    /// Tells whether a channel that was taken out in this turn is the only thing there is to look at.
     pub fn is_lone_channel(&self, id: PayerId) -> bool {
         self.entries[id as usize].channels.is_empty() && !self.order.iter().any(|&other| other != id)
     }
 
-    /// Flows of the payer that are ready.
+    /// Returns the number of ready flows of the payer.
     pub fn flow_count(&self, id: PayerId) -> usize {
         self.entries[id as usize].flows.len()
     }
 
-    /// The next of the payer's flows, and bytes that it may move: none without credit.
+    /// Takes the next of the payer's flows, with the bytes that it may move. `None` without credit.
     #[inline]
     pub fn next_flow(&mut self, turn: &Turn) -> Option<(FlowId, u64)> {
         let over = self.is_step_over();
@@ -397,7 +396,7 @@ impl Scheduler {
         Some((flow, (entry.credit as u64).min(TURN_BYTES)))
     }
 
-    /// The payer has cost so much.
+    /// Charges a payer for `bytes`.
     #[inline]
     pub fn charge(&mut self, id: PayerId, bytes: u64) {
         self.spent += bytes;
@@ -405,10 +404,10 @@ impl Scheduler {
         self.entries[id as usize].credit -= bytes as i64;
     }
 
-    /// Charges what was done for a payer in another's turn, up to a debt of [`STEP_BYTES`]: a payer that is not served here owes no more.
+    /// Charges a payer for work in another's turn, up to a debt of [`STEP_BYTES`]. A payer that is not served here owes no more.
     pub fn charge_beside(&mut self, payer: Payer, bytes: u64) {
         self.spent += bytes;
-        // Time that the payer whose turn it is shall not be charged for.
+        // The payer that has its turn is not charged for this time.
         self.charged += bytes;
         if let Some(&id) = self.known.get(&payer) {
             let credit = &mut self.entries[id as usize].credit;
@@ -416,18 +415,18 @@ impl Scheduler {
         }
     }
 
-    /// A request that is being taken costs so much more.
+    /// Adds to the cost of a request that is being taken.
     #[inline]
     pub fn owe(&mut self, bytes: u64) {
         self.owed += bytes;
     }
 
-    /// A request that is being taken is one that the conductor carries out in the mover's thread.
+    /// Notes that a request that is being taken is for a conductor in the mover's thread.
     pub fn owe_control(&mut self) {
         self.owed_controls += 1;
     }
 
-    /// So many requests of the payer's were taken.
+    /// Charges a payer for `taken` requests.
     #[inline]
     pub fn charge_requests(&mut self, id: PayerId, taken: u64) {
         let owed = std::mem::take(&mut self.owed);
@@ -443,7 +442,7 @@ impl Scheduler {
         }
     }
 
-    /// A flow's receive ring is full: it is looked at again and again. Says whether it is; if not, there are too many.
+    /// Adds a flow with a full receive ring to those that are looked at again and again. Returns false if there are too many.
     pub fn watch_blocked(&mut self, flow: FlowId) -> bool {
         let fits = self.blocked.len() < BLOCKED_POLLED_MAX;
         if fits {
@@ -452,23 +451,23 @@ impl Scheduler {
         fits
     }
 
-    /// Those that are looked at.
+    /// Iterates over these flows.
     pub fn blocked(&self) -> impl Iterator<Item = FlowId> + '_ {
         self.blocked.iter().copied()
     }
 
-    /// One of them.
+    /// Returns one of these flows.
     #[inline]
     pub fn blocked_at(&self, at: usize) -> Option<FlowId> {
         self.blocked.get(at).copied()
     }
 
-    /// It is looked at no more; another takes its place.
+    /// Drops one of these flows; another takes its place.
     pub fn drop_blocked(&mut self, at: usize) {
         self.blocked.swap_remove(at);
     }
 
-    /// The payer's turn is over. `interrupted`: it goes on before any other's.
+    /// Ends a payer's turn. `interrupted`: the payer goes on before any other.
     pub fn end(&mut self, turn: &Turn, interrupted: bool) {
         let id = turn.payer;
         let over = self.is_step_over();
@@ -498,11 +497,11 @@ impl Entry {
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {
     pub payer: PayerId,
-    /// There is no other.
+    /// Set if there is no other payer.
     pub alone: bool,
-    /// It is to be measured ([`Scheduler::settle`]).
+    /// Set if the turn is to be measured ([`Scheduler::settle`]).
     pub is_timed: bool,
-    /// Channels are read as long as more credit is left.
+    /// Credit down to which channels are read.
     channels_to: i64,
 }
 

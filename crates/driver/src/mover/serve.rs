@@ -1,4 +1,4 @@
-//! A step's work: payers in turn, of each its channels and then its flows ([`super::scheduler`]).
+//! Work of a step: payers in turn, of each its channels and then its flows ([`super::scheduler`]).
 use super::counting;
 use super::engines::COMMANDS_PER_TURN;
 use super::flow::{Allowance, Flow, Moved, Pump};
@@ -10,7 +10,7 @@ use crate::metrics::Metrics;
 use std::time::Duration;
 
 impl Mover {
-    /// Each payer's turn, as long as the step lasts. Says whether there was anything to do.
+    /// Gives payers their turns, as long as the step lasts. Returns whether there was anything to do.
     pub(super) fn serve(&mut self) -> bool {
         let mut worked = false;
         let turns = self.scheduler.begin_step();
@@ -53,7 +53,7 @@ impl Mover {
         worked
     }
 
-    /// Serves the payer's flows as long as it has credit; one that has no others to wait for, each once at most.
+    /// Serves the payer's flows as long as it has credit. A payer that is alone has each flow served once at most.
     fn run_flows(&mut self, turn: &Turn) -> bool {
         let ready = self.scheduler.flow_count(turn.payer);
         let turns = if turn.alone { ready.min(COMMANDS_PER_TURN) } else { usize::MAX };
@@ -68,7 +68,7 @@ impl Mover {
         ready > 0
     }
 
-    /// A flow's turn. Returns what it costs.
+    /// Gives a flow its turn. Returns the cost in bytes.
     fn run_flow(&mut self, id: FlowId, bytes: u64) -> u64 {
         let Some(flow) = self.flows.get(id) else { return REQUEST_BYTES };
         let has_tokens = flow.schedule.begin();
@@ -130,18 +130,18 @@ impl Mover {
         used.bytes + (1 + used.messages) * REQUEST_BYTES
     }
 
-    /// The conductor is about to carry out what was asked of it in this step. Returns the moment if that is worth measuring.
+    /// Begins the conductor's work on requests of this step. Returns the moment if the work is worth measuring.
     pub fn begin_controls(&mut self) -> Option<Duration> {
         self.scheduler.has_controls().then(|| self.stopwatch.begin(&*self.clock))
     }
 
-    /// It has done so since `begun`: clients that asked are charged for the time.
+    /// Ends the conductor's work, which began at `begun`. Charges the clients that asked for the time.
     pub fn settle_controls(&mut self, begun: Duration) {
         let took = self.stopwatch.end(begun, &*self.clock);
         self.scheduler.settle_controls(took);
     }
 
-    /// A flow that is in no queue has something to copy: its payer gets a turn.
+    /// Queues a flow that is in no queue and has something to copy: the payer gets a turn.
     pub(super) fn enqueue(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.schedule.queue();
@@ -150,7 +150,7 @@ impl Mover {
         self.scheduler.add_flow(payer, id);
     }
 
-    /// A client is another payer's from now on. Flows that are ready have their present turn with the former.
+    /// Changes a client's payer. Ready flows have their present turn with the former one.
     pub(super) fn set_payer(&mut self, client: ClientId, payer: Payer) {
         let Some(state) = self.clients.get_mut(client) else { return };
         let to = self.scheduler.enter(payer);

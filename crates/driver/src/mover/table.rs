@@ -1,4 +1,4 @@
-//! Buffer tables: which blocks of a ring are in use (paper, section III-C, Figure 5).
+//! Buffer tables: the blocks of a ring that are in use (paper, section III-C, Figure 5).
 use std::collections::VecDeque;
 
 /// One block in use.
@@ -9,10 +9,10 @@ pub struct Entry {
     pub pointer: u64,
     /// Bytes of the block.
     pub size: u64,
-    /// Sends that it is, of a send buffer table.
+    /// Number of sends in the block, in a send buffer table.
     pub sends: u64,
-    /// Bytes inserted up to and with this block since the table was made: the difference between
-    /// the youngest and the oldest entry is what the ring holds.
+    /// Bytes inserted up to and with this block since the table was made. The ring holds the difference between the youngest and the oldest
+    /// entry.
     pub total: u64,
     done: bool,
 }
@@ -28,17 +28,17 @@ pub struct BufferTable {
     bytes_max: u64,
 }
 
-/// Entries of one table; a command's `entry_seq` (16 bits) must be unambiguous.
+/// Most entries of one table: a command's `entry_seq` (16 bits) must be unambiguous.
 pub const ENTRIES_MAX: usize = 1 << 15;
 
 impl BufferTable {
-    /// An empty table of a ring of `bytes_max` bytes. Allocates nothing until the first block.
+    /// Makes an empty table of a ring of `bytes_max` bytes. Allocates nothing until the first block.
     pub const fn new(bytes_max: u64) -> Self {
         Self { entries: VecDeque::new(), first: 0, inserted: 0, removed: 0, bytes_max }
     }
 
-    /// A table of blocks that another one has left: their addresses, bytes and sends. `first`: the number of the oldest, or of the next one. Nothing
-    /// if no table can have such blocks.
+    /// Makes a table of blocks that another one has left: their addresses, bytes and sends. `first` is the number of the oldest block, or
+    /// of the next one. `None`: no table can have these blocks.
     pub fn resume(bytes_max: u64, first: u64, blocks: &[(u64, u64, u64)]) -> Option<Self> {
         let mut this = Self { first, ..Self::new(u64::MAX) };
         for &(pointer, size, sends) in blocks {
@@ -49,47 +49,47 @@ impl BufferTable {
         Some(this)
     }
 
-    /// Blocks in use, oldest first.
+    /// Iterates over the blocks in use, oldest first.
     pub fn blocks(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter()
     }
 
-    /// Size of the ring.
+    /// Returns the size of the ring.
     pub fn bytes_max(&self) -> u64 {
         self.bytes_max
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub fn used(&self) -> u64 {
         self.inserted - self.removed
     }
 
-    /// Bytes not in use.
+    /// Returns the bytes not in use.
     pub fn room(&self) -> u64 {
         self.bytes_max.saturating_sub(self.used())
     }
 
-    /// Blocks in use.
+    /// Returns the number of blocks in use.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no block is in use.
+    /// Tells whether no block is in use.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Size of the ring from now on. Blocks in use stay.
+    /// Sets the size of the ring. Blocks in use stay.
     pub fn set_bytes_max(&mut self, bytes_max: u64) {
         self.bytes_max = bytes_max;
     }
 
-    /// Inserts a block behind the others and returns its number, or none if it does not fit.
+    /// Inserts a block behind the others. Returns its number; `None` if it does not fit.
     pub fn insert(&mut self, pointer: u64, size: u64) -> Option<u64> {
         self.insert_sends(pointer, size, 1)
     }
 
-    /// Inserts a block of one or several sends, likewise.
+    /// Inserts a block of one or several sends behind the others. Returns its number; `None` if it does not fit.
     pub fn insert_sends(&mut self, pointer: u64, size: u64, sends: u64) -> Option<u64> {
         if size == 0 || size > self.room() || self.entries.len() == ENTRIES_MAX {
             return None;
@@ -106,8 +106,8 @@ impl BufferTable {
         self.first - 1
     }
 
-    /// Makes the youngest block longer by what follows it in memory, if `is_idle` says of its number that it may, and if that
-    /// fits. Returns whether it did.
+    /// Makes the youngest block longer by the bytes that follow it in memory, if they fit and `is_idle` is true for the block's number.
+    /// Returns whether it did.
     pub fn extend(&mut self, pointer: u64, size: u64, sends: u64, is_idle: impl FnOnce(u64) -> bool) -> bool {
         let (room, number) = (self.room(), self.first + self.entries.len() as u64);
         let Some(last) = self.entries.back_mut() else { return false };
@@ -121,23 +121,23 @@ impl BufferTable {
         true
     }
 
-    /// Number of the oldest block, or of the next one.
+    /// Returns the number of the oldest block, or of the next one.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// The block with this number.
+    /// Returns the block with this number.
     pub fn get(&self, number: u64) -> Option<&Entry> {
         self.entries.get(number.checked_sub(self.first)? as usize)
     }
 
-    /// The full number of the entry in use that a command's 16 bits mean.
+    /// Returns the full number of the entry in use that a command's 16 bits mean.
     pub fn number(&self, entry_seq: u16) -> Option<u64> {
         let ahead = entry_seq.wrapping_sub(self.first as u16);
         ((ahead as usize) < self.entries.len()).then(|| self.first + u64::from(ahead))
     }
 
-    /// Marks a block as finished. Says whether it was in use and not yet finished.
+    /// Marks a block as finished. Returns whether it was in use and not yet finished.
     pub fn finish(&mut self, number: u64) -> bool {
         let Some(index) = number.checked_sub(self.first) else { return false };
         match self.entries.get_mut(index as usize) {
@@ -160,7 +160,7 @@ impl BufferTable {
         Some(entry)
     }
 
-    /// Takes all blocks out. Returns how many there were.
+    /// Takes all blocks out. Returns their number.
     pub fn clear(&mut self) -> u64 {
         let count = self.entries.len() as u64;
         self.first += count;
@@ -169,7 +169,7 @@ impl BufferTable {
         count
     }
 
-    /// Gives the memory of an empty table back.
+    /// Gives back the memory of an empty table.
     pub fn shrink(&mut self) {
         if self.entries.is_empty() {
             self.entries = VecDeque::new();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     proptest! {
-        /// Full, out-of-order finish, and numbers beyond 16 bits, against a list.
+        /// Tests full tables, finishes out of order, and numbers beyond 16 bits, against a list.
         #[test]
         fn behaves_like_a_list(steps in steps(), capacity in 1u64..200, start in prop_oneof![Just(0u64), Just(65_530)]) {
             let mut table = BufferTable::new(capacity);

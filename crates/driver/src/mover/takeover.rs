@@ -1,4 +1,4 @@
-//! What a mover gives to another driver, and goes on with in its place.
+//! State that a mover gives to another driver, and goes on with in its place.
 use super::channel::{Channel, ChannelState};
 use super::clients::{Client, Socket};
 use super::flow::Flow;
@@ -18,30 +18,30 @@ use std::sync::Arc;
 /// Times that completions are looked for before the copies under way are a hindrance.
 const REAPS_MAX: usize = 10_000;
 
-/// A mover.
+/// State of a mover.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoverState {
-    /// Sleeps that had numbers.
+    /// Highest number of a sleep.
     sleeps: u32,
-    /// Its clients.
+    /// Clients of the mover.
     pub clients: Vec<ClientState>,
     /// Flows that start at their sockets.
     pub flows: Vec<FlowState>,
 }
 
-/// A client of a mover's.
+/// State of a client at a mover.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClientState {
-    /// Its number.
+    /// Number of the client.
     pub client: ClientId,
     channels: Vec<(usize, ChannelState)>,
     regions: Vec<u16>,
     sockets: Vec<SocketState>,
 }
 
-/// A socket of it.
+/// State of a client's socket.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SocketState {
@@ -60,7 +60,7 @@ pub struct Known {
     pub account: Arc<Account>,
     pub memory: Arc<ClientMemory>,
     pub channels: usize,
-    /// Its sealed send regions, by number.
+    /// Sealed send regions, by number.
     pub regions: HashMap<u16, Arc<Mapping>>,
 }
 
@@ -71,12 +71,12 @@ pub struct KnownFlow {
     /// Source and destination.
     pub ends: [Endpoint; 2],
     pub ring: Option<Ring>,
-    /// Its connection's.
+    /// Serial number of its connection.
     pub serial: u64,
 }
 
 impl Mover {
-    /// State that another driver goes on with. Nothing is on its way to the mover; it goes on itself if that fails.
+    /// Returns the state that another driver goes on with. Nothing is on its way to the mover, which goes on itself if this fails.
     ///
     /// # Errors
     /// The hindrance.
@@ -124,7 +124,7 @@ impl Mover {
         Err(Hindrance::passing("an engine has not ended its copies"))
     }
 
-    /// Goes on with a client that another driver has given. It may be known here already, of another of that driver's movers.
+    /// Takes over a client that another driver has given. The client may be known here already, from another mover of that driver.
     ///
     /// # Errors
     /// The fault in it.
@@ -173,7 +173,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Goes on with a flow that another driver has given, from [`Self::begin`] on.
+    /// Takes over a flow that another driver has given, to be served from [`Self::begin`] on.
     ///
     /// # Errors
     /// The fault in it.
@@ -207,7 +207,7 @@ impl Mover {
         Ok(())
     }
 
-    /// All is there: looks at channels and flows from now on, as a mover that sleeps after these many others.
+    /// Begins to look at channels and flows, with all state there. `states`: the highest numbers of sleeps of the former movers.
     pub fn begin(&mut self, states: &[u32]) {
         states.iter().for_each(|&sleeps| self.doorbells.number_beyond_these(sleeps));
         let places: Vec<_> = self
@@ -226,7 +226,7 @@ impl Mover {
 }
 
 impl MoverState {
-    /// Sleeps that had numbers.
+    /// Returns the highest number of a sleep.
     pub fn sleeps(&self) -> u32 {
         self.sleeps
     }
@@ -271,7 +271,7 @@ impl Client {
         })
     }
 
-    /// Region and offset of bytes at an address in its send regions.
+    /// Returns region and offset of bytes at an address in its send regions.
     fn place(&self, address: u64, len: u64) -> Option<(u16, u64)> {
         (0..REGIONS_MAX).find_map(|at| {
             let map = self.region(at)?;

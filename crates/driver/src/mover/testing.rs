@@ -1,4 +1,4 @@
-//! What tests may ask of a mover beside what everybody may, and have it believe.
+//! Access to a mover that only tests have.
 #[cfg(test)]
 pub use super::requests::FORWARDED_MAX;
 #[cfg(test)]
@@ -6,38 +6,38 @@ pub use super::scheduler::{CONTROL_BYTES, TURN_BYTES};
 use super::Mover;
 
 impl Mover {
-    /// Whether copies are under way.
+    /// Tells whether copies are under way.
     pub fn is_copying(&self) -> bool {
         self.engines.in_flight() > 0
     }
 
-    /// As if it had slept so often.
+    /// Pretends that it has slept `times` times.
     #[cfg(test)]
     pub fn pretend_slept(&mut self, times: u32) {
         self.doorbells.pretend_slept(times);
     }
 
-    /// Whether it serves the flow.
+    /// Tells whether it serves the flow.
     pub fn holds(&mut self, flow: crate::ids::FlowId) -> bool {
         !matches!(self.flows.place(flow), super::flows::Place::Free)
     }
 
-    /// Payers that somebody holds, and that of no clients.
+    /// Returns the number of payers that are held, with that of no clients.
     pub fn payer_count(&self) -> usize {
         self.scheduler.payers()
     }
 
-    /// As if so many flows of each payer with rings had been busy.
+    /// Pretends that `flows` flows of each payer with rings were busy.
     pub fn pretend_busy(&mut self, flows: u64) {
         self.division.pretend_busy(flows);
     }
 
-    /// Whether anybody has rung while it slept; or a transfer has given it flows, for which its thread has been woken.
+    /// Tells whether a doorbell has rung while it slept, or a transfer has given it flows, for which its thread has been woken.
     pub fn is_rung(&self) -> bool {
         self.doorbells.is_rung() || self.scheduler.has_flows()
     }
 
-    /// How its flows stand, for those who wonder.
+    /// Describes its flows, for diagnosis.
     pub fn describe(&mut self) -> Vec<String> {
         let ids: Vec<_> = self.flows.ids().collect();
         let own = self.outbox.own();
@@ -45,7 +45,7 @@ impl Mover {
         ids.into_iter().filter_map(|id| self.flows.get(id).map(of)).collect()
     }
 
-    /// What is left although there is no client.
+    /// Describes all state that is left although there is no client.
     pub fn leftovers(&mut self) -> Vec<String> {
         let ids: Vec<_> = self.flows.ids().collect();
         let flows = ids.into_iter().filter(|&id| self.flows.get(id).is_some()).count();
@@ -60,13 +60,13 @@ impl Mover {
         left.map(|(what, count)| format!("{count} {what}")).collect()
     }
 
-    /// Rings in all, and the most of them of late.
+    /// Returns the number of rings, and the highest number of late.
     #[cfg(test)]
     pub fn ring_counts(&self) -> (u64, u64) {
         self.division.rings()
     }
 
-    /// Has it tell its conductor by another outbox. Returns the former one.
+    /// Replaces the outbox to the conductor. Returns the former one.
     #[cfg(test)]
     pub fn tell_by(
         &mut self,

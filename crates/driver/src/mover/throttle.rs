@@ -1,8 +1,8 @@
-//! Rates: what flows may send now, and who waits for tokens.
+//! Rates: the allowance of flows now, and the flows that wait for tokens.
 //!
-//! A flow without tokens is parked like one whose receive ring is full, and an alarm resumes it. Flows of a tenant
-//! wait in one queue: its first is woken by the alarm, and each that had its turn wakes the next, so that they take
-//! turns and a thousand of them cost no more than one. An alarm is set as long as the queue holds anybody.
+//! A flow without tokens is parked like one whose receive ring is full, and an alarm resumes it. Flows of a tenant wait in one queue. The
+//! alarm wakes the first, and each flow that had its turn wakes the next. Flows thus take turns, and a thousand of them cost no more than
+//! one. An alarm is set as long as the queue is not empty.
 use super::flow::{Allowance, Flow};
 use super::Mover;
 use crate::ids::{FlowId, TenantId};
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the next in a queue waits if the one woken before it has no turn: it may have ended.
+/// Time for which the next in a queue waits if the one woken before it has no turn: that one may have ended.
 const NEXT_AFTER: Duration = Duration::from_millis(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,12 +42,12 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Whether any tenant has limits.
+    /// Tells whether any tenant has limits.
     pub fn is_limited(&self) -> bool {
         self.limited
     }
 
-    /// A flow is another mover's from now on. Those that wait behind it are woken by the alarm.
+    /// Forgets a flow that goes to another mover. The alarm wakes those that wait behind it.
     pub fn forget(&mut self, flow: FlowId) {
         for tenant in self.tenants.iter_mut().flatten() {
             tenant.waiting.retain(|known| *known != flow);
@@ -55,15 +55,15 @@ impl Throttle {
         self.alarms.retain(|Reverse((_, waiter))| *waiter != Waiter::Flow(flow));
     }
 
-    /// When somebody is to be resumed.
+    /// Returns the time of the next alarm.
     pub fn next(&self) -> Option<Duration> {
         self.alarms.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// What the flow may do now. `has_tokens`: it was the first of those that waited.
+    /// Returns the allowance of a flow now. `has_tokens`: it was the first of those that waited.
     ///
     /// # Errors
-    /// It is parked until an alarm; whoever waited behind it and may go in its place.
+    /// The flow is parked until an alarm. The error holds the flow, of those that waited behind it, that may go in its place.
     pub fn allow(
         &mut self,
         flow: &mut Flow,
@@ -101,7 +101,7 @@ impl Throttle {
         Err(next)
     }
 
-    /// Takes note of what a flow has put under way. The next one that may have tokens.
+    /// Counts bytes and messages that a flow has put under way. Returns the next flow that may have tokens.
     pub fn spend(&mut self, flow: &mut Flow, spent: Allowance) -> Option<FlowId> {
         let tenant = self.tenants.get_mut(flow.tenant.index())?.as_mut()?;
         flow.spend(spent);
@@ -136,7 +136,7 @@ impl Tenant {
 }
 
 impl Mover {
-    /// Resumes whose alarm has come.
+    /// Resumes the flows and tenants whose alarm has come.
     pub(super) fn take_alarms(&mut self) {
         while let Some(&Reverse((at, waiter))) = self.throttle.alarms.peek() {
             if at > self.now {
@@ -166,7 +166,7 @@ impl Mover {
         }
     }
 
-    /// Gives a parked flow its turn; `is_first`: as the first of those that wait. Says whether it then has anything to send.
+    /// Gives a parked flow its turn. `is_first`: as the first of those that wait. Returns whether it then has anything to send.
     pub(super) fn unpark(&mut self, id: FlowId, is_first: bool) -> bool {
         let Some(flow) = self.flows.get(id) else { return false };
         if !flow.schedule.unthrottle() {
@@ -180,7 +180,7 @@ impl Mover {
         has_tokens
     }
 
-    /// A tenant's limits are new.
+    /// Sets the limits of a tenant.
     pub(super) fn set_budget(&mut self, id: TenantId, budget: Arc<Budget>) {
         let tenants = &mut self.throttle.tenants;
         if tenants.len() <= id.index() {
@@ -199,7 +199,7 @@ impl Mover {
         }
     }
 
-    /// A flow is another tenant's from now on.
+    /// Changes the tenant of a flow.
     pub(super) fn set_tenant(&mut self, id: FlowId, tenant: TenantId) {
         if self.flows.set_tenant(id, tenant) {
             self.unpark(id, false);

@@ -1,44 +1,43 @@
-//! When a mover does what it does now and then: ticks, as long as anything wants them, and looks at its doorbells while it is
-//! busy.
+//! Periodic work of a mover: ticks, as long as anything wants them, and looks at its doorbells while it is busy.
 use std::time::Duration;
 
-/// A mover that does not sleep looks at its doorbells this often.
+/// Interval at which a mover that does not sleep looks at its doorbells.
 const BUSY_POLL: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Ticks {
     next: Duration,
-    /// Something needs them: a ring that may fall idle, a flow that is ending, an open file.
+    /// Set if something needs ticks: a ring that may fall idle, a flow that is ending, an open file.
     wanted: bool,
     next_poll: Duration,
 }
 
 impl Ticks {
-    /// Something needs ticks.
+    /// Asks for ticks.
     #[inline]
     pub fn want(&mut self) {
         self.wanted = true;
     }
 
-    /// When the next one is, if anything needs it.
+    /// Returns the time of the next tick, if anything needs it.
     #[inline]
     pub fn next(&self) -> Option<Duration> {
         self.wanted.then_some(self.next)
     }
 
-    /// One begins, and the next is to come after `pause`, if anything says that it needs it.
+    /// Begins a tick. The next comes after `pause`, if anything asks for it.
     pub fn begin(&mut self, now: Duration, pause: Duration) {
         (self.next, self.wanted) = (now + pause, false);
     }
 
-    /// Whether it is time to look at the doorbells.
+    /// Tells whether it is time to look at the doorbells.
     #[inline]
     pub fn is_poll_due(&self, now: Duration) -> bool {
         now >= self.next_poll
     }
 
-    /// They were looked at.
+    /// Notes a look at the doorbells.
     pub fn polled(&mut self, now: Duration) {
         self.next_poll = now + BUSY_POLL;
     }

@@ -1,11 +1,11 @@
 //! Transfers: channels go from one mover to another, with the sockets whose home they are and the flows that start there.
 //!
-//! Nothing is in motion meanwhile. Whoever transfers has all movers in his hands ([`crate::conductor::Movers`]), and no command is on
-//! its way from one to another ([`settle`]). So a transfer is a change of tables: it has no steps between which anybody could die, and
-//! nothing to take back. It is all checked before anything is changed.
+//! Nothing is in motion meanwhile. The caller holds all movers ([`crate::conductor::Movers`]), and no command is on its way from one to
+//! another ([`settle`]). A transfer is thus a change of tables. A transfer has no steps between which a party could die, and nothing to
+//! take back. Everything is checked before anything is changed.
 //!
-//! What goes together: a flow, and all whose sends it carries, now or later. What does not go: flows with a copy under way, whose engine
-//! is waited for a while; clients that pass files, since their openers and readers answer a mover.
+//! A flow goes together with all sockets of which it carries sends, now or later. A flow with a copy under way does not go: its engine is
+//! waited for a while. Clients that pass files do not go, since their openers and readers answer a mover.
 use super::clients::{Client, Socket};
 use super::scheduler::Place;
 use super::{counting, flows, Mover};
@@ -13,34 +13,34 @@ use crate::ids::{ClientId, FlowId, MoverId, Slot};
 use crate::messages::Endpoint;
 use std::collections::HashSet;
 
-/// Sockets of one transfer: movers stand still for about as many microseconds.
+/// Most sockets of one transfer: movers stand still for about as many microseconds.
 pub const SOCKETS_MAX: usize = 4096;
 /// Times that completions are looked for before a transfer is given up.
 const REAPS_MAX: usize = 10_000;
 
-/// What goes where.
+/// Channels that go from one mover to another.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// From this mover...
+    /// Mover that gives the channels.
     pub from: MoverId,
-    /// ...to this one...
+    /// Mover that takes them.
     pub to: MoverId,
-    /// ...go these channels, which are all the former's.
+    /// Channels that go, all of which are the former's.
     pub places: &'a [Place],
 }
 
-/// Why nothing has changed.
+/// Reason why nothing has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The engine has not ended its copies.
     UnderWay,
-    /// A client, or one whose sends a flow carries as well, does not go.
+    /// A client does not go, or shares a flow with one that does not.
     Bound,
-    /// More than [`SOCKETS_MAX`].
+    /// More than [`SOCKETS_MAX`] sockets.
     TooMany,
 }
 
-/// What a transfer is about.
+/// Sockets, flows and clients of a transfer.
 struct Plan {
     sockets: Vec<(ClientId, Slot)>,
     flows: Vec<FlowId>,
@@ -48,7 +48,7 @@ struct Plan {
     leaving: Vec<ClientId>,
 }
 
-/// Has all movers carry out what they have been told, until nobody has told anybody anything. Says whether anybody had.
+/// Has all movers carry out their commands, until there are no more. Returns whether there were any.
 pub fn settle(movers: &mut [&mut Mover]) -> bool {
     let mut worked = false;
     while movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any) {
@@ -57,7 +57,7 @@ pub fn settle(movers: &mut [&mut Mover]) -> bool {
     worked
 }
 
-/// Transfers. Returns the flows that went.
+/// Transfers channels. Returns the flows that went.
 ///
 /// # Errors
 /// [`Held`].
@@ -77,7 +77,7 @@ pub fn transfer(movers: &mut [&mut Mover], of: Transfer<'_>) -> Result<Vec<FlowI
     for &(client, slot) in &plan.sockets {
         let [old, new] = two(movers, from, to);
         let socket = new.receive_socket(old, (client, slot), to);
-        // Whose bytes it gets has news for another mover.
+        // The flow that brings this socket bytes, at any mover, learns of the socket's new mover.
         let Some((mover, flow)) = socket.incoming else { continue };
         let mover = if went.contains(&flow) { to } else { mover };
         let is_known = movers[mover.index()].place_end(flow, (client, slot), to);
@@ -99,7 +99,7 @@ pub fn transfer(movers: &mut [&mut Mover], of: Transfer<'_>) -> Result<Vec<FlowI
     for &client in &plan.leaving {
         movers[from.index()].dismiss(client);
     }
-    // Only now does everything lie where it belongs.
+    // Everything lies where it belongs only now.
     plan.flows.iter().for_each(|&flow| movers[to.index()].begin_again(flow));
     Ok(plan.flows)
 }
@@ -121,7 +121,7 @@ fn two<'a>(movers: &'a mut [&mut Mover], from: MoverId, to: MoverId) -> [&'a mut
 }
 
 impl Mover {
-    /// Carries out what it has been told, and tells its clients what there is to tell. Says whether it had been told anything.
+    /// Carries out its commands, and tells its clients all news. Returns whether there were any commands.
     fn carry_out_all(&mut self) -> bool {
         self.now = self.clock.now();
         let told = self.take_commands();
@@ -173,7 +173,7 @@ impl Mover {
             if plan.flows.iter().all(|&flow| self.flows.used(flow).is_none_or(|flow| flow.is_quiet())) {
                 self.publish();
                 self.flush_events();
-                // A flow that has ended meanwhile stays what it is: nothing.
+                // A flow that has ended meanwhile does not go.
                 plan.flows.retain(|&flow| !matches!(self.flows.place(flow), flows::Place::Free));
                 return Ok(plan);
             }
@@ -184,7 +184,7 @@ impl Mover {
         Err(Held::UnderWay)
     }
 
-    /// Knows a client of another mover's from now on.
+    /// Adds a client that another mover knows.
     fn know(&mut self, old: &Self, id: ClientId) {
         let Some(client) = old.clients.get(id).filter(|_| self.clients.get(id).is_none()) else { return };
         let payer = self.scheduler.enter(old.scheduler.payer(client.payer()));
@@ -213,7 +213,7 @@ impl Mover {
 
     fn receive_socket(&mut self, old: &mut Self, (client, slot): (ClientId, Slot), own: MoverId) -> Socket {
         let socket = old.clients.socket_mut(client, slot).map(std::mem::take).unwrap_or_default();
-        // What is known of a closed socket is older than one that has its slot now.
+        // The state of a closed socket is older than a socket that has its slot now.
         if let Some(place) = self.clients.socket_mut(client, slot).filter(|place| place.generation == 0) {
             *place = socket;
         }
@@ -223,7 +223,7 @@ impl Mover {
         socket
     }
 
-    /// An end of a flow is the mover's from now on. Says whether it is one.
+    /// Sets the mover of an end of a flow. Returns whether the socket is an end.
     fn place_end(&mut self, flow: FlowId, (client, slot): (ClientId, Slot), mover: MoverId) -> bool {
         let mut is_end = false;
         self.flows.place(flow).each_end(|end| {
@@ -234,7 +234,7 @@ impl Mover {
         is_end
     }
 
-    /// A flow that brings this socket bytes is the mover's from now on.
+    /// Sets the mover of a flow that brings this socket bytes.
     fn set_incoming(&mut self, (client, slot): (ClientId, Slot), flow: FlowId, mover: MoverId) {
         let Some(socket) = self.clients.socket_mut(client, slot) else { return };
         if let Some(known) = socket.incoming.as_mut().filter(|(_, known)| *known == flow) {
@@ -272,7 +272,7 @@ impl Mover {
         }
     }
 
-    /// A flow goes on here.
+    /// Goes on with a flow here.
     fn begin_again(&mut self, id: FlowId) {
         let Some(flow) = self.flows.used(id) else { return };
         flow.schedule = Default::default();

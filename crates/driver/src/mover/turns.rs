@@ -1,4 +1,4 @@
-//! What becomes of a flow's copies: reaped, both sides told, flows ended and forgotten.
+//! Results of a flow's copies: completions reaped, both sides told, flows ended and forgotten.
 use super::counting;
 use super::engines::COMMANDS_PER_TURN;
 use super::flow::{Flow, News};
@@ -32,7 +32,7 @@ impl Mover {
         worked
     }
 
-    /// Asks the receiver for a request when there is room; the flow is not looked at until then.
+    /// Asks the receiver for a request when there is room. The flow is not looked at until then.
     pub(super) fn park(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.ask_for_room();
@@ -77,7 +77,7 @@ impl Mover {
         }
     }
 
-    /// Bytes are where a flow wanted them.
+    /// Ends a copy of a flow: its bytes have arrived.
     pub(super) fn completed(&mut self, id: FlowId, entry_seq: u16) {
         let Some(flow) = self.flows.get(id) else { return };
         flow.complete(entry_seq);
@@ -159,7 +159,7 @@ impl Mover {
         self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
     }
 
-    /// Gives the flow's ring back, if it has one; nobody may be going to read it.
+    /// Gives back the flow's ring, if it has one. The ring must have no reader any more.
     pub(super) fn give_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(ring) = flow.take_ring() {
@@ -187,8 +187,8 @@ impl Mover {
         self.forget_client(client);
     }
 
-    /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Each of its sockets is looked
-    /// at until it is done, and then no more.
+    /// Forgets a client that is to be removed, unless bytes of its memory are still to be copied. Looks at each of its sockets until that
+    /// is done, and then no more.
     pub(super) fn forget_client(&mut self, client: ClientId) {
         let Some(state) = self.clients.get_mut(client) else { return };
         if !state.is_removing() {
@@ -216,7 +216,7 @@ impl Mover {
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
 
-    /// Deadlines, idle rings, flows over.
+    /// Looks at deadlines, idle rings, and flows that are over.
     pub(super) fn tick(&mut self, ring_idle: Duration) {
         let pause =
             (self.settings.ring_idle / 2).clamp(Duration::from_millis(10), Duration::from_millis(100));
@@ -257,7 +257,7 @@ impl Mover {
                 Err(violation) => self.destination_broke(id, violation),
             }
         }
-        // Until what is over is forgotten: else a lone connection after a pause had a ring as if it were one of many.
+        // Ticks go on until former rings are forgotten. A lone connection after a pause would else have a ring as if it were one of many.
         if self.division.remembers() {
             self.ticks.want();
         }

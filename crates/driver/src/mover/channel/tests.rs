@@ -1,4 +1,4 @@
-//! Sends that grow, as a channel gives them out.
+//! Tests of sends that grow, as a channel gives them out.
 use super::*;
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::memfd::{self, Pages};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const ENTRIES: u64 = 8;
 
-/// Both ends of a channel of few entries.
+/// Makes both ends of a channel of few entries.
 fn channel() -> (Producer<SharedCells<Request, Own, Theirs>>, Channel) {
     let memory = || {
         let fd = memfd::create("channel", PAGE_BYTES, Pages::Ordinary).expect("a memfd");
@@ -29,7 +29,7 @@ fn send(offset: u64, len: u64) -> Request {
     Request::send(SocketId(7), Span { region: 3, offset, len })
 }
 
-/// A turn: what is taken in it.
+/// Takes a turn of at most `max` requests. Returns them.
 fn turn(channel: &mut Channel, max: usize) -> Vec<Request> {
     let mut taken = Vec::new();
     while taken.len() < max {
@@ -44,11 +44,11 @@ fn turn(channel: &mut Channel, max: usize) -> Vec<Request> {
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A send of so many bytes right behind the last one.
+    /// A send of this number of bytes, right behind the last one.
     Send(u64),
     /// Another request.
     Other,
-    /// A turn of at most so many requests.
+    /// A turn of at most this number of requests.
     Turn(usize),
 }
 
@@ -62,11 +62,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// However sends grow: all bytes are taken once and in order, with as many sends, and other requests in their place.
+    /// All bytes are taken once and in order, with the number of their sends, however sends grow. Other requests keep their places.
     #[test]
     fn everything_is_taken_once_and_in_order(steps in steps()) {
         let (mut client, mut channel) = channel();
-        // Bytes and sends before each other request, as sent and as taken; of the open send, its bytes and sends.
+        // Bytes and sends before each other request, as sent and as taken; then bytes and sends of the open send.
         let (mut sent, mut got) = (vec![(0, 0)], vec![(0, 0)]);
         let (mut offset, mut open) = (0, None);
         let mut take = |channel: &mut Channel, max| -> Result<usize, TestCaseError> {

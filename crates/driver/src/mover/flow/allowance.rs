@@ -15,12 +15,12 @@ pub struct Allowance {
 impl Allowance {
     pub const ALL: Self = Self { bytes: u64::MAX, messages: u64::MAX };
 
-    /// No more than `other`.
+    /// Limits itself to `other`.
     pub fn limit_to(&mut self, other: Self) {
         *self = Self { bytes: self.bytes.min(other.bytes), messages: self.messages.min(other.messages) };
     }
 
-    /// What is gone of it.
+    /// Returns the part that is used up, if `left` is left.
     pub fn less(self, left: Self) -> Self {
         Self { bytes: self.bytes - left.bytes, messages: self.messages - left.messages }
     }
@@ -60,10 +60,10 @@ impl Own {
 }
 
 impl Flow {
-    /// What its own rates, which are `of` from now on, let it put under way of the bytes and messages that it wants to.
+    /// Returns the bytes and messages, of those wanted, that its own rates let go. The rates are `of` from now on.
     ///
     /// # Errors
-    /// When to ask again.
+    /// Time to ask again.
     pub fn ready(&mut self, of: Rates, want: (u64, u64), now: Duration) -> Result<Allowance, Duration> {
         if self.own.as_ref().map_or(Rates::default(), |own| own.of) != of {
             self.own = of.any().then(|| Own::new(of));
@@ -71,7 +71,7 @@ impl Flow {
         self.own.as_mut().map_or(Ok(Allowance::ALL), |own| own.ready(want, now))
     }
 
-    /// Takes note of what it has put under way.
+    /// Counts bytes and messages that it has put under way.
     pub fn spend(&mut self, spent: Allowance) {
         if let Some(own) = &mut self.own {
             own.spend(spent);

@@ -1,5 +1,4 @@
-//! Copies of a flow: its commands to an engine, or what the mover copies by itself, and what is delivered by them in the order
-//! of the stream (paper, section III-E).
+//! Copies of a flow, by commands to an engine or by the mover itself, and their delivery in the order of the stream (paper, section III-E).
 use super::sink::Place;
 use super::source::{Next, Piece};
 use super::{Allowance, Flow, Pump};
@@ -7,10 +6,10 @@ use crate::messages::Violation;
 use pd_abi::{Command, CommandType, TableId};
 use pd_engine::Cpu;
 
-/// How far a piece is on its way to the receive ring.
+/// Progress of a piece on its way to the receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
-    /// It is there.
+    /// The piece is there.
     Copied,
     /// An engine has a command.
     Commanded,
@@ -19,9 +18,9 @@ enum Put {
 }
 
 impl Flow {
-    /// Accepts and delivers one or several sends of `len` bytes at `address` if nothing is before it and the ring has room for it.
-    /// Returns whether it did; if not, nothing has happened, and [`Self::pump`] finds out why. Only where the mover may copy by itself
-    /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)) and no rate limits the flow.
+    /// Accepts and delivers one or several sends of `len` bytes at `address`, if nothing is before them and the ring has room for them.
+    /// Returns whether it did. Nothing has happened if not, and [`Self::pump`] finds the reason. For movers that may copy by themselves
+    /// ([`Engines::is_own_core`](crate::mover::engines::Engines::is_own_core)), and flows without a rate.
     pub fn pass(&mut self, address: u64, len: u64, sends: u64) -> bool {
         let plain =
             !self.schedule.is_blocked() && !self.aborted && self.finish.is_none() && self.migration.is_none();
@@ -30,8 +29,8 @@ impl Flow {
         }
         let Some(place) = self.sink.room_at_once(len) else { return false };
         let from = std::ptr::with_exposed_provenance(address as usize);
-        // SAFETY: the source lies in a send region that the client's entry keeps mapped; the place is room of the receive
-        // ring, which is the flow's to write and nobody else's; send and receive regions never overlap.
+        // SAFETY: the source lies in a send region that the client's entry keeps mapped. The place is room of the receive ring, which the
+        // flow alone may write. Send and receive regions never overlap.
         unsafe { Cpu::copy(place, from, len as usize) };
         self.source.pass(sends);
         self.sink.reserve(len);
@@ -39,11 +38,11 @@ impl Flow {
         true
     }
 
-    /// Writes commands for at most `budget`, and takes what it uses of it. With `at_once` it copies by itself, as long as
-    /// no copy is under way: then at most `commands_max` pieces.
+    /// Writes commands for at most `budget`, and takes the used part from it. With `at_once` it copies by itself, as long as no copy is
+    /// under way: then at most `commands_max` pieces.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn pump(
         &mut self,
         budget: &mut Allowance,
@@ -100,7 +99,7 @@ impl Flow {
         Ok(Pump::Drained)
     }
 
-    /// What is to be copied next: bytes that a former owner has left come before any send.
+    /// Returns the bytes to be copied next. Bytes that a former owner has left come before any send.
     #[inline]
     fn next(&mut self, messages: &mut u64) -> Option<Next> {
         match self.migration.as_ref().and_then(|migration| migration.next_undrained()) {
@@ -109,7 +108,7 @@ impl Flow {
         }
     }
 
-    /// `len` bytes of it are under way.
+    /// Notes that `len` bytes of `next` are under way.
     #[inline]
     fn advance(&mut self, next: Next, len: u64) {
         match (next.piece, &mut self.migration) {
@@ -118,8 +117,8 @@ impl Flow {
         }
     }
 
-    /// Puts up to `most` bytes into the receive ring, or has somebody do so. Returns how many, and how far they are; or what
-    /// the flow ran into.
+    /// Puts up to `most` bytes into the receive ring, or has an engine or the reader do so. Returns the number of bytes and their progress,
+    /// or the reason why the flow stops.
     #[inline]
     fn put(
         &mut self,
@@ -135,8 +134,8 @@ impl Flow {
             Piece::SendRegion(from) | Piece::FormerRing(from) if at_once && self.sink.is_quiet() => {
                 let from = std::ptr::with_exposed_provenance(from as usize);
                 let to = std::ptr::with_exposed_provenance_mut(to as usize);
-                // SAFETY: as for commands (`Engines::submit`): the source lies in memory that the client's entry or the
-                // flow keeps mapped, the destination is room of the ring that the flow alone writes.
+                // SAFETY: as for commands (`Engines::submit`). The source lies in memory that the client's entry or the flow keeps mapped.
+                // The destination is room of the ring that the flow alone writes.
                 unsafe { Cpu::copy(to, from, room.len as usize) };
                 Ok(Ok((room.len, Put::Copied)))
             }
@@ -166,14 +165,14 @@ impl Flow {
         }
     }
 
-    /// A command of this flow has ended well.
+    /// Ends a command of this flow that went well.
     pub fn complete(&mut self, entry_seq: u16) {
         let finished = self.sink.end_command(entry_seq);
         debug_assert!(finished, "completion of a command that is not under way");
         self.deliver();
     }
 
-    /// Takes what is delivered in the order of the stream.
+    /// Delivers copies that have ended, in the order of the stream.
     fn deliver(&mut self) {
         while let Some(len) = self.sink.take_arrived() {
             if self.aborted {
@@ -184,7 +183,7 @@ impl Flow {
         self.drop_sends_if_over();
     }
 
-    /// The next `len` bytes of the stream are in the ring.
+    /// Delivers the next `len` bytes of the stream, which are in the ring.
     #[inline]
     fn arrive(&mut self, len: u64) {
         self.sink.deliver(len);

@@ -1,5 +1,5 @@
-//! Sends of files: the mover reads them into the receive ring itself, which takes one copy where memory of the client's
-//! would take two. What would have to wait for a disk is the reader's to read ([`crate::reader`]).
+//! Sends of files. The mover reads them into the receive ring itself: one copy, where memory of the client would take two. The reader reads
+//! bytes that have to wait for a disk ([`crate::reader`]).
 use super::sink::{Room, Sink};
 use super::{Flow, Pump};
 use crate::messages::Violation;
@@ -8,59 +8,59 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most that is read from a disk at a time: nothing else of the flow moves until it is there.
+/// Most bytes read from a disk at a time. Nothing else of the flow moves until they are there.
 const COLD_BYTES_MAX: u64 = 256 << 10;
 
 /// The files of a flow's sends. Most flows have none.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// Number of a send's block, and what it is of; oldest first.
+    /// Number of each send's block, and the file of the send; oldest first.
     sends: VecDeque<(u64, Arc<OpenFile>)>,
-    /// For the reader.
+    /// Next job of the reader.
     cold: Option<ColdRead>,
-    /// The reader is about it.
+    /// Set while the reader has a job.
     waiting: bool,
-    /// Bytes read since they were counted last.
+    /// Bytes read since they were last counted.
     read: u64,
 }
 
 impl Files {
-    /// A send is of this file.
+    /// Records that a send is of this file.
     pub(super) fn add(&mut self, send: u64, file: Arc<OpenFile>) {
         self.sends.push_back((send, file));
     }
 
-    /// The file that a send is of, if any.
+    /// Returns the file of a send, if it is of one.
     fn of(&self, send: u64) -> Option<&Arc<OpenFile>> {
         self.sends.iter().find(|&&(number, _)| number == send).map(|(_, file)| file)
     }
 
-    /// Whether a send is of a file.
+    /// Tells whether a send is of a file.
     pub(super) fn has(&self, send: u64) -> bool {
         self.of(send).is_some()
     }
 
-    /// Sends up to this one are done.
+    /// Forgets the sends before this one, which are done.
     pub(super) fn forget_before(&mut self, send: u64) {
         while self.sends.front().is_some_and(|&(number, _)| number < send) {
             self.sends.pop_front();
         }
     }
 
-    /// Whether a disk is waited for.
+    /// Tells whether the flow waits for a disk.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting
     }
 
-    /// Reads a piece of the file of a send, from this byte on, into the ring. Returns how many bytes are delivered or on their way.
+    /// Reads a piece of the file of a send, from byte `from` on, into the ring. Returns the number of bytes delivered or on their way.
     ///
     /// # Errors
-    /// What the flow ran into.
+    /// The reason why the flow stops.
     pub(super) fn read(&mut self, send: u64, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
         let file = Arc::clone(self.of(send).ok_or(Pump::Failed)?);
         let (map, ring_at) = sink.mapping().ok_or(Pump::NoRing)?;
         let offset = ring_at + room.position as usize;
-        // SAFETY: the ring's room is the flow's to write, and nobody else's.
+        // SAFETY: the flow alone may write the ring's room.
         match unsafe { file.read(map, offset, room.len as usize, from) } {
             Ok(0) => Err(Pump::Failed),
             Ok(read) => {
@@ -87,7 +87,7 @@ impl Flow {
     /// Accepts a send of `len` bytes of a file.
     ///
     /// # Errors
-    /// As [`Flow::accept`].
+    /// Same as [`Flow::accept`].
     pub fn accept_file(&mut self, file: Arc<OpenFile>, offset: u64, len: u64) -> Result<(), Violation> {
         if self.accepts(1) {
             self.source.accept_file(file, offset, len).ok_or(Violation::SendRing)?;
@@ -96,19 +96,19 @@ impl Flow {
         Ok(())
     }
 
-    /// What the reader shall read.
+    /// Takes the next job of the reader.
     pub fn take_cold(&mut self) -> Option<ColdRead> {
         self.source.files()?.cold.take()
     }
 
-    /// The reader has done so.
+    /// Notes that the reader has done its job.
     pub fn end_cold(&mut self) {
         if let Some(files) = self.source.files() {
             files.waiting = false;
         }
     }
 
-    /// Bytes of files read since the last call.
+    /// Returns the bytes of files read since the last call.
     pub fn take_file_bytes(&mut self) -> u64 {
         self.source.files().map_or(0, |files| std::mem::take(&mut files.read))
     }

@@ -12,35 +12,37 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How soon after a look at a ring that its writer has not left there is another one; twice as long each time...
+/// Time from the first look at a ring that its writer has not left to the next. Each time is twice as long as the one before.
 const LOOK_FIRST: Duration = Duration::from_millis(1);
-/// ...up to this.
+/// Longest time between two looks.
 const LOOK_LAST: Duration = Duration::from_secs(1);
 
 /// State of a flow that was moved.
 #[derive(Debug, Default)]
 pub struct Migration {
-    /// Where it shall deliver as soon as no copy is under way, and whose end that was.
+    /// Receiving end to come, as soon as no copy is under way.
     next: Option<Endpoint>,
+    /// Sockets of former receivers that the flow lets go then.
     formers: Vec<Former>,
     /// Unread bytes in rings of former receivers, in the order of the stream.
     undrained: VecDeque<Undrained>,
-    /// Bytes of them that were counted when they were delivered first.
+    /// Bytes of them that were counted when they were first delivered.
     counted: u64,
-    /// By end, how often it has gone to another client since the conductor was told that nothing of former clients' is under way.
+    /// Number of moves of each end since the conductor was told that nothing of former clients is under way.
     moves: [u32; 2],
     /// Senders to come, each with the number of sends that were accepted before it.
     successors: VecDeque<(u64, Endpoint)>,
-    /// Sends accepted before those of the present sender.
+    /// Number of sends accepted before those of the present sender.
     base: u64,
     /// The sender's ring, as long as it may write there and the receiver cannot read it.
     remainder: Option<Box<DrainRing>>,
-    /// The receiver has still to read a ring that the present sender has left, or a former one had.
+    /// Set while the receiver has still to read a ring that the present sender, or a former one, has left.
     held: bool,
-    /// The sender's ring is read here: its receiver has gone to another client.
+    /// Set if the sender's ring is read here: its receiver has gone to another client.
     read_here: bool,
-    /// The sender writes nothing more into its ring; the receiver has read it to the end. Both for good.
+    /// Set for good when the sender writes nothing more into its ring.
     sender_left: bool,
+    /// Set for good when the receiver has read that ring to the end.
     receiver_left: bool,
 }
 
@@ -55,17 +57,17 @@ pub struct MigrationState {
     receiver_left: bool,
 }
 
-/// Where a former receiver's bytes are.
+/// Place of a former receiver's bytes.
 #[derive(Debug)]
 pub enum FormerRing {
-    /// In its receive ring.
+    /// The receiver's own ring.
     Receive(Ring),
-    /// In the ring of the sender that it read: the ring's offset in the mapping, and its bytes.
+    /// The ring of the sender that it read: the mapping, the ring's offset there, and its bytes.
     Direct(Arc<Mapping>, usize, u64),
 }
 
 impl FormerRing {
-    /// The receive ring, which goes back when it is read up.
+    /// Returns the receive ring, which goes back when it is read up.
     pub fn into_receive_ring(self) -> Option<Ring> {
         match self {
             Self::Receive(ring) => Some(ring),
@@ -73,7 +75,7 @@ impl FormerRing {
         }
     }
 
-    /// Address and bytes of the ring.
+    /// Returns address and bytes of the ring.
     fn place(&self) -> (u64, u64) {
         let (map, offset, bytes) = match self {
             Self::Receive(ring) => (&ring.map, ring.offset(), ring.bytes()),
@@ -87,8 +89,9 @@ impl FormerRing {
 #[derive(Debug)]
 struct Undrained {
     ring: FormerRing,
-    /// Offset in the ring of the next byte to be put under way (free-running), and how many there are.
+    /// Offset in the ring of the next byte to be put under way (free-running).
     at: u64,
+    /// Bytes still to be put under way.
     left: u64,
     /// Bytes not yet delivered.
     undelivered: u64,
@@ -100,12 +103,13 @@ struct DrainRing {
     map: Arc<Mapping>,
     head: usize,
     bytes: u64,
-    /// Bytes that the former receiver has given back: nobody gives back more, so that no more than a ring comes.
+    /// Bytes that the former receiver has given back. The number stays, so that no more than a ring comes.
     given_back: u64,
-    /// Bytes that were read, by the former receiver or here.
+    /// Bytes read, by the former receiver or here.
     read: u64,
-    /// When to look again, and how long to wait after that.
+    /// Time of the next look.
     look_at: Duration,
+    /// Pause after that look.
     pause: Duration,
 }
 
@@ -116,14 +120,14 @@ impl From<Remainder> for DrainRing {
     }
 }
 
-/// A client's counter cannot be what it is.
+/// A client's counter is impossible.
 pub struct Impossible;
 
 impl Migration {
-    /// State that another driver goes on with.
+    /// Returns the state that another driver goes on with.
     ///
     /// # Errors
-    /// If an end is on its way to another client.
+    /// An end is on its way to another client.
     pub fn give(&self) -> Result<MigrationState, Hindrance> {
         let Self { next, formers, undrained, counted, moves, successors, base, remainder, held, .. } = self;
         let has_arrived = next.is_none() && formers.is_empty() && successors.is_empty();
@@ -134,28 +138,28 @@ impl Migration {
         Ok(MigrationState { counted: *counted, base: *base, read_here, sender_left, receiver_left })
     }
 
-    /// Goes on with what another driver has given.
+    /// Takes over state that another driver has given.
     pub fn resume(state: MigrationState) -> Self {
         let MigrationState { counted, base, read_here, sender_left, receiver_left } = state;
         Self { counted, base, read_here, sender_left, receiver_left, ..Self::default() }
     }
 
-    /// Whether the flow must not put anything under way.
+    /// Tells whether the flow must not put anything under way.
     pub fn is_waiting(&self) -> bool {
         self.held || self.is_switching()
     }
 
-    /// Whether it is to have another destination.
+    /// Tells whether the flow is to have another destination.
     pub fn is_switching(&self) -> bool {
         self.next.is_some()
     }
 
-    /// Whether there is a ring of the source's that the destination cannot read.
+    /// Tells whether there is a ring of the source's that the destination cannot read.
     pub fn has_remainder(&self) -> bool {
         self.remainder.is_some()
     }
 
-    /// Address and length of what is to be copied next.
+    /// Returns address and length of the former owners' bytes that are to be copied next.
     pub fn next_undrained(&self) -> Option<(u64, u64)> {
         let piece = self.undrained.iter().find(|piece| piece.left > 0)?;
         let (base, bytes) = piece.ring.place();
@@ -163,7 +167,7 @@ impl Migration {
         Some((base + position, piece.left.min(bytes - position)))
     }
 
-    /// `len` bytes of it are under way.
+    /// Notes that `len` of these bytes are under way.
     pub fn take_undrained(&mut self, len: u64) {
         if let Some(piece) = self.undrained.iter_mut().find(|piece| piece.left > 0) {
             piece.at += len;
@@ -171,20 +175,20 @@ impl Migration {
         }
     }
 
-    /// A copy of `len` bytes has ended. Says whether it was one of these.
+    /// Ends a copy of `len` bytes. Returns whether these were of former owners.
     pub fn deliver_undrained(&mut self, len: u64) -> bool {
         let Some(piece) = self.undrained.iter_mut().find(|piece| piece.undelivered > 0) else { return false };
         piece.undelivered -= len;
         true
     }
 
-    /// Where bytes lay that are all delivered.
+    /// Takes a ring in which all bytes are delivered.
     pub fn read_up(&mut self) -> Option<FormerRing> {
         self.undrained.front().filter(|piece| piece.undelivered == 0)?;
         self.undrained.pop_front().map(|piece| piece.ring)
     }
 
-    /// The sender that comes next, if all sends before its own are done.
+    /// Takes the sender that comes next, if all sends before its own are done.
     pub fn inherit(&mut self, sends_done: u64) -> Option<Endpoint> {
         self.successors.front().filter(|(base, _)| sends_done >= *base)?;
         let (base, successor) = self.successors.pop_front()?;
@@ -192,8 +196,8 @@ impl Migration {
         Some(successor)
     }
 
-    /// The flow shall deliver to this client from now on, and to the one that was to be next no more, which is returned. With `left`
-    /// the connection has left the direct path with the destination. With `is_move` it had one before.
+    /// Makes the flow deliver to this client. Returns the client that was to be next before. With `left` the connection has left the direct
+    /// path with the destination. With `is_move` the flow had a destination before.
     pub fn retarget(
         &mut self,
         destination: Endpoint,
@@ -204,12 +208,12 @@ impl Migration {
         self.read_here |= left;
         self.moves[FlowEnd::Destination as usize] += u32::from(is_move);
         self.formers.extend(former);
-        // Of a former sender's ring the new destination gets what the former one had not read, here.
+        // The new destination gets the unread bytes of a former sender's ring here.
         self.held = false;
         self.next.replace(destination)
     }
 
-    /// How often this end has gone to another client since the last time, if nothing of former clients' is under way.
+    /// Returns the number of moves of this end since the last time, if nothing of former clients is under way.
     pub fn take_drained(&mut self, end: FlowEnd) -> Option<u32> {
         let is_drained = match end {
             FlowEnd::Source => self.successors.is_empty(),
@@ -219,7 +223,7 @@ impl Migration {
         (is_drained && *moves > 0).then(|| std::mem::take(moves))
     }
 
-    /// The sender's ring is read here from now on. Returns whether the sender has left it.
+    /// Reads the sender's ring here from now on. Returns whether the sender has left it.
     pub fn drain(&mut self, remainder: Remainder) -> bool {
         let is_last = remainder.is_last || self.sender_left;
         self.remainder = Some(Box::new(DrainRing::from(remainder)));
@@ -231,30 +235,30 @@ impl Migration {
         self.remainder = None;
     }
 
-    /// When the sender's ring is to be looked at, if it is read here.
+    /// Returns the time of the next look at the sender's ring, if it is read here.
     pub fn look_at(&self) -> Option<Duration> {
         Some(self.remainder.as_ref()?.look_at)
     }
 
-    /// The sender writes nothing more into its ring. What it sends waits for the receiver to read that, unless it is read here.
+    /// Notes that the sender writes nothing more into its ring. Sends wait until the receiver has read the ring, unless it is read here.
     pub fn leave_ring(&mut self) {
         self.sender_left = true;
         self.held |= !self.read_here && !self.receiver_left;
     }
 
-    /// The receiver has read the sender's ring to the end. Returns whether the flow waited for that.
+    /// Notes that the receiver has read the sender's ring to the end. Returns whether the flow waited for that.
     pub fn release(&mut self) -> bool {
         self.receiver_left = true;
         std::mem::take(&mut self.held)
     }
 
-    /// Sockets that the flow touches no more.
+    /// Takes the sockets that the flow touches no more.
     pub fn take_formers(&mut self) -> Vec<Former> {
         std::mem::take(&mut self.formers)
     }
 
-    /// `source` comes after the senders that there are, which have made `base` sends in all. With `held` its bytes wait until the
-    /// receiver has read the ring of the one before it. Returns how many sends that one has made.
+    /// Adds a sender after the known ones, which have made `base` sends in all. With `held` its bytes wait until the receiver has read the
+    /// ring of the sender before it. Returns the number of sends of that sender.
     pub fn hand_over(&mut self, base: u64, source: Endpoint, held: bool) -> u64 {
         let before = self.successors.back().map_or(self.base, |(base, _)| *base);
         self.successors.push_back((base, source));
@@ -268,42 +272,42 @@ impl Migration {
         std::mem::take(&mut self.undrained).into_iter().filter_map(|piece| piece.ring.into_receive_ring())
     }
 
-    /// The last of the senders to come.
+    /// Returns the last of the senders to come.
     pub fn last_successor(&self) -> Option<&Endpoint> {
         self.successors.back().map(|(_, successor)| successor)
     }
 
-    /// The senders to come.
+    /// Iterates over the senders to come.
     pub fn successors(&self) -> impl Iterator<Item = &Endpoint> {
         self.successors.iter().map(|(_, successor)| successor)
     }
 
-    /// Lets `change` see each end that is to come.
+    /// Calls `change` with each end that is to come.
     pub fn each_end(&mut self, change: &mut impl FnMut(&mut Endpoint)) {
         self.successors.iter_mut().map(|(_, successor)| successor).chain(&mut self.next).for_each(change);
     }
 
-    /// Whether this client is one of the senders to come.
+    /// Tells whether this client is one of the senders to come.
     pub fn has_successor(&self, client: ClientId) -> bool {
         self.successors.iter().any(|(_, successor)| successor.client == client)
     }
 
-    /// Numbers of the present sender's first send, and of its successor's.
+    /// Returns the numbers of the present sender's first send, and of its successor's.
     pub fn sends_of_present(&self) -> (u64, u64) {
         (self.base, self.successors.front().map_or(u64::MAX, |(base, _)| *base))
     }
 
-    /// How many of so many bytes were counted when they were delivered first.
+    /// Returns how many of `bytes` bytes were counted when they were first delivered.
     pub fn take_counted(&mut self, bytes: u64) -> u64 {
         let again = self.counted.min(bytes);
         self.counted -= again;
         again
     }
 
-    /// Bytes that have come into the sender's ring since the last look; none if this is not their place in the stream.
+    /// Returns the bytes that have come into the sender's ring since the last look. Returns 0 if this is not their place in the stream.
     ///
     /// # Errors
-    /// If there are more than it holds.
+    /// The sender's counter is impossible.
     pub fn look_at_remainder(&mut self, now: Duration, in_order: bool) -> Result<u64, Impossible> {
         let Some(ring) = self.remainder.as_deref_mut() else { return Ok(0) };
         ring.look_at = now + ring.pause;
@@ -316,7 +320,7 @@ impl Migration {
             return Err(Impossible);
         }
         let len = written - std::mem::replace(&mut ring.read, written);
-        // Bytes count as the sender says (`ToMover::Reported`).
+        // The sender's reports count these bytes (`ToMover::Reported`).
         self.counted += len;
         match self.undrained.back_mut() {
             _ if len == 0 => {}
@@ -335,7 +339,7 @@ impl Migration {
 }
 
 impl Flow {
-    /// Delivers to the next client from now on. Returns the former one, and its ring if it has read all.
+    /// Delivers to the next client from now on. Returns the former one, and its ring if it has read everything.
     pub fn switch_destination(&mut self) -> Option<(Endpoint, Option<Ring>)> {
         let next = self.migration()?.next.take()?;
         let (former, ring, at, left) = self.replace_destination(next);

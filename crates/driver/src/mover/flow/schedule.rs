@@ -1,4 +1,4 @@
-//! Where a flow stands with the scheduler: whether it has a turn to come, and what it waits for if not.
+//! State of a flow at the scheduler: whether it has a turn to come, and the reason for its waiting if not.
 //!
 //! ```text
 //!            something to copy                  its turn
@@ -19,7 +19,7 @@ pub enum Schedule {
     Idle,
     /// In its payer's queue.
     Queued {
-        /// Its tokens are there: it was the first of those of its tenant that waited.
+        /// Set if its tokens are there: it was the first of the flows of its tenant that waited.
         has_tokens: bool,
     },
     /// Waits for a receive ring, or for room in one.
@@ -29,48 +29,48 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// In no queue and waiting for nothing: something to copy puts it into one.
+    /// Tells whether it is in no queue and waits for nothing. Something to copy then puts it into a queue.
     #[inline]
     pub fn is_idle(self) -> bool {
         self == Self::Idle
     }
 
-    /// Whether it waits for room or tokens.
+    /// Tells whether it waits for room or tokens.
     #[inline]
     pub fn is_blocked(self) -> bool {
         matches!(self, Self::Blocked | Self::Throttled)
     }
 
-    /// It enters its payer's queue.
+    /// Enters its payer's queue.
     #[inline]
     pub fn queue(&mut self) {
         *self = Self::Queued { has_tokens: false };
     }
 
-    /// Its turn begins. Says whether its tokens are there.
+    /// Begins its turn. Returns whether its tokens are there.
     #[inline]
     pub fn begin(&mut self) -> bool {
         std::mem::take(self) == Self::Queued { has_tokens: true }
     }
 
-    /// It waits for a receive ring, or for room in one.
+    /// Waits for a receive ring, or for room in one.
     pub fn block(&mut self) {
         *self = Self::Blocked;
     }
 
-    /// It waits for tokens.
+    /// Waits for tokens.
     pub fn throttle(&mut self) {
         *self = Self::Throttled;
     }
 
-    /// There is room, perhaps: whoever waits for that need not any longer.
+    /// Ends waiting for room, which may be there.
     pub fn unblock(&mut self) {
         if *self == Self::Blocked {
             *self = Self::Idle;
         }
     }
 
-    /// There are tokens, perhaps, or others have them now. Says whether it waited for them.
+    /// Ends waiting for tokens, which may be there, or with others. Returns whether it waited for them.
     pub fn unthrottle(&mut self) -> bool {
         match *self {
             Self::Throttled => {
@@ -85,7 +85,7 @@ impl Schedule {
         }
     }
 
-    /// Of a flow that is queued: its tokens are there.
+    /// Notes that the tokens of a queued flow are there.
     pub fn keep_tokens(&mut self) {
         if let Self::Queued { has_tokens } = self {
             *has_tokens = true;

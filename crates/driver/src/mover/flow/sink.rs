@@ -1,5 +1,4 @@
-//! Where the bytes of a flow's stream go: the receive ring of its destination, what of it is in use (RBT, receive buffer
-//! table), and what the receiver is told of it and says.
+//! Destination of a flow's stream: the receive ring, its part in use (RBT, receive buffer table), and the words to and from the receiver.
 use super::{wants_event, Pump};
 use crate::messages::{Endpoint, Ring, Violation};
 use crate::mover::fit::{Fit, Shares};
@@ -13,36 +12,37 @@ use std::ops::Range;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
-/// A receiver is woken when all that was sent is delivered, when its ring is full, or when this much is:
-/// a wake-up for every message would cost more than the messages. (Measured: half as much costs a third
-/// more system calls, and moves no more.)
+/// Delivered bytes after which a receiver is woken, unless all sends are delivered or its ring is full before. A wake-up for every message
+/// would cost more than the messages. (Measured: half as much costs a third more system calls, and moves no more.)
 const WAKE_BYTES: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Sink {
-    /// Where to.
+    /// The receiving end.
     end: Endpoint,
     ring: Option<Ring>,
-    /// A ring was asked for.
+    /// Set while a ring is asked for.
     asked: bool,
-    /// Who pays for the ring that it has or has asked for.
+    /// Payer of the ring that it has or has asked for.
     payer: PayerId,
     fit: Fit,
     /// Copies under way in the receive ring, in order of the stream.
     rbt: BufferTable,
-    /// Bytes ever reserved, delivered and given back; the ring holds what lies between.
+    /// Bytes ever reserved. The ring holds the bytes from `consumed` to `reserved`.
     reserved: u64,
+    /// Bytes ever delivered.
     delivered: u64,
+    /// Bytes ever given back.
     consumed: u64,
-    /// The client has taken the socket into use.
+    /// Set when the client has taken the socket into use.
     taken: bool,
-    /// What the client was told of.
+    /// Delivered bytes that the client was told of.
     published: u64,
-    /// Bytes delivered when it was last seen whether the receiver waits.
+    /// Bytes delivered at the last look whether the receiver waits.
     announced: u64,
     waker: Waker,
-    /// The client has gone, or takes no more.
+    /// Set when the client has gone, or takes no more.
     gone: bool,
     end_published: bool,
 }
@@ -61,15 +61,15 @@ pub struct SinkState {
     end_published: bool,
 }
 
-/// The receive ring, as it is while bytes are put into it.
+/// The receive ring, while bytes are put into it.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Address of its first byte.
+    /// Address of the first byte.
     pub base: u64,
     bytes: u64,
 }
 
-/// Bytes of the ring that are the flow's to write.
+/// Bytes of the ring that the flow may write.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Offset of the first in the ring.
@@ -81,7 +81,7 @@ pub struct Room {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Announced {
     pub woke: bool,
-    /// It wants an event, or was woken.
+    /// Set if the receiver wants an event, or was woken.
     pub wanted: bool,
 }
 
@@ -106,7 +106,7 @@ impl Sink {
         }
     }
 
-    /// State that another driver goes on with.
+    /// Returns the state that another driver goes on with.
     ///
     /// # Errors
     /// The hindrance.
@@ -119,7 +119,7 @@ impl Sink {
         Ok(SinkState { ring, delivered, consumed, announced, taken, gone, end_published })
     }
 
-    /// Goes on with what another driver has given, in a ring that is the same.
+    /// Takes over state that another driver has given, in a ring that is the same.
     ///
     /// # Errors
     /// The fault in it.
@@ -166,33 +166,33 @@ impl Sink {
         self.ring.is_some()
     }
 
-    /// Who pays for the ring that it has or has asked for.
+    /// Returns the payer of the ring that it has or has asked for.
     pub fn payer(&self) -> PayerId {
         self.payer
     }
 
-    /// A ring is asked for. Says whether one was already.
+    /// Asks for a ring. Returns whether one was asked for already.
     pub fn ask(&mut self) -> bool {
         std::mem::replace(&mut self.asked, true)
     }
 
-    /// Who pays for it.
+    /// Sets the payer of that ring.
     pub fn set_payer(&mut self, payer: PayerId) {
         self.payer = payer;
     }
 
-    /// Whether one is asked for.
+    /// Tells whether a ring is asked for.
     pub fn is_asked(&self) -> bool {
         self.asked
     }
 
-    /// The ring that was asked for does not come. Says whether any was.
+    /// Notes that the ring that was asked for does not come. Returns whether any was asked for.
     pub fn take_asked(&mut self) -> bool {
         std::mem::take(&mut self.asked)
     }
 
-    /// At each tick: lets a ring be exchanged that has not the size that it should have. Returns whether it was busy since
-    /// the last one.
+    /// Looks at each tick whether the ring is to be exchanged for one of another size. Returns whether the flow was busy since the last
+    /// tick.
     pub fn check_size(&mut self, shares: Shares) -> bool {
         let Some(ring) = &self.ring else { return false };
         self.fit.look((ring.bytes(), ring.wished), self.delivered, shares)
@@ -218,10 +218,10 @@ impl Sink {
         Ok(())
     }
 
-    /// Where bytes may be put now, or what the flow runs into.
+    /// Returns the ring if bytes may be put there now, or the reason why not.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn open(&mut self) -> Result<Result<Place, Pump>, Violation> {
         if self.fit.is_poor() {
             self.refresh_consumed()?;
@@ -239,10 +239,10 @@ impl Sink {
         Ok(Ok(Place { base, bytes }))
     }
 
-    /// Room for `want` bytes or fewer, which lie in one piece; none if it is full.
+    /// Returns room for `want` bytes or fewer, in one piece. `None`: the ring is full.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     #[inline]
     pub fn room(&mut self, place: Place, want: u64) -> Result<Option<Room>, Violation> {
         let mut room = place.bytes - (self.reserved - self.consumed);
@@ -258,7 +258,7 @@ impl Sink {
         Ok(Some(Room { position, len: want.min(room).min(place.bytes - position) }))
     }
 
-    /// Where `len` bytes go that may be put there at once, if the ring has room for all of them in one piece.
+    /// Returns the place for `len` bytes that are put there at once, if the ring has room for all of them in one piece.
     #[inline]
     pub fn room_at_once(&mut self, len: u64) -> Option<*mut u8> {
         if !self.rbt.is_empty() || self.fit.is_poor() {
@@ -278,63 +278,63 @@ impl Sink {
         Some(place)
     }
 
-    /// A copy into this room begins. Returns its number, unless too many are under way.
+    /// Begins a copy into this room. Returns its number, unless too many are under way.
     #[inline]
     pub fn begin_copy(&mut self, room: Room) -> Option<u64> {
         self.rbt.insert(room.position, room.len)
     }
 
-    /// A copy has ended. Says whether it was under way.
+    /// Ends a copy. Returns whether it was under way.
     pub fn end_copy(&mut self, number: u64) -> bool {
         self.rbt.finish(number)
     }
 
-    /// The same, by what an engine calls it.
+    /// Ends a copy by an engine's number of it. Returns whether it was under way.
     #[inline]
     pub fn end_command(&mut self, entry_seq: u16) -> bool {
         self.rbt.number(entry_seq).is_some_and(|number| self.rbt.finish(number))
     }
 
-    /// Bytes of the oldest copy, if it has ended: they are next in the stream.
+    /// Takes the oldest copy, if it has ended. Returns its bytes, which are next in the stream.
     #[inline]
     pub fn take_arrived(&mut self) -> Option<u64> {
         self.rbt.remove_finished().map(|entry| entry.size)
     }
 
-    /// The next bytes of the ring are taken.
+    /// Reserves the next bytes of the ring.
     #[inline]
     pub fn reserve(&mut self, len: u64) {
         self.reserved += len;
     }
 
-    /// The next bytes of the stream are in the ring.
+    /// Counts the next bytes of the stream as delivered: they are in the ring.
     #[inline]
     pub fn deliver(&mut self, len: u64) {
         self.delivered += len;
     }
 
-    /// Whether no copy is under way.
+    /// Tells whether no copy is under way.
     #[inline]
     pub fn is_quiet(&self) -> bool {
         self.rbt.is_empty()
     }
 
-    /// The mapping that the ring lies in, and where it begins there.
+    /// Returns the mapping in which the ring lies, and the ring's offset there.
     pub fn mapping(&self) -> Option<(&Arc<Mapping>, usize)> {
         self.ring.as_ref().map(|ring| (&ring.map, ring.offset()))
     }
 
-    /// Whether a full ring has room by now.
+    /// Tells whether a full ring has room by now.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn has_room(&mut self) -> Result<bool, Violation> {
         self.refresh_consumed()?;
         Ok(self.reserved - self.consumed < if self.fit.is_closed() { 1 } else { self.ring_bytes() })
     }
 
-    /// Asks the receiver to say when half of a full ring, or what is pending, is given back, or all of one that takes
-    /// nothing before. Look at [`Self::has_room`] after this and a fence.
+    /// Asks the receiver to report when half of a full ring, or the pending bytes, are given back. A ring that takes nothing before has to
+    /// be empty. The caller then makes a fence and looks at [`Self::has_room`].
     pub fn ask_for_room(&self, pending: u64) {
         if self.end_published {
             return;
@@ -345,7 +345,7 @@ impl Sink {
         self.end.memory.publish_u64(self.end.slot, socket_status::SPACE_WAKE_AT, target);
     }
 
-    /// The receiver need not say anything.
+    /// Withdraws the request to report room.
     pub fn ask_for_nothing(&self) {
         if self.end_published {
             return; // an ended flow has asked for all
@@ -353,7 +353,7 @@ impl Sink {
         self.end.memory.publish_u64(self.end.slot, socket_status::SPACE_WAKE_AT, 0);
     }
 
-    /// Bytes delivered that the receiver has not been told of: tells it.
+    /// Tells the receiver of delivered bytes. Returns the number of bytes that are new to it.
     #[inline]
     pub fn publish(&mut self) -> u64 {
         let bytes = self.delivered - self.published;
@@ -365,7 +365,8 @@ impl Sink {
         bytes
     }
 
-    /// The last `len` bytes that were delivered, in the mapping that the ring lies in. They stay as they are until the next copy begins.
+    /// Returns the last `len` bytes that were delivered, in the mapping in which the ring lies. The bytes stay as they are until the next
+    /// copy begins.
     pub fn last_delivered(&self, len: u64) -> Option<(&Mapping, [Range<usize>; 2])> {
         let ring = self.ring.as_ref().filter(|ring| len <= ring.bytes())?;
         let first = (self.delivered.wrapping_sub(len) & (ring.bytes() - 1)) as usize;
@@ -374,7 +375,7 @@ impl Sink {
         Some((&ring.map, [at..at + before_end, begin..begin + len as usize - before_end]))
     }
 
-    /// How it stands, for those who wonder.
+    /// Describes the state, for diagnosis.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn describe(&self) -> String {
         let Endpoint { client, slot, ref memory, .. } = self.end;
@@ -408,32 +409,32 @@ impl Sink {
         announced
     }
 
-    /// Tells the receiver what its stream ends with.
+    /// Tells the receiver how its stream ends.
     pub fn publish_end(&mut self, end: u32) {
         self.end_published = true;
         let Endpoint { slot, ref memory, .. } = self.end;
         memory.publish_u32(slot, socket_status::RECV_END, end);
         self.waker.wake_always(&memory.recv_wait(slot));
-        // So that the ring can be given back when the receiver has read to the end: the mover looks
-        // whether it has by now when it settles the flow.
+        // The receiver reports when it has read to the end, so that the ring can be given back. The mover looks for that when it settles
+        // the flow.
         memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, self.delivered.max(1));
         // SYNC POINT: space-dekker
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the receiver has been told, or need not be told any more.
+    /// Tells whether the receiver has been told of the end, or need not be told any more.
     #[inline]
     pub fn is_end_published(&self) -> bool {
         self.end_published
     }
 
-    /// The receiver takes no more. `is_gone`: nobody reads what it was given.
+    /// Closes the stream: the receiver takes no more. `is_gone`: nobody reads the bytes that it was given.
     pub fn close(&mut self, is_gone: bool) {
         self.gone |= is_gone;
         self.end_published = true;
     }
 
-    /// Whether nobody reads what it was given.
+    /// Tells whether nobody reads the bytes that the receiver was given.
     pub fn is_gone(&self) -> bool {
         self.gone
     }
@@ -444,21 +445,22 @@ impl Sink {
         self.waker.wake_always(&memory.recv_wait(slot));
     }
 
-    /// Whether all that was delivered has been given back, or will be read by nobody.
+    /// Tells whether all delivered bytes have been given back, or will be read by nobody.
     ///
     /// # Errors
-    /// If the receiving client broke the protocol.
+    /// The receiving client broke the protocol.
     pub fn is_read_up(&mut self) -> Result<bool, Violation> {
         if self.gone {
             return Ok(true);
         }
         self.refresh_consumed()?;
-        // What is delivered and not yet published lies there as well.
+        // Bytes that are delivered and not yet published lie there as well.
         Ok(self.consumed == self.delivered)
     }
 
-    /// Begins again, at another client's socket, without a ring. Returns the former one and which of its bytes are unread: the
-    /// first, and how many. Who broke its counter has lost them, and of a flow that was given up (`is_over`) nobody reads any.
+    /// Begins again, at another client's socket, without a ring. Returns the former ring, the first unread byte there, and the number of
+    /// unread bytes. A client that forged its counter loses its unread bytes. A flow that was given up (`is_over`) has none that will be
+    /// read.
     pub fn restart(&mut self, end: Endpoint, is_over: bool) -> (Option<Ring>, u64, u64) {
         let consumed = self.refresh_consumed().map_or(self.delivered, |()| self.consumed);
         let unread = if is_over { 0 } else { self.delivered - consumed };
@@ -471,12 +473,12 @@ impl Sink {
         (self.take_ring(), consumed, unread)
     }
 
-    /// Bytes ever reserved.
+    /// Returns the bytes ever reserved.
     pub fn position(&self) -> u64 {
         self.reserved
     }
 
-    /// Gives memory that it does not need at the moment back.
+    /// Gives back memory that is not needed at the moment.
     pub fn shrink(&mut self) {
         self.rbt.shrink();
     }

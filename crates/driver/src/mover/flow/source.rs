@@ -1,7 +1,7 @@
-//! Where the bytes of a flow's stream come from: what its client has sent, in the order of the stream.
+//! Source of a flow's stream: the sends of its client, in the order of the stream.
 //!
-//! Sends wait in the SBT (send buffer table). What is copied next is one [`Piece`] of one of them, or of what a former owner
-//! of an end has left ([`crate::mover::migration`]), which comes first. A further kind of source is a further kind of piece.
+//! Sends wait in the SBT (send buffer table). The next copy takes a [`Piece`] of a send, or of bytes that a former owner of an end has left
+//! ([`crate::mover::migration`]), which come first. A further kind of source is a further kind of piece.
 use super::file::Files;
 use super::sink::{Room, Sink};
 use super::Pump;
@@ -13,14 +13,14 @@ use pd_abi::layout::socket_status;
 use pd_shm::wait::Waker;
 use std::sync::Arc;
 
-/// Where bytes are that are to be copied next.
+/// Place of the bytes that are to be copied next.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece {
-    /// At this address, in a send region of the client's.
+    /// Address in a send region of the client.
     SendRegion(u64),
-    /// From this byte on, in the file of the send.
+    /// Offset in the file of the send.
     File(u64),
-    /// At this address, in a ring that a former owner of an end has left.
+    /// Address in a ring that a former owner of an end has left.
     FormerRing(u64),
 }
 
@@ -31,7 +31,7 @@ pub struct SourceState {
     bytes_max: u64,
     /// Number of the oldest block, or of the next one.
     first: u64,
-    /// Addresses, bytes and sends. A state that is given has offsets in place of addresses, in the regions of `regions`.
+    /// Addresses, bytes and sends of blocks. A state that is given has offsets in place of addresses, in the regions of `regions`.
     blocks: Vec<(u64, u64, u64)>,
     regions: Vec<u16>,
     allowed: u64,
@@ -40,24 +40,24 @@ pub struct SourceState {
     done: u64,
 }
 
-/// What is to be copied next.
+/// Bytes that are to be copied next.
 #[derive(Clone, Copy, Debug)]
 pub struct Next {
     pub piece: Piece,
-    /// Bytes to the end of it.
+    /// Bytes to the end of the piece.
     pub left: u64,
-    /// How many of them a rate of messages lets go.
+    /// Bytes of them that a rate of messages lets go.
     pub allowed: u64,
 }
 
 /// See the module.
 #[derive(Debug)]
 pub struct Source {
-    /// Whose sends it has.
+    /// The sending end.
     end: Endpoint,
     /// Blocks of sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
-    /// Number of the block to be copied next, and how much of it is already under way.
+    /// Number of the block to be copied next, and its bytes that are under way already.
     cursor: (u64, u64),
     /// Sends of that block that a rate of messages has allowed.
     allowed: u64,
@@ -65,10 +65,10 @@ pub struct Source {
     oldest_delivered: u64,
     accepted: u64,
     done: u64,
-    /// What the client was told of them.
+    /// Sends done that the client was told of.
     published: u64,
     waker: Waker,
-    /// If it ever sent any.
+    /// Files of its sends, if there ever were any.
     files: Option<Box<Files>>,
 }
 
@@ -88,7 +88,7 @@ impl Source {
         }
     }
 
-    /// State that another driver goes on with. `place` tells region and offset of an address in the client's send regions.
+    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in the client's send regions.
     ///
     /// # Errors
     /// The hindrance.
@@ -117,8 +117,8 @@ impl Source {
         })
     }
 
-    /// Goes on with what another driver has given. `address` tells where bytes of the client's send regions are. With the bytes that are still to be
-    /// put under way.
+    /// Takes over state that another driver has given. `address` returns the address of bytes in the client's send regions. Returns the
+    /// number of bytes that are still to be put under way, too.
     ///
     /// # Errors
     /// The fault in it.
@@ -163,19 +163,19 @@ impl Source {
         &mut self.end
     }
 
-    /// Has another client's sends from now on. Returns whose it had.
+    /// Takes sends of another client from now on. Returns the former end.
     pub fn replace_end(&mut self, end: Endpoint) -> Endpoint {
         self.waker = Waker::default();
         std::mem::replace(&mut self.end, end)
     }
 
-    /// What the client may have sent and not yet delivered. What it has may stay.
+    /// Sets the bytes that the client may have sent and not yet delivered. Bytes beyond them may stay.
     pub fn set_bytes_max(&mut self, bytes: u64) {
         self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
     }
 
-    /// Takes one or several sends, unless there is no room for them. With `joins` they may become one block with what lies
-    /// before them in memory and has not begun.
+    /// Takes one or several sends, unless there is no room for them. With `joins` they may become one block with bytes that lie before them
+    /// in memory and have not begun.
     #[inline]
     pub fn accept(&mut self, pointer: u64, len: u64, sends: u64, joins: bool) -> Option<()> {
         self.accepted += sends;
@@ -195,7 +195,7 @@ impl Source {
         Some(())
     }
 
-    /// Counts sends that nobody will read. Their spans may be reused once those before them may.
+    /// Counts sends that nobody will read. Their spans may be reused once earlier ones may.
     pub fn refuse(&mut self, sends: u64) {
         self.accepted += sends;
         if self.sbt.is_empty() {
@@ -211,13 +211,13 @@ impl Source {
         self.done += sends;
     }
 
-    /// A send of `len` bytes would be the only one, and has room.
+    /// Tells whether a send of `len` bytes would be the only one, and has room.
     #[inline]
     pub fn can_pass(&self, len: u64) -> bool {
         self.sbt.is_empty() && len <= self.sbt.room()
     }
 
-    /// What comes next of its sends, for which it takes of `messages`.
+    /// Returns the next bytes of its sends, and takes the sends that they need from `messages`.
     #[inline]
     pub fn next(&mut self, messages: &mut u64) -> Option<Next> {
         let (number, under_way) = self.cursor;
@@ -227,7 +227,7 @@ impl Source {
         self.allowed += more;
         let allowed = match self.allowed {
             all if all == entry.sends => entry.size,
-            // The part of its bytes that these sends are of all.
+            // The part of the block's bytes is that of the allowed sends among all.
             some => (u128::from(entry.size) * u128::from(some) / u128::from(entry.sends)) as u64,
         };
         let from = entry.pointer + under_way;
@@ -238,7 +238,7 @@ impl Source {
         Some(Next { piece, left: entry.size - under_way, allowed: allowed - under_way })
     }
 
-    /// `len` bytes of the `left` that came next are under way.
+    /// Notes that `len` bytes are under way, of the `left` that came next.
     #[inline]
     pub fn advance(&mut self, len: u64, left: u64) {
         let (number, under_way) = self.cursor;
@@ -249,7 +249,7 @@ impl Source {
         }
     }
 
-    /// The next `len` bytes of its sends are delivered.
+    /// Counts the next `len` bytes of its sends as delivered.
     #[inline]
     pub fn deliver(&mut self, len: u64) {
         self.oldest_delivered += len;
@@ -266,7 +266,7 @@ impl Source {
         }
     }
 
-    /// All sends are done with: nobody will read what is left of them.
+    /// Ends all sends: nobody will read the rest of them.
     pub fn drop_sends(&mut self) {
         self.sbt.clear();
         if let Some(files) = &mut self.files {
@@ -275,31 +275,30 @@ impl Source {
         self.done = self.accepted;
     }
 
-    /// Whether no send waits or is under way.
+    /// Tells whether no send waits or is under way.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.sbt.is_empty()
     }
 
-    /// Sends to be allowed before the present block is copied to its end.
+    /// Returns the sends to be allowed before the present block is copied to its end.
     pub fn messages_wanted(&self) -> u64 {
         self.sbt.get(self.cursor.0).map_or(0, |block| block.sends - self.allowed)
     }
 
-    /// Sends ever accepted, and done.
+    /// Returns the numbers of sends ever accepted, and done.
     #[inline]
     pub fn sends(&self) -> (u64, u64) {
         (self.accepted, self.done)
     }
 
-    /// Sends done that the client was not told of; it is told by [`Self::publish`].
+    /// Returns the number of sends done that the client was not told of. [`Self::publish`] tells it.
     #[inline]
     pub fn take_unpublished(&mut self) -> u64 {
         self.done - std::mem::replace(&mut self.published, self.done)
     }
 
-    /// Tells the client how many of its own sends are done, which are those from number `first` up to `end`. Says whether it
-    /// was woken.
+    /// Tells the client how many of its own sends are done: those from number `first` up to `end`. Returns whether it was woken.
     pub fn publish(&mut self, first: u64, end: u64) -> bool {
         let Endpoint { slot, ref memory, .. } = self.end;
         let own = self.done.min(end).saturating_sub(first);
@@ -323,25 +322,25 @@ impl Source {
     /// Reads a piece of the send that comes next, which is of a file, into the ring: see [`Files::read`].
     ///
     /// # Errors
-    /// What the flow ran into.
+    /// The reason why the flow stops.
     pub fn read_file(&mut self, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
         let (number, _) = self.cursor;
         self.files.as_mut().ok_or(Pump::Failed)?.read(number, from, sink, room)
     }
 
-    /// Its files, if it ever sent any.
+    /// Returns the files of its sends, if there ever were any.
     #[inline]
     pub fn files(&mut self) -> Option<&mut Files> {
         self.files.as_deref_mut()
     }
 
-    /// Whether a disk is waited for.
+    /// Tells whether the flow waits for a disk.
     #[inline]
     pub fn is_cold(&self) -> bool {
         self.files.as_ref().is_some_and(|files| files.is_waiting())
     }
 
-    /// Gives memory that it does not need at the moment back.
+    /// Gives back memory that is not needed at the moment.
     pub fn shrink(&mut self) {
         self.sbt.shrink();
     }
@@ -369,7 +368,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever a state says, what comes next lies in a block.
+        /// Bytes that come next lie in a block, whatever a state says.
         #[test]
         fn no_state_leads_beyond_its_blocks(
             blocks in prop::collection::vec((number(), number(), number()), 0..4),
@@ -395,7 +394,7 @@ mod tests {
             prop_assert!(source.is_empty() && source.sends().1 <= source.sends().0);
         }
 
-        /// A sink without a ring holds nothing that somebody reads.
+        /// A sink without a ring holds no bytes that a receiver reads.
         #[test]
         fn no_state_has_bytes_without_a_ring(numbers in prop::array::uniform3(number()), flags in any::<[bool; 3]>()) {
             let text = format!(

@@ -10,19 +10,19 @@ use crate::takeover::pack::{Hindrance, Wrong};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// A flow.
+/// State of a flow.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlowState {
-    /// Its number.
+    /// Number of the flow.
     pub id: FlowId,
-    /// Whose rates it keeps to.
+    /// Tenant whose rates it keeps to.
     pub tenant: TenantId,
-    /// Whose sends it carries, and where to; none: nobody.
+    /// Sending and receiving end. `None`: no client.
     pub ends: [Option<(ClientId, Slot)>; 2],
-    /// What may be sent and not yet delivered, of one that has never had anything to do.
+    /// Bytes that may be sent and not yet delivered, for a flow that has never had anything to do.
     pub send_ring_bytes: u64,
-    /// One that has.
+    /// State of a flow that has had something to do.
     pub moving: Option<Box<Moving>>,
 }
 
@@ -31,7 +31,7 @@ pub struct FlowState {
 #[serde(deny_unknown_fields)]
 pub struct Moving {
     source: SourceState,
-    /// Its receive ring is there, too.
+    /// State of the destination, with its receive ring.
     pub sink: SinkState,
     lasts: bool,
     finish: Option<Finishing>,
@@ -51,7 +51,7 @@ struct Finishing {
 }
 
 impl Flow {
-    /// State that another driver goes on with. `place` tells region and offset of an address in a client's send regions.
+    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in a client's send regions.
     ///
     /// # Errors
     /// The hindrance.
@@ -77,7 +77,7 @@ impl Flow {
         })
     }
 
-    /// Goes on with what another driver has given. `address` tells where bytes of the source's send regions are.
+    /// Takes over state that another driver has given. `address` returns the address of bytes in the source's send regions.
     ///
     /// # Errors
     /// The fault in it.

@@ -1,17 +1,17 @@
-//! The scheduler against arithmetic: what each payer is charged, of whatever it has to do.
+//! Tests of the scheduler against arithmetic: the charge of each payer, whatever its work.
 use super::*;
 use crate::messages::payer;
 use proptest::prelude::*;
 
-/// What a payer has to do: flows by the bytes of their sends, and channels by the requests that each look finds.
+/// Work of a payer: flows by the bytes of their sends, and channels by the requests that each look finds.
 #[derive(Clone, Debug)]
 struct Load {
     weight: u32,
     flows: Vec<u64>,
     channels: Vec<u64>,
-    /// Picoseconds that a charged byte of it takes; 0 if nothing is measured.
+    /// Picoseconds of a charged byte; 0 if nothing is measured.
     byte_ps: u64,
-    /// Requests that each look finds beside those are for the conductor, and take so many nanoseconds there.
+    /// Number of further requests of each look, for the conductor, and the nanoseconds of each.
     controls: (u64, u64),
 }
 
@@ -24,10 +24,11 @@ impl Load {
 struct World {
     scheduler: Scheduler,
     loads: Vec<(PayerId, Load)>,
-    /// Charged, by payer, and turns of each flow.
+    /// Bytes charged, by payer.
     charged: Vec<u64>,
+    /// Turns of each flow, by payer.
     turns: Vec<Vec<u64>>,
-    /// Time that each has taken.
+    /// Time taken, by payer.
     took: Vec<Duration>,
 }
 
@@ -38,7 +39,7 @@ impl World {
         for (at, load) in loads.into_iter().enumerate() {
             scheduler.set_weight(TenantId::new(at as u16 + 1), load.weight);
             let id = scheduler.enter(payer(TenantId::new(at as u16 + 1), 0));
-            // A flow's number says whose it is, and which; a channel's client whose.
+            // A flow's number holds its payer and its index. The client of a channel is its payer.
             (0..load.flows.len()).for_each(|flow| scheduler.add_flow(id, FlowId::at(at << 16 | flow)));
             (0..load.channels.len())
                 .for_each(|channel| scheduler.add_channel(id, (ClientId::at(at), channel)));
@@ -50,7 +51,7 @@ impl World {
         Self { scheduler, loads: world, charged, turns, took }
     }
 
-    /// A step of a mover that copies by itself. Returns the bytes that it was charged.
+    /// Takes a step of a mover that copies by itself. Returns the bytes charged.
     fn step(&mut self) -> u64 {
         let before = self.charged.iter().sum::<u64>();
         let mut asked = vec![0; self.loads.len()];
@@ -96,7 +97,7 @@ impl World {
         self.charged.iter().sum::<u64>() - before
     }
 
-    /// The conductor's part of a step.
+    /// Takes the conductor's part of a step.
     fn carry_out(&mut self, asked: &[u64]) {
         let mut all = Duration::ZERO;
         for (at, (count, (_, load))) in asked.iter().zip(&self.loads).enumerate() {
@@ -118,12 +119,12 @@ impl World {
         self.scheduler.charge(self.loads[at].0, bytes);
     }
 
-    /// Jain's index of the bytes that payers were charged for their weights: 1 if all got the same.
+    /// Returns Jain's index of the bytes that payers were charged for their weights: 1 if all got the same.
     fn jain(&self) -> f64 {
         self.jain_of(self.charged.iter().map(|&charged| charged as f64))
     }
 
-    /// The same of their time.
+    /// Returns Jain's index of their time.
     fn jain_of_time(&self) -> f64 {
         self.jain_of(self.took.iter().map(Duration::as_secs_f64))
     }
@@ -144,7 +145,7 @@ fn load() -> impl Strategy<Value = Load> {
         .prop_map(|(weight, flows, channels)| Load { weight, ..Load::new(flows, channels) })
 }
 
-/// The same, of which a byte takes from a tenth of the usual time to five times.
+/// Generates loads of which a byte takes from a tenth of the usual time to five times.
 fn timed_load() -> impl Strategy<Value = Load> {
     (load(), 20u64..1000).prop_map(|(load, byte_ps)| Load { byte_ps, ..load })
 }
@@ -152,7 +153,7 @@ fn timed_load() -> impl Strategy<Value = Load> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Payers get by weight, whatever they have to do; of each payer, every flow has turns; no step does nothing.
+    /// Payers get bytes by weight, whatever their work. Each flow of a payer has turns, and each step does something.
     #[test]
     fn payers_get_what_they_weigh(loads in prop::collection::vec(load(), 2..12)) {
         let weights: u64 = loads.iter().map(|load| u64::from(load.weight)).sum();
@@ -171,7 +172,7 @@ proptest! {
         }
     }
 
-    /// Payers get time by weight, whatever a byte of theirs takes: up to six times as long as another's.
+    /// Payers get time by weight, whatever their bytes take: up to six times as long as another's.
     #[test]
     fn payers_get_the_time_that_they_weigh(loads in prop::collection::vec(timed_load(), 2..8)) {
         let least = loads.iter().map(|load| load.byte_ps).min().unwrap();
@@ -180,7 +181,7 @@ proptest! {
         let weights: u64 = loads.iter().map(|load| u64::from(load.weight)).sum();
         let mut world = World::new(loads);
         let mut left = 2000 * weights * TURN_BYTES;
-        // Until a price is known all may be in debt by some turns at once.
+        // All payers may be in debt by some turns at once before a price is known.
         let (mut steps, mut without) = (0, 0);
         while left > 0 {
             let did = world.step();
@@ -196,7 +197,7 @@ proptest! {
     }
 }
 
-/// What a conductor does in the mover's thread is charged by the time that it takes.
+/// Work of a conductor in the mover's thread is charged by its time.
 #[test]
 fn requests_that_take_the_conductor_long_are_few() {
     let busy = Load { byte_ps: 200, ..Load::new(vec![1 << 20], vec![]) };
@@ -268,7 +269,7 @@ fn payers_are_forgotten_with_all_that_holds_them() {
     assert_eq!(scheduler.enter(payer(TenantId::new(0), 7)), one, "its place is another's");
 }
 
-/// A mover without a thread has no turn in which it could be found out.
+/// A mover without a thread has no turn in which the payer could be forgotten.
 #[test]
 fn a_payer_of_nobody_is_forgotten_at_once() {
     let mut scheduler = Scheduler::default();
@@ -279,7 +280,7 @@ fn a_payer_of_nobody_is_forgotten_at_once() {
     scheduler.drop_channels(id, place.0);
     scheduler.let_go(id);
     assert_eq!((scheduler.payers(), scheduler.begin_step()), (before, 0));
-    // In its own turn it goes when that ends.
+    // A payer in its own turn is forgotten when the turn ends.
     let id = scheduler.enter(payer(TenantId::new(1), 0));
     scheduler.add_channel(id, place);
     let turn = scheduler.begin().unwrap();
@@ -306,7 +307,7 @@ fn what_is_done_beside_a_turn_is_its_payers_and_ends_in_a_bounded_debt() {
     assert_eq!(scheduler.entries[turn.payer as usize].credit, credit, "the sender pays for what it moves");
     assert_eq!(scheduler.entries[ids[1] as usize].credit, -(STEP_BYTES as i64));
     assert!(scheduler.is_step_over());
-    // Of a payer that the mover does not know there is nothing to charge.
+    // A payer that the mover does not know is not charged.
     scheduler.charge_beside(payer(TenantId::new(3), 0), 1000);
     scheduler.charge_beside(DRIVER, 1000);
 }
