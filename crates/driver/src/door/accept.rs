@@ -17,31 +17,31 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Attachments of one user: a second, and at once. Looking at a newcomer takes the door some 50 µs.
+/// Attachments of one user. Looking at a newcomer takes the door some 50 µs.
 const CONNECTS: Flow = Flow { rate: 500.0, burst: 1000.0 };
-/// Newcomers of all users: who is turned away costs an `accept`, too.
+/// Newcomers of all users. A newcomer that is turned away costs an `accept`, too.
 const ACCEPTS: Flow = Flow { rate: 4000.0, burst: 4000.0 };
-/// Newcomers of one user that may wait for tokens; others are turned away.
+/// Most newcomers of one user that wait for tokens. Others are turned away.
 const WAITING_MAX: usize = 64;
-/// Clients of one network namespace, so that one container cannot keep others out.
+/// Most clients of one network namespace, so that one container cannot keep others out.
 const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
-/// Newcomers beyond the limit on clients that wait to be told so.
+/// Most newcomers beyond the limit on clients, which wait to be told so.
 const ARRIVING_MAX: usize = 64;
-/// How long nobody is accepted when there are no descriptors left.
+/// Time for which nobody is accepted when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Memory for frames that a client has not read: for some hundred receive regions, which it reads of when bytes come.
+/// Memory for frames that a client has not read. Some hundred receive regions fit, of which the client reads when bytes come.
 const FRAMES_UNREAD_BYTES: usize = 1 << 20;
 
-/// Users, and those of their processes that wait to be looked at.
+/// Users, each with the processes that wait to be looked at.
 #[derive(Debug)]
 pub struct Newcomers {
     users: HashMap<u32, User>,
-    /// Users with somebody who waits.
+    /// Users with a process that waits.
     order: VecDeque<u32>,
     all: Bucket,
-    /// Until when nobody is accepted.
+    /// Time until which nobody is accepted.
     paused: Option<Duration>,
-    /// Accepted with the last descriptor, and not looked at yet.
+    /// Process that was accepted with the last descriptor, and not looked at yet.
     held: Option<OwnedFd>,
     is_watched: bool,
 }
@@ -53,7 +53,7 @@ struct User {
 }
 
 impl Newcomers {
-    /// Nobody.
+    /// Makes an empty list.
     pub fn new(now: Duration) -> Self {
         Self {
             users: HashMap::new(),
@@ -65,7 +65,7 @@ impl Newcomers {
         }
     }
 
-    /// One who can be looked at now: users take turns.
+    /// Takes a newcomer that can be looked at now. Users take turns.
     fn next(&mut self, now: Duration) -> Option<OwnedFd> {
         for _ in 0..self.order.len() {
             let uid = self.order.pop_front()?;
@@ -84,7 +84,7 @@ impl Newcomers {
         None
     }
 
-    /// Lets one wait; or gives it back if there are too many.
+    /// Lets a newcomer wait. Gives it back if too many of its user wait.
     fn queue(&mut self, uid: u32, socket: OwnedFd, now: Duration) -> Result<(), OwnedFd> {
         let fresh = || User { bucket: Bucket::new(CONNECTS, now), waiting: VecDeque::new() };
         let user = self.users.entry(uid).or_insert_with(fresh);
@@ -98,12 +98,12 @@ impl Newcomers {
         Ok(())
     }
 
-    /// Those that were accepted and not looked at yet.
+    /// Iterates over the newcomers that were accepted and not looked at yet.
     pub fn waiting(&self) -> impl Iterator<Item = &OwnedFd> {
         self.users.values().flat_map(|user| &user.waiting).chain(&self.held)
     }
 
-    /// When there is something to do that nobody tells of.
+    /// Returns the time of the next work that no event announces.
     pub fn wake_by(&self) -> Option<Duration> {
         let users = self.order.iter().filter_map(|uid| Some(self.users.get(uid)?.bucket.ready_at(CONNECTS)));
         let all = (!self.is_watched && self.paused.is_none()).then(|| self.all.ready_at(ACCEPTS));
@@ -176,8 +176,8 @@ impl Door {
         }
     }
 
-    /// Accepts nobody for a while if that failed for want of descriptors: whoever connects waits, and the
-    /// others are served. Says whether it did.
+    /// Accepts nobody for a while if `error` is a lack of descriptors. Newcomers wait meanwhile, and clients are served. Returns whether it
+    /// does.
     pub(super) fn pause(&mut self, error: Errno) -> bool {
         if !matches!(error, Errno::MFILE | Errno::NFILE) {
             return false;
@@ -210,7 +210,7 @@ impl Door {
     }
 
     fn enter(&mut self, socket: OwnedFd, identity: Identity, namespace: OwnedFd) {
-        // Those who arrive are counted by the conductor, which knows whose they are: it refuses before.
+        // The conductor counts newcomers, because it knows their tenants, and refuses them before this limit.
         let full = self.guests.count() >= self.clients_max + ARRIVING_MAX
             || self.guests.count_in(identity.namespace) >= CLIENTS_PER_NAMESPACE_MAX;
         if full {
@@ -218,7 +218,7 @@ impl Door {
             return self.turn_away(&socket, process, Errno::USERS, Refusal::Full);
         }
         let place = self.host.place(&socket, &identity);
-        // The kernel gives what net.core.wmem_max says. More would take CAP_NET_ADMIN.
+        // The kernel gives net.core.wmem_max at most. More would take CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size(&socket, FRAMES_UNREAD_BYTES);
         let pidfd = std::sync::Arc::clone(&identity.pidfd);
         let id = self.guests.enter(socket, pidfd, identity.namespace, identity.uid);
@@ -230,7 +230,7 @@ impl Door {
         self.conductor.send(FromDoor::Arrived { client: id, identity: Box::new(identity), place, namespace });
     }
 
-    /// Has the kernel tell of its death; and of its first message once it is admitted.
+    /// Watches a newcomer for its death, and for its first message once it is admitted.
     fn watch(&mut self, id: ClientId) -> rustix::io::Result<()> {
         let Some(guest) = self.guests.get(id) else { return Ok(()) };
         debug_assert!(matches!(guest.phase, Phase::Arriving));
@@ -246,7 +246,7 @@ impl Door {
         self.say_refused(socket, errno, why);
     }
 
-    /// Tells a newcomer why it is not let in.
+    /// Tells a newcomer the reason why it is not let in.
     pub(super) fn say_refused(&self, socket: &OwnedFd, errno: Errno, why: &str) {
         let frame = Frame::new(FrameKind::Error).with_error(errno.raw_os_error() as u32, why);
         let _ = attach::send(socket, &frame, &[], SendFlags::DONTWAIT);

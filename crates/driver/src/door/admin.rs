@@ -1,5 +1,5 @@
-//! Administrators: who they are is seen before anything is read; then a thread of its own reads the question, looks up what it
-//! names, and writes the answer to a reader who may be slow. The conductor only decides.
+//! Administrators. A process is checked before anything is read from it. Then a thread of its own reads the question, looks up its objects,
+//! and writes the answer to a reader that may be slow. The conductor only decides.
 use super::bucket::{Bucket, Flow};
 use super::listen::Sockets;
 use super::messages::{Asked, FromDoor, Registering, Registration};
@@ -28,15 +28,15 @@ use std::time::Duration;
 
 /// Longest line that the admin socket takes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// How long an administrator may take to ask, and to read the answer.
+/// Time that an administrator may take to ask, and to read the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Administrators that are heard at once.
+/// Most administrators that are heard at once.
 const HEARD_MAX: usize = 64;
 
-/// How many who are no administrators are told so.
+/// Rate at which processes that are no administrators are told so.
 const STRANGERS: Flow = Flow { rate: 500.0, burst: 64.0 };
 
-/// Those who are no administrators. When they have used up their tokens nobody is accepted for a while: who asks waits.
+/// Processes that are no administrators. Once their tokens are used up nobody is accepted for a while, and administrators wait.
 #[derive(Debug)]
 pub struct Strangers {
     bucket: Bucket,
@@ -48,20 +48,20 @@ impl Strangers {
         Self { bucket: Bucket::new(STRANGERS, now), is_full: false }
     }
 
-    /// When somebody is accepted again.
+    /// Returns the time at which the admin socket accepts again.
     pub fn wake_by(&self) -> Option<Duration> {
         self.is_full.then(|| self.bucket.ready_at(STRANGERS))
     }
 }
 
-/// What the threads share.
+/// State that the threads of administrators share.
 #[derive(Debug)]
 pub struct Desk {
     conductor: Arc<Mailbox<FromDoor>>,
     counters: Arc<CounterRegion>,
     /// A pipe that hangs up when the driver is no more: its reading end goes with the counter region.
     alive: OwnedFd,
-    /// For a driver that takes this one's place.
+    /// Sockets for a driver that takes this one's place.
     listening: Sockets,
     heard: AtomicUsize,
 }
@@ -76,7 +76,7 @@ impl Desk {
         Arc::new(Self { conductor, counters, alive, listening, heard: AtomicUsize::new(0) })
     }
 
-    /// Hears one administrator out.
+    /// Reads an administrator's question, and answers it.
     fn hear(&self, stream: &UnixStream) -> std::io::Result<()> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
@@ -104,7 +104,8 @@ impl Desk {
         write_line(stream, &answer)
     }
 
-    /// Offers this driver to one that is to take its place: what it has to know before it is ready, and, when it says so, all.
+    /// Offers this driver to one that is to take its place. Sends the facts that the other one needs to get ready. Everything else follows
+    /// when the other one says that it is ready.
     fn offer(&self, stream: &UnixStream, format: u32, abi: u32) -> std::io::Result<()> {
         if let Err(why) = offer::check(format, abi) {
             return write_line(stream, &Answer::Error(why));
@@ -120,14 +121,14 @@ impl Desk {
         let sockets = [attach.as_fd(), admin.as_fd()].map(|fd| fd.try_clone_to_owned());
         let [attach, admin] = sockets;
         offer::send(stream, &serde_json::to_vec(&offer)?, &[attach?, admin?])?;
-        // The other driver loads what it needs first.
+        // The other driver gets ready first.
         stream.set_read_timeout(Some(offer::PREPARATION))?;
         offer::expect(stream, offer::Word::Now)?;
         self.conductor.send(FromDoor::TakeOver { successor: stream.try_clone()? });
         Ok(())
     }
 
-    /// Makes a tap: its memory goes to the observer, who maps it and says so; then it is sealed, and the agent has it.
+    /// Makes a tap. The observer gets the memory, maps it and says so. Then the memory is sealed, and the agent gets the tap.
     fn tap(&self, stream: &UnixStream, of: TapOf, snap_bytes: usize) -> std::io::Result<()> {
         let (made, files, offer) = Made::new(admin::tap_shape()?)?;
         let (life, theirs) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -146,7 +147,7 @@ impl Desk {
         write_line(stream, &answer)
     }
 
-    /// Has an administrator pass descriptors, which the socket takes from nobody else.
+    /// Receives descriptors from an administrator. The socket takes them from nobody else.
     fn passed(&self, stream: &UnixStream) -> Result<Vec<OwnedFd>, String> {
         let passed = || {
             match accept_descriptors(stream) {
@@ -175,7 +176,7 @@ impl Desk {
         self.ask_conductor(Asked::AddPort { name, kind, port })
     }
 
-    /// Adds a mirror of connections: of a tenant, or of all if that has no name. Once its port is there it shows them.
+    /// Adds a mirror of connections: of a tenant, or of all if the name is empty. The mirror shows them once its port is there.
     fn add_mirror(&self, name: String, kind: &'static str, tenant: &str) -> Result<Answer, String> {
         let tenant = (!tenant.is_empty()).then(|| tenant.to_owned());
         let copies = Copies::new().map_err(|errno| format!("port {name}: {errno}"))?;
@@ -227,7 +228,7 @@ fn look_up(pid: u32, registration: Registration) -> Result<Registering, String> 
     Ok(Registering { registration, pidfd, namespace, namespace_fd, cgroup })
 }
 
-/// Whether it is the driver's own user or root, and in no container, whose root is root, too.
+/// Tells whether the process is of the driver's own user or root. A process in a container is neither, although its root is root, too.
 fn is_administrator(stream: &UnixStream) -> bool {
     let Ok(peer) = Peer::of(stream) else { return false };
     let is_trusted = peer.uid() == 0 || peer.uid() == geteuid().as_raw();
@@ -243,7 +244,7 @@ impl Door {
         }
     }
 
-    /// Takes note of one who is no administrator.
+    /// Counts a process that is no administrator.
     fn count_stranger(&mut self) {
         let now = self.clock.now();
         self.strangers.bucket.take(1.0);
@@ -254,7 +255,7 @@ impl Door {
         self.conductor.send(FromDoor::TurnedAway { refused: None });
     }
 
-    /// Accepts an administrator.
+    /// Accepts an administrator, and hears it on a thread of its own.
     pub(super) fn answer_admin(&mut self) {
         let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,

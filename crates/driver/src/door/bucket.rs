@@ -1,12 +1,12 @@
 //! Token buckets.
 use std::time::Duration;
 
-/// How fast tokens come, and how many a bucket holds.
+/// Rate of tokens, and size of a bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow {
-    /// A second.
+    /// Tokens a second.
     pub rate: f64,
-    /// At most; the first time, too.
+    /// Most tokens in a bucket, and the number at the start.
     pub burst: f64,
 }
 
@@ -18,36 +18,36 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full one.
+    /// Makes a full bucket.
     pub fn new(flow: Flow, now: Duration) -> Self {
         Self { tokens: flow.burst, at: now }
     }
 
-    /// Takes note of the time.
+    /// Adds the tokens that have come by `now`.
     fn fill(&mut self, flow: Flow, now: Duration) {
         let since = now.saturating_sub(self.at).as_secs_f64();
         self.tokens = (self.tokens + since * flow.rate).min(flow.burst);
         self.at = self.at.max(now);
     }
 
-    /// Whether there is a token.
+    /// Tells whether there is a token.
     pub fn has(&mut self, flow: Flow, now: Duration) -> bool {
         self.fill(flow, now);
         self.tokens >= 1.0
     }
 
-    /// Takes tokens, more than there are if need be: they are paid back before there is one again.
+    /// Takes tokens, more than there are if need be. A debt is paid back before there is a token again.
     pub fn take(&mut self, tokens: f64) {
         self.tokens -= tokens;
     }
 
-    /// Whether nothing is owed: a new one would be the same.
+    /// Tells whether nothing is owed. A new bucket would be the same.
     pub fn is_full(&mut self, flow: Flow, now: Duration) -> bool {
         self.fill(flow, now);
         self.tokens >= flow.burst
     }
 
-    /// When there is a token again.
+    /// Returns the time at which there is a token again.
     pub fn ready_at(&self, flow: Flow) -> Duration {
         self.at + Duration::from_secs_f64(((1.0 - self.tokens) / flow.rate).max(0.0))
     }

@@ -16,7 +16,7 @@ use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::sync::Arc;
 
-/// Tokens of a payer ([`super::turns`]) that a frame of this kind costs: microseconds of the driver's, about.
+/// Returns the tokens of a payer ([`super::turns`]) that a frame of this kind costs: about the driver's microseconds.
 fn cost(kind: Option<FrameKind>) -> f64 {
     match kind {
         Some(FrameKind::Hello) => 100.0,
@@ -29,15 +29,15 @@ fn cost(kind: Option<FrameKind>) -> f64 {
 }
 
 impl Door {
-    /// Reads and carries out the frame of whoever's turn it is. Says whether there was one.
+    /// Reads and carries out the frame of the client that has its turn. Returns whether there was one.
     pub(super) fn serve_one(&mut self) -> bool {
         let Some(id) = self.turns.next(self.clock.now()) else { return false };
         let is_safe = self.is_safe;
         let guest = self.guests.here(id).filter(|guest| guest.waits == Waits::Turn);
-        // Another may have its number by now.
+        // Another client may have the number by now.
         let Some(guest) = guest else { return true };
         if !is_safe {
-            // Receiving may take as long as whoever made the descriptors likes.
+            // Receiving may take as long as the maker of the descriptors likes.
             guest.waits = Waits::Answer;
             let (payer, whose, job) =
                 (guest.payer(), (id, guest.serial), Job::Receive(Arc::clone(&guest.socket)));
@@ -49,7 +49,7 @@ impl Door {
         true
     }
 
-    /// Takes what was received of a guest whose turn it is.
+    /// Takes the result of receiving from a guest that has its turn.
     pub(super) fn received(&mut self, id: ClientId, received: Result<Option<(Box<Frame>, bool)>, Errno>) {
         let Some(guest) = self.guests.here(id) else { return };
         guest.waits = Waits::Answer;
@@ -70,11 +70,11 @@ impl Door {
         }
     }
 
-    /// Has the kernel tell of a guest's next message.
+    /// Asks the kernel to tell of a guest's next message.
     pub(super) fn await_message(&mut self, id: ClientId) {
         let Some(guest) = self.guests.here(id) else { return };
         if guest.has_held() {
-            // Its next message is read when that is sent.
+            // The guest's next message is read when the held frames are sent.
             guest.waits = Waits::Room;
             return;
         }
@@ -87,7 +87,7 @@ impl Door {
         }
     }
 
-    /// A guest has its answer: its next frame, if there is one, is read when its turn comes.
+    /// Has a guest's next frame, if there is one, read in its turn: the last one is answered.
     pub(super) fn answered(&mut self, id: ClientId) {
         let now = self.clock.now();
         let Some(guest) = self.guests.here(id).filter(|guest| guest.waits == Waits::Answer) else {
@@ -98,7 +98,7 @@ impl Door {
         self.turns.enter(payer, id, now);
     }
 
-    /// The kernel says that there is a message, room for one, or an end.
+    /// Takes the kernel's news of a guest: a message, room for one, or an end.
     pub(super) fn has_news(&mut self, id: ClientId, events: epoll::EventFlags) {
         let now = self.clock.now();
         let Some(guest) = self.guests.here(id) else { return };
@@ -111,7 +111,7 @@ impl Door {
                 let payer = guest.payer();
                 self.turns.enter(payer, id, now);
             }
-            // Hung up, which the kernel tells of whether one wants to hear it or not.
+            // The guest has hung up, of which the kernel tells in any case.
             Waits::Answer | Waits::Room
                 if events.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR) =>
             {
@@ -273,7 +273,7 @@ impl Door {
         match may(Call::SocketPair).and_then(|()| pair()) {
             Ok((socket, theirs)) => {
                 guest.has_file_socket = true;
-                // Nothing is ever sent there. Before Linux 6.16 it cannot be said.
+                // Nothing is ever sent there. Linux before 6.16 cannot refuse descriptors.
                 let _ = refuse_descriptors(&theirs);
                 let socket = Box::new((socket, lease));
                 self.conductor.send(FromDoor::AddFileSocket { client: id, socket, theirs });
@@ -282,14 +282,14 @@ impl Door {
         }
     }
 
-    /// A helper has done something for a guest, which may have left.
+    /// Takes a helper's result for a guest, which may have left.
     pub(super) fn made(&mut self, id: ClientId, serial: u64, made: Made) {
         let made = match made {
             Made::Held(regions) => return self.helpers.hold(regions),
             Made::StillLent(memory) => return self.helpers.hold_lent(memory),
             Made::Addresses(reading) => {
                 self.conductor.send(FromDoor::Addresses(reading));
-                // Whoever was admitted is heard now.
+                // A guest that was admitted is heard now.
                 if self.guests.here(id).is_some_and(|guest| guest.serial == serial) {
                     self.answered(id);
                 }
@@ -301,7 +301,7 @@ impl Door {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
                 self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![region]));
             } else if let Made::Pipe(Ok(new)) = made {
-                // Nobody else has it: what it was offered goes with it.
+                // The pipe has no other holder: its offer goes with it.
                 drop(new);
             }
             return;
@@ -330,7 +330,7 @@ impl Door {
             Made::Sealed { number, sealed: Ok(map) } => {
                 self.conductor.send(FromDoor::AddSendRegion { client: id, number, map });
             }
-            // Only a client can have sealed it against that.
+            // Only the client can have sealed the region against that.
             Made::Sealed { sealed: Err(Errno::PERM), .. } => self.broke(id, Violation::Frame),
             Made::Sealed { number, sealed: Err(errno) } => {
                 let payer = guest.payer();
@@ -347,10 +347,10 @@ impl Door {
         self.answer(id, frame, Vec::new());
     }
 
-    /// The guest broke the protocol: the conductor ends it.
+    /// Reports that a guest broke the protocol: the conductor ends it.
     fn broke(&mut self, id: ClientId, violation: Violation) {
         if let Some(guest) = self.guests.here(id) {
-            // Nothing of it is read any more.
+            // Nothing of the guest is read any more.
             guest.waits = Waits::Answer;
             self.conductor.send(FromDoor::Broke { client: id, violation });
         }

@@ -11,14 +11,14 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// How far a guest has come.
+/// Stage of a guest.
 #[derive(Debug)]
 pub enum Phase {
-    /// The conductor has to say whose it is.
+    /// The conductor has to name its tenant.
     Arriving,
-    /// It has to say hello.
+    /// The guest has to say hello.
     Greeting,
-    /// It has to map its control region, which is then sealed.
+    /// The guest has to map its control region, which is then sealed.
     Mapping,
     /// Attached.
     Attached,
@@ -26,20 +26,20 @@ pub enum Phase {
     Leaving,
 }
 
-/// What a guest waits for.
+/// Event that a guest waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// A message of its own: the kernel tells.
+    /// A message of its own, of which the kernel tells.
     Message,
-    /// Its turn.
+    /// The guest's turn.
     Turn,
-    /// What it asked for.
+    /// The answer to its frame.
     Answer,
-    /// Room for what is held for it.
+    /// Room for the frames that are held for it.
     Room,
 }
 
-/// What a guest is to be told and has no room for.
+/// News for a guest that has no room for it.
 #[derive(Debug)]
 pub enum Held {
     /// An answer, with its descriptors: the client's account has paid for one.
@@ -52,7 +52,7 @@ pub enum Held {
 #[derive(Debug)]
 pub struct GuestPipe {
     pub memory: Arc<PipeMemory>,
-    /// The guest has said so: it is sealed, or about to be.
+    /// Set when the guest has said so: the pipe is sealed, or about to be.
     pub is_mapped: bool,
     pub has_wake_fd: bool,
 }
@@ -69,20 +69,20 @@ pub struct Guest {
     pub memory: Option<Arc<ClientMemory>>,
     pub channels: usize,
     pub has_file_socket: bool,
-    /// Regions made: the number of the next.
+    /// Number of regions made, and the number of the next.
     pub regions: u32,
-    /// Its send regions, and whether they are sealed.
+    /// Send regions by number, and whether they are sealed.
     pub send_regions: HashMap<u32, (Region, bool)>,
-    /// Its pipes, by number.
+    /// Pipes by number.
     pub pipes: HashMap<u32, GuestPipe>,
-    /// Pipes made: the number of the next.
+    /// Number of pipes made, and the number of the last.
     pipes_made: u32,
-    /// At most an answer and a receive region.
+    /// Frames that are held: at most an answer and a receive region.
     held: VecDeque<Held>,
     uid: u32,
     tenant: TenantId,
     account: Option<Arc<Account>>,
-    /// For itself, and for each of its channels.
+    /// Leases of the guest itself, and of each of its channels.
     leases: Vec<Lease>,
 }
 
@@ -110,7 +110,7 @@ impl Guest {
         }
     }
 
-    /// The conductor has said whose it is.
+    /// Admits the guest: the conductor has named its tenant.
     pub fn admit(&mut self, tenant: TenantId, account: Arc<Account>, lease: Lease) {
         self.tenant = tenant;
         self.account = Some(account);
@@ -120,7 +120,7 @@ impl Guest {
         }
     }
 
-    /// Pays for something that it has until it is forgotten.
+    /// Pays for resources that the guest has until it is forgotten.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -130,48 +130,48 @@ impl Guest {
         Ok(())
     }
 
-    /// It is another tenant's.
+    /// Sets the tenant.
     pub fn set_tenant(&mut self, tenant: TenantId) {
         self.tenant = tenant;
     }
 
-    /// Pays for what it costs, and takes turns.
+    /// Returns the payer of the guest's costs, which takes turns.
     pub fn payer(&self) -> Payer {
         payer(self.tenant, self.uid)
     }
 
-    /// Who pays for its memory; from [`Self::admit`] on.
+    /// Returns the account that pays for its memory, from [`Self::admit`] on.
     pub fn account(&self) -> Option<&Arc<Account>> {
         self.account.as_ref()
     }
 
-    /// Whether it is to be heard.
+    /// Tells whether the guest is to be heard.
     pub fn is_here(&self) -> bool {
         !matches!(self.phase, Phase::Leaving)
     }
 
-    /// Keeps something until there is room for it.
+    /// Holds a frame until there is room for it.
     pub fn hold(&mut self, held: Held) {
         self.held.push_back(held);
         debug_assert!(self.held.len() <= 2, "an answer and a region");
     }
 
-    /// What is held longest.
+    /// Returns the frame that is held longest.
     pub fn held(&self) -> Option<&Held> {
         self.held.front()
     }
 
-    /// Takes that: it is sent.
+    /// Takes the frame that is held longest, which has been sent.
     pub fn unhold(&mut self) -> Option<Held> {
         self.held.pop_front()
     }
 
-    /// Whether something is held.
+    /// Tells whether a frame is held.
     pub fn has_held(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// All memory that was made for it and is the door's.
+    /// Returns all memory that was made for the guest and is the door's.
     pub fn into_regions(self) -> impl Iterator<Item = Region> {
         let held = self.held.into_iter().filter_map(|held| match held {
             Held::Region(_, _, region, _) => Some(*region),
@@ -180,38 +180,38 @@ impl Guest {
         self.send_regions.into_values().map(|(region, _)| region).chain(held)
     }
 
-    /// The number of one more pipe.
+    /// Returns the number of one more pipe.
     pub fn number_pipe(&mut self) -> u32 {
         self.pipes_made = self.pipes_made.wrapping_add(1);
         self.pipes_made
     }
 
-    /// The memory of its pipes, which are none of its any more.
+    /// Takes the memory of all its pipes.
     pub fn take_pipes(&mut self) -> Vec<Arc<PipeMemory>> {
         std::mem::take(&mut self.pipes).into_values().map(|pipe| pipe.memory).collect()
     }
 
-    /// The number of one more region.
+    /// Returns the number of one more region.
     pub fn number_region(&mut self) -> u32 {
         self.regions += 1;
         self.regions - 1
     }
 }
 
-/// All of them, by number.
+/// All guests, by number.
 #[derive(Debug, Default)]
 pub struct Guests {
     list: Vec<Option<Guest>>,
     free: Vec<ClientId>,
-    /// Those that are not leaving.
+    /// Number of guests that are not leaving.
     here: usize,
-    /// Of each network namespace, those that are not forgotten.
+    /// Number of guests of each network namespace that are not forgotten.
     of_namespace: HashMap<NamespaceId, usize>,
     serial: u64,
 }
 
 impl Guests {
-    /// A new one. Returns its number.
+    /// Adds a new guest. Returns its number.
     pub fn enter(
         &mut self,
         socket: OwnedFd,
@@ -235,7 +235,7 @@ impl Guests {
         }
     }
 
-    /// Goes on with one that another driver has given, which waits for nothing. Says whether its number is free.
+    /// Takes over a guest that another driver has given, and that waits for nothing. Returns whether its number is free.
     pub fn resume(
         &mut self,
         id: ClientId,
@@ -265,32 +265,32 @@ impl Guests {
         true
     }
 
-    /// All of them, leaving or not.
+    /// Iterates over all guests, leaving or not.
     pub fn iter(&self) -> impl Iterator<Item = (ClientId, &Guest)> {
         self.list.iter().enumerate().filter_map(|(at, guest)| Some((ClientId::at(at), guest.as_ref()?)))
     }
 
-    /// The serial of the last one.
+    /// Returns the serial of the last guest.
     pub fn last_serial(&self) -> u64 {
         self.serial
     }
 
-    /// Serials are beyond this one.
+    /// Numbers further guests beyond this serial.
     pub fn number_from(&mut self, last: u64) {
         self.serial = last;
     }
 
-    /// One that is there, leaving or not.
+    /// Returns a guest, leaving or not.
     pub fn get(&mut self, id: ClientId) -> Option<&mut Guest> {
         self.list.get_mut(id.index())?.as_mut()
     }
 
-    /// One that is to be heard.
+    /// Returns a guest that is to be heard.
     pub fn here(&mut self, id: ClientId) -> Option<&mut Guest> {
         self.get(id).filter(|guest| guest.is_here())
     }
 
-    /// One is leaving.
+    /// Marks a guest as leaving.
     pub fn leave(&mut self, id: ClientId) -> Option<&mut Guest> {
         let guest = self.list.get_mut(id.index())?.as_mut().filter(|guest| guest.is_here())?;
         guest.phase = Phase::Leaving;
@@ -298,7 +298,7 @@ impl Guests {
         Some(guest)
     }
 
-    /// One that was leaving is forgotten: its number is free.
+    /// Forgets a guest, and frees its number.
     pub fn forget(&mut self, id: ClientId) -> Option<Guest> {
         self.leave(id);
         let guest = self.list.get_mut(id.index())?.take()?;
@@ -312,25 +312,25 @@ impl Guests {
         Some(guest)
     }
 
-    /// Those that are not forgotten.
+    /// Returns zero if all guests are forgotten.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn total(&self) -> usize {
         self.list.iter().flatten().count() + self.of_namespace.len()
     }
 
-    /// Forgets what is held for those that are here. Says whether there was anything.
+    /// Forgets the frames that are held for guests that are here. Returns whether there were any.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn forget_held(&mut self) -> bool {
         let here = self.list.iter_mut().flatten().filter(|guest| guest.is_here());
         here.map(|guest| std::mem::take(&mut guest.held).len()).sum::<usize>() > 0
     }
 
-    /// Those that are not leaving.
+    /// Returns the number of guests that are not leaving.
     pub fn count(&self) -> usize {
         self.here
     }
 
-    /// Those of a network namespace that are not forgotten.
+    /// Returns the number of guests of a network namespace that are not forgotten.
     pub fn count_in(&self, namespace: NamespaceId) -> usize {
         self.of_namespace.get(&namespace).copied().unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! Helpers: threads for what takes long, or as long as a client likes. One for each payer, so that
-//! nobody waits for the memory, the descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
+//! Helpers: threads for work that takes long, or as long as a client likes. Each payer has one, so that nobody waits for the memory, the
+//! descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
 use super::messages::{Made, Reading, ToDoor};
 use crate::addresses;
 use crate::calls::{may, simulated, Call};
@@ -21,35 +21,35 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a helper waits for more to do.
+/// Time for which a helper waits for more to do.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The nice value of a helper: a third of the weight of movers and programs. What it does is slow anyway, and of an attacker's choosing.
+/// Nice value of a helper: a third of the weight of movers and programs. The work is slow anyway, and of an attacker's choosing.
 const NICE: i32 = 5;
 
-/// Held regions that are looked at in one sweep.
+/// Most held regions that are looked at in one sweep.
 const HELD_LOOKS: usize = 256;
 
-/// What a helper does.
+/// Work of a helper.
 #[derive(Debug)]
 pub enum Job {
-    /// Make a send region.
+    /// Makes a send region.
     SendRegion(Lease),
-    /// Make a receive region for rings of so many bytes.
+    /// Makes a receive region for rings of this number of bytes.
     ReceiveRegion(Lease, u64),
-    /// Seal a send region, and see to it that it is whole.
+    /// Seals a send region, and sees to it that the region is whole.
     Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
-    /// Read the addresses of a network namespace, for whoever pays.
+    /// Reads the addresses of a network namespace, for a payer.
     Addresses(Payer, NamespaceId, Arc<OwnedFd>),
-    /// Receive a frame, and whatever descriptors come with it.
+    /// Receives a frame, and any descriptors that come with it.
     Receive(Arc<OwnedFd>),
-    /// Let memory go.
+    /// Lets regions go.
     Drop(Vec<Region>),
-    /// Make a pipe, for which the lease is.
+    /// Makes a pipe. The lease is for the pipe.
     Pipe(Box<(Lease, Shape, PipeRequest)>),
-    /// Seal what a client has mapped of a pipe, and see to it that it is whole.
+    /// Seals the memory of a pipe that a client has mapped, and sees to it that the memory is whole.
     SealPipe(u32, Arc<PipeMemory>),
-    /// Let other memory go.
+    /// Lets other memory go.
     LetGo(Vec<Arc<dyn Lent>>),
 }
 
@@ -59,15 +59,15 @@ pub struct Helpers {
     pool: Arc<Pool>,
     door: Arc<Mailbox<ToDoor>>,
     queues: HashMap<Payer, Arc<Queue>>,
-    /// Regions of clients that have gone which others hold.
+    /// Regions of former clients that others hold.
     held: Vec<Region>,
-    /// The same of other memory.
+    /// Other memory of former clients that others hold.
     lent: Vec<Arc<dyn Lent>>,
 }
 
-/// For whom a job is done: the client and its serial.
+/// Client for which a job is done, and its serial.
 pub type For = (ClientId, u64);
-/// No client has this serial.
+/// No client: none has this serial.
 pub const NOBODY: For = (ClientId::new(0), 0);
 
 #[derive(Debug, Default)]
@@ -80,17 +80,17 @@ struct Queue {
 struct State {
     jobs: VecDeque<(For, Job)>,
     is_served: bool,
-    /// Its helper has taken a job and not told of it yet.
+    /// Set while its helper has taken a job and not told of it yet.
     is_busy: bool,
 }
 
 impl Helpers {
-    /// None, at first. They tell the door what they have done.
+    /// Makes an empty set. Helpers tell the door of their work.
     pub fn new(pool: Arc<Pool>, door: Arc<Mailbox<ToDoor>>) -> Self {
         Self { pool, door, queues: HashMap::default(), held: Vec::new(), lent: Vec::new() }
     }
 
-    /// Has the payer's helper do something.
+    /// Gives a payer's helper a job.
     pub fn give(&mut self, payer: Payer, whose: For, job: Job) {
         let queue = Arc::clone(self.queues.entry(payer).or_default());
         let mut state = queue.lock();
@@ -109,7 +109,7 @@ impl Helpers {
         let start = || {
             may(Call::Thread)?;
             if simulated::is_on() {
-                return Ok(()); // which has the jobs done when it likes
+                return Ok(()); // the simulation has the jobs done when it likes
             }
             std::thread::Builder::new()
                 .name("pd-helper".into())
@@ -122,7 +122,7 @@ impl Helpers {
         }
     }
 
-    /// Tells whether nothing is to be done, and all that was is told.
+    /// Tells whether all jobs are done, and told of.
     pub fn are_idle(&self) -> bool {
         self.queues.values().all(|queue| {
             let state = queue.lock();
@@ -130,17 +130,17 @@ impl Helpers {
         })
     }
 
-    /// Takes regions that are not let go: it is looked at each sweep whether they are.
+    /// Takes regions that are not let go. Each sweep looks whether they are.
     pub fn hold(&mut self, regions: Vec<Region>) {
         self.held.extend(regions);
     }
 
-    /// As [`Self::hold`], of other memory.
+    /// Takes other memory that is not let go. Each sweep looks whether it is.
     pub fn hold_lent(&mut self, memory: Vec<Arc<dyn Lent>>) {
         self.lent.extend(memory);
     }
 
-    /// Tries again where no thread could be started, forgets helpers that have ended, and looks at held regions, some each time.
+    /// Starts threads that could not be started before, forgets helpers that have ended, and looks at some of the held regions.
     pub fn sweep(&mut self) {
         if !self.held.is_empty() {
             let looks = self.held.len().min(HELD_LOOKS);
@@ -163,7 +163,7 @@ impl Helpers {
 
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 impl Helpers {
-    /// Payers whose helper has something to do.
+    /// Lists the payers whose helper has something to do.
     pub fn helped(&self) -> Vec<Payer> {
         let has_jobs = |queue: &Queue| {
             let state = queue.lock();
@@ -175,7 +175,7 @@ impl Helpers {
         helped
     }
 
-    /// Has a payer's helper do one thing.
+    /// Does one job of a payer's helper.
     pub fn help(&self, payer: Payer) {
         let job = self.queues.get(&payer).and_then(|queue| queue.lock().jobs.pop_front());
         if let Some(((client, serial), made)) =
@@ -193,7 +193,7 @@ impl Helpers {
         }
     }
 
-    /// Jobs, and regions that others hold.
+    /// Returns the number of jobs, and of regions that others hold.
     pub fn leftovers(&self) -> usize {
         self.held.len()
             + self.lent.len()
@@ -206,7 +206,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there are jobs and nobody does them; somebody is about to.
+    /// Tells whether there are jobs that no thread does. The caller is to start one.
     fn take_over(&self) -> bool {
         let mut state = self.lock();
         let is_stuck = !state.is_served && !state.jobs.is_empty();
@@ -254,7 +254,7 @@ impl Job {
             Self::Seal { number, fd, map } => {
                 let seal = || {
                     memfd::seal_against_all(&fd)?;
-                    // Between its making and now the client may have punched holes: every page exists again.
+                    // The client may have punched holes since the region was made: every page exists again.
                     may(Call::Populate)?;
                     map.populate(0, map.len())
                 };
@@ -288,7 +288,7 @@ impl Job {
     }
 }
 
-/// Receives a frame, and lets go of whatever descriptors come with it. Returns whether there were any; none at the end.
+/// Receives a frame, and lets go of any descriptors that come with it. Returns whether there were any. `None`: the end.
 pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
     may(Call::Receive)?;
     let received = attach::receive(socket, RecvFlags::DONTWAIT)?;

@@ -1,4 +1,4 @@
-//! The sockets that the driver listens on.
+//! Sockets that the driver listens on.
 use crate::peer::refuse_descriptors;
 use crate::settings::Settings;
 use crate::StartError;
@@ -10,7 +10,7 @@ use rustix::net::{
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Connections that may wait to be accepted.
+/// Most connections that wait to be accepted.
 const ATTACH_BACKLOG: i32 = 1024;
 
 /// The attach socket and the admin socket.
@@ -18,14 +18,14 @@ const ATTACH_BACKLOG: i32 = 1024;
 pub struct Sockets {
     pub attach: OwnedFd,
     pub admin: OwnedFd,
-    /// Whether the kernel refuses to pass descriptors to them.
+    /// Set if the kernel refuses to pass descriptors to them.
     pub is_safe: bool,
 }
 
-/// Makes them.
+/// Makes the sockets.
 ///
 /// # Errors
-/// If there is a driver already, or one of them cannot be made.
+/// A driver runs already, or one of the sockets cannot be made.
 pub fn listen(settings: &Settings) -> Result<Sockets, StartError> {
     let (attach, is_safe) = listen_at(&settings.socket, SocketType::SEQPACKET)?;
     chmod(&settings.socket, Mode::from_raw_mode(settings.socket_mode))?;
@@ -49,12 +49,12 @@ fn listen_at(path: &Path, kind: SocketType) -> Result<(OwnedFd, bool), StartErro
         if !matches!(connect(&probe, &address), Err(Errno::CONNREFUSED | Errno::NOENT)) {
             return Err(StartError::Running { path: path.to_owned() });
         }
-        // Left behind by a driver that was killed.
+        // A driver that was killed has left the socket behind.
         rustix::fs::unlink(path).map_err(at)?;
     }
     let socket = make().map_err(at)?;
     bind(&socket, &address).map_err(at)?;
-    // Where the kernel can do that (Linux 6.16): descriptors do not even get here, sent before the accept or after.
+    // Linux from 6.16 on refuses descriptors, sent before the accept or after: none even gets here.
     let is_safe = refuse_descriptors(&socket).is_ok();
     listen_on(&socket, ATTACH_BACKLOG).map_err(at)?;
     Ok((socket, is_safe))

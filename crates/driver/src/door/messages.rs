@@ -1,4 +1,4 @@
-//! What the door, its helpers and the conductor tell each other.
+//! Messages between the door, its helpers and the conductor.
 use super::Door;
 use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
@@ -21,11 +21,11 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Conductor, or a helper, to door.
+/// Messages to the door, from the conductor or a helper.
 #[derive(Debug)]
 pub enum ToDoor {
-    /// The newcomer is known: whose it is, and who pays for its memory. If the addresses of its network namespace are `unread`,
-    /// they are read before it is heard ([`FromDoor::Addresses`]).
+    /// Admits a newcomer, with its tenant and the account that pays for its memory. Addresses of its network namespace that are `unread`
+    /// are read before it is heard ([`FromDoor::Addresses`]).
     Admit {
         client: ClientId,
         tenant: TenantId,
@@ -33,35 +33,35 @@ pub enum ToDoor {
         lease: Lease,
         unread: Option<Arc<OwnedFd>>,
     },
-    /// The newcomer is not let in: the errno and the reason that it is told.
+    /// Refuses a newcomer, which is told the errno and the reason.
     TurnAway { client: ClientId, errno: Errno, why: Box<str> },
-    /// The client is another tenant's from now on.
+    /// Sets the tenant of a client.
     SetTenant { client: ClientId, tenant: TenantId },
-    /// Answer the client's frame, with a descriptor. Then its next frame is read.
+    /// Answers the client's frame, with a descriptor. Then the client's next frame is read.
     Answer { client: ClientId, frame: Box<Frame>, fd: Option<OwnedFd> },
     /// The client's frame has been carried out, and there is no frame in answer.
     Done { client: ClientId },
-    /// Hear the client no more. With a violation: tell it so.
+    /// Stops hearing the client. A violation is told to the client.
     CutOff { client: ClientId, violation: Option<Violation> },
     /// Every agent has forgotten the client: its number is free, and its memory can go.
     Forget { client: ClientId, regions: Vec<Region> },
-    /// Make a receive region of the lease's bytes for rings of `ring_bytes`.
+    /// Makes a receive region of the lease's bytes for rings of `ring_bytes`.
     MakeReceiveRegion { client: ClientId, lease: Lease, ring_bytes: u64 },
-    /// Have the payer's helper read the addresses of a network namespace ([`FromDoor::Addresses`]).
+    /// Has the payer's helper read the addresses of a network namespace ([`FromDoor::Addresses`]).
     ReadAddresses { payer: Payer, id: NamespaceId, namespace: Arc<OwnedFd> },
-    /// Say when this process has ended.
+    /// Watches a process for its end ([`FromDoor::WatchedEnded`]).
     Watch { pidfd: Arc<OwnedFd> },
-    /// From the agent of pipes: what the client is to map, or why it gets nothing.
+    /// From the agent of pipes: the files that the client is to map, or the reason why it gets none.
     PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
-    /// From the agent of pipes: what had this memory is closed, and the payer's helper lets it go.
+    /// From the agent of pipes: the pipes of this memory are closed, and the payer's helper lets the memory go.
     PipesClosed { payer: Payer, memory: Vec<Arc<dyn Lent>> },
-    /// From a helper.
+    /// From a helper: the result of its work.
     Made { client: ClientId, serial: u64, made: Made },
-    /// The door itself is wanted, for a while or for good.
+    /// Lends the door itself, for a while or for good.
     Lend(Loan),
 }
 
-/// Where the door goes, and from where it comes back; it does not if nothing comes.
+/// Way of the door to another thread and back. The door does not come back if nothing comes.
 pub struct Loan {
     pub to: Sender<Box<Door>>,
     pub back: Receiver<Box<Door>>,
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Loan {
     }
 }
 
-/// What a helper has done for a client.
+/// Result of a helper's work for a client.
 #[derive(Debug)]
 pub enum Made {
     /// A region for the client to write, and its descriptor.
@@ -82,17 +82,17 @@ pub enum Made {
     ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
     /// A send region is sealed and whole.
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
-    /// The addresses of a network namespace are read.
+    /// Addresses of a network namespace.
     Addresses(Box<Reading>),
-    /// Regions that clients which have gone passed on.
+    /// Regions that clients which have gone passed on, and that others hold.
     Held(Vec<Region>),
     /// A pipe.
     Pipe(Result<Box<NewPipe>, Exhausted>),
-    /// A pipe's memory is sealed and whole, or it is not.
+    /// Memory of a pipe that is sealed and whole, or is not.
     PipeSealed(u32, Result<(), pd_pipe::Violation>),
-    /// As [`Self::Held`], of other memory.
+    /// Other memory that others hold.
     StillLent(Vec<Arc<dyn Lent>>),
-    /// A frame was received, and whether descriptors came with it; none at the end.
+    /// A frame, and whether descriptors came with it. `None`: the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
 }
 
@@ -107,53 +107,54 @@ pub struct Reading {
     pub took: Duration,
 }
 
-/// Door to conductor. Those of one client come in order.
+/// Messages of the door to the conductor. Messages about one client come in order.
 #[derive(Debug)]
 pub enum FromDoor {
-    /// A process has connected. Answered by [`ToDoor::Admit`] or [`ToDoor::TurnAway`]. With a second descriptor of its network namespace.
+    /// A process has connected. [`ToDoor::Admit`] or [`ToDoor::TurnAway`] answers. `namespace` is a second descriptor of its network
+    /// namespace.
     Arrived { client: ClientId, identity: Box<Identity>, place: Place, namespace: OwnedFd },
-    /// The addresses of a network namespace.
+    /// Addresses of a network namespace.
     Addresses(Box<Reading>),
-    /// It has been given its regions.
+    /// The client has been given its regions.
     Welcomed { client: ClientId, memory: Arc<ClientMemory> },
-    /// It has mapped them.
+    /// The client has mapped its regions.
     Attached { client: ClientId },
-    /// It gets a channel. Answered, as the following.
+    /// The client gets a channel. The conductor answers, as it does the next four.
     AddChannel(Box<NewChannel>, OwnedFd),
-    /// It gets a wake pipe: the ends to write and to read.
+    /// The client gets a wake pipe: the ends to write and to read.
     AddPipe { client: ClientId, channel: usize, pipe: OwnedFd, theirs: OwnedFd },
-    /// It gets a file socket: the driver's end, with what it is charged, and the client's.
+    /// The client gets a file socket: the driver's end, with the lease of that, and the client's.
     AddFileSocket { client: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd },
-    /// One of its send regions is in use.
+    /// One of the client's send regions is in use.
     AddSendRegion { client: ClientId, number: u32, map: Arc<Mapping> },
-    /// What it says of a kernel socket or a direct ring.
+    /// A frame of the client about a kernel socket or a direct ring.
     Frame { client: ClientId, frame: Box<Frame> },
     /// [`ToDoor::MakeReceiveRegion`] was carried out, and the client told.
     ReceiveRegion { client: ClientId, number: u32, region: Box<Region> },
-    /// It was not.
+    /// [`ToDoor::MakeReceiveRegion`] could not be carried out.
     NoReceiveRegion { client: ClientId, exhausted: Exhausted },
-    /// It was refused something.
+    /// The client was refused a request.
     Refused { client: ClientId, errno: Errno, exhausted: Option<Exhausted> },
-    /// It has hung up, or died.
+    /// The client has hung up, or died.
     Left { client: ClientId },
-    /// It broke the protocol.
+    /// The client broke the protocol.
     Broke { client: ClientId, violation: Violation },
-    /// Somebody was turned away; who, of those that wanted to attach.
+    /// A process was turned away: which one, if it wanted to attach.
     TurnedAway { refused: Option<Box<Refused>> },
-    /// There are no descriptors to accept anybody.
+    /// No descriptors are left to accept anybody.
     Paused { error: Errno },
     /// An administrator asks.
     Asked { asked: Box<Asked>, reply: Sender<Answer> },
     /// A process that was to be watched has ended.
     WatchedEnded,
-    /// Another driver is to take this one's place. It waits at the other end.
+    /// Another driver is to take this one's place, and waits at the other end.
     TakeOver { successor: UnixStream },
 }
 
-/// What an administrator asks, with what could be found out about it without the conductor.
+/// Question of an administrator, with everything that could be found out without the conductor.
 #[derive(Debug)]
 pub enum Asked {
-    /// As it was asked.
+    /// The question as it was asked.
     Plain(Ask),
     /// [`Ask::Apply`], understood.
     Apply(crate::policy::Policy),
@@ -161,7 +162,7 @@ pub enum Asked {
     Register(Registering),
     /// [`Ask::PortAdd`], made.
     AddPort { name: String, kind: &'static str, port: NewPort },
-    /// Show connections of a tenant, or of all, at a port that the agent of pipes has.
+    /// Shows connections of a tenant, or of all, at a port that the agent of pipes has.
     Show { name: String, tenant: Option<String>, copies: Arc<Copies> },
     /// [`Ask::Tap`], made and mapped.
     AddTap(Box<NewTap>),
@@ -172,9 +173,9 @@ pub enum Asked {
 pub struct Registration {
     /// The container's name.
     pub name: String,
-    /// Its tenant.
+    /// Tenant of the container.
     pub tenant: String,
-    /// Its addresses.
+    /// Addresses of the container.
     pub addresses: Vec<IpAddr>,
     /// The network that it was run in, by name.
     #[serde(default)]
@@ -184,11 +185,11 @@ pub struct Registration {
 /// A container to be registered, by a process in it.
 #[derive(Debug)]
 pub struct Registering {
-    /// What it is.
+    /// Note of `pd run` about the container.
     pub registration: Registration,
-    /// The process.
+    /// Pidfd of the process.
     pub pidfd: Arc<OwnedFd>,
-    /// Its network namespace.
+    /// Network namespace of the process.
     pub namespace: NamespaceId,
     pub namespace_fd: OwnedFd,
     /// The control group made for the container, if the process is in it.

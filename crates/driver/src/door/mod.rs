@@ -1,14 +1,14 @@
-//! The door: everything whose cost a client chooses, on a thread of its own, so that it costs neither the conductor nor a mover.
+//! The door: all work of which a client chooses the cost, on a thread of its own. The work costs neither the conductor nor a mover.
 //!
-//! It accepts clients and identifies them, reads their frames, makes, populates and seals their memory, notices their deaths, and
-//! hears administrators. Conductor and movers get finished objects from a mailbox ([`FromDoor`]), of which the conductor takes a
-//! bounded number in a turn.
+//! The door accepts clients and identifies them, reads their frames, makes, populates and seals their memory, notices their deaths, and
+//! hears administrators. Conductor and movers get finished objects from a mailbox ([`FromDoor`]). The conductor takes a bounded number of
+//! them in a turn.
 //!
-//! In a turn the door accepts one process at most and reads a few frames at most, never one socket until it is empty: users take
-//! turns at being accepted ([`accept`]), tenants and then clients at being read ([`turns`]), and each pays with tokens. What may
-//! take long, or as long as a client likes, a helper does ([`helpers`]).
+//! In a turn the door accepts one process at most, and reads a few frames, never one socket until it is empty. Users take turns at being
+//! accepted ([`accept`]), tenants and then clients at being read ([`turns`]), and each pays with tokens. Helpers do all work that may take
+//! long, or as long as a client likes ([`helpers`]).
 //!
-//! It never touches payload, and shares no table with anybody.
+//! The door never touches payload, and shares no table.
 mod accept;
 mod admin;
 mod bucket;
@@ -55,9 +55,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use turns::Turns;
 
-/// Frames that are read in one turn.
+/// Most frames that are read in one turn.
 const FRAMES_PER_TURN: usize = 8;
-/// How often helpers, users and tenants that are gone are forgotten.
+/// Interval at which helpers, users and tenants that are gone are forgotten.
 const SWEEP: Duration = Duration::from_secs(1);
 
 fn dup(fd: &OwnedFd) -> rustix::io::Result<OwnedFd> {
@@ -86,7 +86,7 @@ pub struct Door {
     epoll: OwnedFd,
     listener: OwnedFd,
     admin: OwnedFd,
-    /// Whether the kernel lets no descriptors come in, so that receiving takes no longer than its bytes.
+    /// Set if the kernel lets no descriptors come in, so that receiving takes no longer than its bytes.
     is_safe: bool,
     newcomers: Newcomers,
     host: Host,
@@ -95,23 +95,23 @@ pub struct Door {
     helpers: Helpers,
     desk: Arc<Desk>,
     strangers: Strangers,
-    /// Processes whose end is to be told.
+    /// Processes whose end is to be reported.
     watched: Vec<Arc<OwnedFd>>,
     commands: VecDeque<ToDoor>,
-    /// Guests, with their serials, for whom something is held that is tried again with the next sweep.
+    /// Guests, with their serials, for whom a frame is held that the next sweep sends again.
     untold: Vec<(ClientId, u64)>,
     next_sweep: Duration,
-    /// It is wanted elsewhere.
+    /// Loan of the door, if it is wanted elsewhere.
     loan: Option<Loan>,
-    /// Its end is the driver's.
+    /// Writing end of the pipe that hangs up when the driver ends.
     _alive: OwnedFd,
 }
 
 impl Door {
-    /// A door at the sockets, with its own mailbox and the conductor's.
+    /// Makes a door at the sockets, with its own mailbox and the conductor's.
     ///
     /// # Errors
-    /// Those of `epoll` and a pipe.
+    /// Errors of `epoll`, and of making a pipe.
     pub fn new(
         settings: &Settings,
         sockets: Sockets,
@@ -157,13 +157,13 @@ impl Door {
         })
     }
 
-    /// One turn. Sleeps for `idle` at most when there is nothing to do.
+    /// Takes one turn. Sleeps for `idle` at most when there is nothing to do.
     pub fn turn(&mut self, idle: Duration, is_busy: &mut bool) {
         let timeout = if *is_busy { Duration::ZERO } else { self.lie_down(idle) };
         *is_busy = self.work(timeout);
     }
 
-    /// Begins a sleep of at most `idle`, which [`Self::work`] ends. Returns how long it may last.
+    /// Begins a sleep of at most `idle`, which [`Self::work`] ends. Returns its longest duration.
     pub fn lie_down(&mut self, idle: Duration) -> Duration {
         let now = self.clock.now();
         let wake_by = [self.newcomers.wake_by(), self.turns.wake_by(), self.strangers.wake_by()];
@@ -175,7 +175,7 @@ impl Door {
         }
     }
 
-    /// Waits for news at most `timeout`, and does what there is to do. Says whether there was anything.
+    /// Waits for news at most `timeout`, and does all work. Returns whether there was any.
     pub fn work(&mut self, timeout: Duration) -> bool {
         let knocks = self.look(timeout);
         self.inbox.set_asleep(false);
@@ -192,7 +192,7 @@ impl Door {
         worked
     }
 
-    /// Takes the kernel's news. Says whether somebody wants to attach.
+    /// Takes the kernel's news. Returns whether a process wants to attach.
     fn look(&mut self, timeout: Duration) -> bool {
         let nanoseconds = i64::from(timeout.subsec_nanos());
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: nanoseconds };
@@ -215,12 +215,12 @@ impl Door {
         knocks
     }
 
-    /// Where it is wanted, if it is.
+    /// Takes the loan of the door, if it is wanted elsewhere.
     pub fn take_loan(&mut self) -> Option<Loan> {
         self.loan.take()
     }
 
-    /// Carries out what it was told. Says whether there was anything.
+    /// Carries out commands. Returns whether there were any.
     pub fn take_commands(&mut self) -> bool {
         let mut commands = std::mem::take(&mut self.commands);
         self.inbox.drain(&mut commands);
@@ -306,7 +306,7 @@ impl Door {
         }
     }
 
-    /// A guest has hung up, or died.
+    /// Ends a guest that has hung up, or died.
     fn left(&mut self, client: ClientId) {
         if self.guests.here(client).is_some() {
             self.close(client);

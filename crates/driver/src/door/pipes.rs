@@ -1,4 +1,4 @@
-//! Pipes of guests: what they ask for, and the memory, which stays here until no program holds it.
+//! Pipes of guests: requests, and the memory, which stays here until no program holds it.
 use super::guest::{Guest, GuestPipe};
 use super::helpers::{Job, NOBODY};
 use super::Door;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::sync::Arc;
 
-/// Pipes of one client.
+/// Most pipes of one client.
 const PIPES_MAX: usize = 256;
 
 impl Door {
@@ -43,7 +43,7 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A wake-up pipe takes one more.
+        // A wake-up pipe takes one more descriptor.
         let descriptors = Files::DESCRIPTORS + 1;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
@@ -53,7 +53,7 @@ impl Door {
         Ok(())
     }
 
-    /// A pipe is made: the agent says whether it is opened.
+    /// Has the agent open a pipe that is made.
     pub(super) fn pipe_made(&mut self, id: ClientId, new: NewPipe) {
         let NewPipe { request, made, offer, memory } = new;
         let Some(guest) = self.guests.here(id) else { return };
@@ -66,7 +66,7 @@ impl Door {
         self.pipes.send(ToNic::Open(Box::new(opening)));
     }
 
-    /// The agent has opened a pipe, or says why not.
+    /// Answers a guest when the agent has opened a pipe, or refused to.
     pub(super) fn pipe_opened(
         &mut self,
         id: ClientId,
@@ -108,7 +108,7 @@ impl Door {
         Ok(())
     }
 
-    /// The memory of a pipe is sealed and whole, or the guest has taken pages away.
+    /// Starts a pipe if its memory is sealed and whole. Drops it if the guest has taken pages away.
     pub(super) fn pipe_sealed(&mut self, id: ClientId, number: u32, sealed: Result<(), pd_pipe::Violation>) {
         match sealed {
             Ok(()) => {
@@ -122,7 +122,7 @@ impl Door {
         }
     }
 
-    /// Gives a guest a pipe of the kernel to wait by.
+    /// Gives a guest a pipe of the kernel for its waits.
     pub(super) fn add_wake_fd(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         let (pipe, _) = self.pipe(id, number)?;
         if std::mem::replace(&mut pipe.has_wake_fd, true) {
@@ -143,7 +143,7 @@ impl Door {
         Ok(())
     }
 
-    /// A guest needs a pipe no more.
+    /// Closes a pipe that a guest needs no more.
     pub(super) fn close_packet_pipe(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         self.pipe(id, number)?;
         self.drop_pipe(id, number);
@@ -157,7 +157,7 @@ impl Door {
         self.let_go(id, [pipe.memory]);
     }
 
-    /// Memory goes by way of the agent, which has closed its pipes by then: the helper is the last that has it mapped.
+    /// Lets memory go by way of the agent, which has closed the pipes by then. The helper is the last that has the memory mapped.
     fn let_go(&mut self, id: ClientId, memory: impl IntoIterator<Item = Arc<PipeMemory>>) {
         let memory: Vec<Arc<dyn Lent>> = memory.into_iter().map(|memory| memory as Arc<dyn Lent>).collect();
         let payer = self.guests.get(id).map(|guest| guest.payer());
@@ -166,12 +166,12 @@ impl Door {
         }
     }
 
-    /// The agent has closed the pipes of this memory.
+    /// Has the helper let go of memory, of which the agent has closed the pipes.
     pub(super) fn pipes_closed(&mut self, payer: Payer, memory: Vec<Arc<dyn Lent>>) {
         self.helpers.give(payer, NOBODY, Job::LetGo(memory));
     }
 
-    /// A guest is leaving: its pipes end.
+    /// Ends the pipes of a guest that is leaving.
     pub(super) fn end_pipes(&mut self, id: ClientId) {
         let pipes = self.guests.get(id).map(Guest::take_pipes).unwrap_or_default();
         if !pipes.is_empty() {

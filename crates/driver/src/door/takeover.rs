@@ -1,4 +1,4 @@
-//! What the door gives to another driver, and goes on with in its place.
+//! State that the door gives to another driver, and goes on with in its place.
 use super::guest::{Phase, Waits};
 use super::{token, Door, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::ids::ClientId;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The door.
+/// State of the door.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DoorState {
@@ -38,7 +38,7 @@ struct GuestState {
 pub type Mapped = HashMap<ClientId, HashMap<u16, Arc<Mapping>>>;
 
 impl Door {
-    /// State that another driver goes on with. The door goes on itself if that fails, or nobody takes it.
+    /// Returns the state that another driver goes on with. The door goes on itself if this fails, or no driver takes the state.
     ///
     /// # Errors
     /// The hindrance.
@@ -72,7 +72,7 @@ impl Door {
         Ok(DoorState { serial: self.guests.last_serial(), guests, knocking })
     }
 
-    /// Goes on with what another driver has given. `came` are its clients.
+    /// Takes over state that another driver has given. `came` are its clients.
     ///
     /// # Errors
     /// The fault in it.
@@ -132,7 +132,7 @@ impl Door {
         Ok(mapped)
     }
 
-    /// All is there: hears clients from now on.
+    /// Begins to hear clients, with all state there.
     pub fn begin(&mut self) {
         let ids: Vec<_> = self.guests.iter().map(|(id, _)| id).collect();
         for id in ids {

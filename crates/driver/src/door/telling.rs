@@ -1,6 +1,6 @@
-//! What guests are told. A guest that does not read its attach socket, since it is stopped or hostile, is told later: at most one answer
-//! and one receive region are held for it, whatever others do. Until the answer is sent no frame of the guest is read, and
-//! until the region is sent the conductor has no other one made for it.
+//! Frames to guests. A guest that does not read its attach socket, since it is stopped or hostile, is told later. At most one answer and
+//! one receive region are held for it, whatever others do. Until the answer is sent no frame of the guest is read. Until the region is sent
+//! the conductor has no other one made for it.
 use super::guest::{Guest, Held, Waits};
 use super::messages::FromDoor;
 use super::{token, Door, TOKEN_SOCKET};
@@ -15,14 +15,14 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// What has become of a frame.
+/// Result of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     /// The guest has it, or is gone.
     Done,
-    /// The kernel tells when there is room for it.
+    /// The guest has no room. The kernel tells when there is some.
     Full,
-    /// Something is short of which the kernel does not tell: it is tried again with each sweep.
+    /// A resource is short, and the kernel does not tell of it. Each sweep tries again.
     Later,
 }
 
@@ -44,18 +44,18 @@ impl Door {
         self.tell(id, Held::Region(Box::new(frame), number, Box::new(region), fd));
     }
 
-    /// Sends something to a guest, or holds it.
+    /// Sends a frame to a guest, or holds it.
     fn tell(&mut self, id: ClientId, new: Held) {
         let Some(guest) = self.guests.here(id) else { return };
         let is_first = !guest.has_held();
         guest.hold(new);
-        // What is held already is waited for.
+        // Frames that are held already come first.
         if is_first {
             self.send_held(id);
         }
     }
 
-    /// Sends what is held for a guest, in order, as far as there is room.
+    /// Sends the frames that are held for a guest, in order, as far as there is room.
     pub(super) fn send_held(&mut self, id: ClientId) {
         while let Some(guest) = self.guests.here(id) {
             let Some(held) = guest.held() else { break };
@@ -91,7 +91,7 @@ impl Door {
         }
     }
 
-    /// Tries again where the kernel does not tell when it is time.
+    /// Sends held frames again, of which the kernel does not tell when it is time.
     pub(super) fn tell_untold(&mut self) {
         for (id, serial) in std::mem::take(&mut self.untold) {
             if self.guests.here(id).is_some_and(|guest| guest.serial == serial && guest.has_held()) {
@@ -100,13 +100,13 @@ impl Door {
         }
     }
 
-    /// Ends the guest's time here, having told it why.
+    /// Ends the guest's time here, after telling it the reason.
     pub(super) fn cut_off(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(guest) = self.guests.get(id) else { return };
         if let Some(violation) = violation {
             let errno = violation.errno().raw_os_error() as u32;
             let frame = Frame::new(FrameKind::Goodbye).with_error(errno, &violation.to_string());
-            // One that does not read is not told.
+            // A guest that does not read is not told.
             let _ = attach::send(&guest.socket, &frame, &[], SendFlags::DONTWAIT);
         }
         self.close(id);

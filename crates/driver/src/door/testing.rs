@@ -1,20 +1,20 @@
-//! What the simulation asks of the door beside what everybody may: it is its helpers' threads, too.
+//! Access to the door that only the simulation has, which does the work of its helpers' threads, too.
 use super::Door;
 use crate::messages::Payer;
 use std::os::fd::AsFd;
 
 impl Door {
-    /// Whether there is news of the kernel's.
+    /// Tells whether there is news of the kernel's.
     pub fn is_rung(&self) -> bool {
         crate::simulation::kernel::is_readable(self.epoll.as_fd())
     }
 
-    /// Payers whose helper has something to do.
+    /// Lists the payers whose helper has something to do.
     pub fn helped(&self) -> Vec<Payer> {
         self.helpers.helped()
     }
 
-    /// Has a payer's helper do one thing.
+    /// Does one job of a payer's helper.
     pub fn help(&mut self, payer: Payer) {
         self.helpers.help(payer);
     }
@@ -24,7 +24,7 @@ impl Door {
         self.helpers.end_idle();
     }
 
-    /// What is left although there is no client.
+    /// Describes all state that is left although there is no client.
     pub fn leftovers(&self) -> Vec<String> {
         let counts = [("guests", self.guests.total()), ("jobs and held regions", self.helpers.leftovers())];
         let left = counts.into_iter().filter(|(_, count)| *count > 0);
@@ -32,9 +32,9 @@ impl Door {
     }
 }
 
-/// What a door with bugs would do.
+/// Faults of a door with bugs.
 impl Door {
-    /// Forgets what is held for guests that had no room. Says whether there was anything.
+    /// Forgets the frames that are held for guests that had no room. Returns whether there were any.
     pub fn forget_held(&mut self) -> bool {
         self.guests.forget_held()
     }

@@ -1,11 +1,11 @@
-//! Whose frame is read next: tenants take turns, then the clients of one. Each tenant has tokens; who has used them up waits.
+//! Turns of frames to be read: tenants take turns, then the clients of one. Each tenant has tokens, and waits when they are used up.
 use super::bucket::{Bucket, Flow};
 use crate::ids::ClientId;
 use crate::messages::Payer;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Tokens of a tenant: what a frame costs is said by [`super::frames::cost`].
+/// Tokens of a tenant. The cost of each frame is in [`super::frames`].
 const FRAMES: Flow = Flow { rate: 200_000.0, burst: 400_000.0 };
 
 /// See the module.
@@ -23,7 +23,7 @@ struct Waiting {
 }
 
 impl Turns {
-    /// A client, which waits nowhere, has something to be read.
+    /// Adds a client that waits nowhere and has something to be read.
     pub fn enter(&mut self, payer: Payer, client: ClientId, now: Duration) {
         let fresh = || Waiting { clients: VecDeque::new(), bucket: Bucket::new(FRAMES, now) };
         let waiting = self.payers.entry(payer).or_insert_with(fresh);
@@ -33,7 +33,7 @@ impl Turns {
         waiting.clients.push_back(client);
     }
 
-    /// The client whose turn it is. Tokens are paid with [`Self::pay`].
+    /// Takes the client that has its turn. Tokens are paid with [`Self::pay`].
     pub fn next(&mut self, now: Duration) -> Option<ClientId> {
         for _ in 0..self.order.len() {
             let payer = self.order.pop_front()?;
@@ -52,14 +52,14 @@ impl Turns {
         None
     }
 
-    /// Has tokens paid.
+    /// Takes tokens from a payer.
     pub fn pay(&mut self, payer: Payer, tokens: f64) {
         if let Some(waiting) = self.payers.get_mut(&payer) {
             waiting.bucket.take(tokens);
         }
     }
 
-    /// When somebody's turn comes who waits.
+    /// Returns the time at which the turn of a waiting client comes.
     pub fn wake_by(&self) -> Option<Duration> {
         self.order.iter().filter_map(|payer| Some(self.payers.get(payer)?.bucket.ready_at(FRAMES))).min()
     }
