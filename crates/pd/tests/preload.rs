@@ -384,6 +384,18 @@ fn who_lingers_for_no_time_resets_whatever_carries_the_bytes() {
     site.compare(&[&short[..], &server].concat(), &[&short[..], &client].concat());
 }
 
+#[test]
+fn peers_of_processes_that_die_learn_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(95);
+    let program = programs().join("deaths.py");
+    let program = program.to_str().unwrap();
+    let (server, ip) = (["python3", program, "server", PORT], site.address(2));
+    let client = ["python3", program, "client", &ip, PORT];
+    site.compare_moving(&server, &client);
+    let short = ["env", "PD_PRELOAD=short"];
+    site.compare_moving(&[&short[..], &server].concat(), &[&short[..], &client].concat());
+}
+
 /// Containers have movers of their own, and connections ends of two.
 #[test]
 fn several_movers_make_no_difference() {

@@ -212,6 +212,11 @@ impl Connection {
         Side::BOTH.map(|side| self.settled[side].bytes())
     }
 
+    /// Tells whether a side has bytes in the peer's direct ring that it has not given back, as both say.
+    pub fn has_unread(&self, side: Side) -> bool {
+        self.direct.as_ref().is_some_and(|direct| direct.has_unread(side))
+    }
+
     /// Tells whether its bytes go by rings of the two clients.
     pub fn is_direct(&self) -> bool {
         self.direct.as_ref().is_some_and(|direct| direct.is_in_use())

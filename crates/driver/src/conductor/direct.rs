@@ -133,6 +133,12 @@ impl Direct {
         self.left == [false; 2] && self.recall.is_none()
     }
 
+    /// Tells whether a side has bytes in its peer's ring that it has not given back, as both say.
+    pub(super) fn has_unread(&self, side: Side) -> bool {
+        let written = self.rings[side.other()].as_ref().map_or(0, |ring| ring.said().0);
+        written != self.rings[side].as_ref().map_or(0, DirectRing::said_read)
+    }
+
     /// Tells whether no ring was ever made.
     fn is_unused(&self) -> bool {
         self.rings.iter().all(Option::is_none)

@@ -98,8 +98,11 @@ pub enum Ending {
     Closed,
     /// The client closed its socket, and the peer is to learn that the end was not orderly.
     Reset,
-    /// The client died, or no process holds the kernel's socket. Bytes that were sent are delivered until the given time.
-    Died(Duration),
+    /// The client died, or no process holds the kernel's socket. The peer learns of a close, or with `resets` of a reset: the kernel closes
+    /// the sockets of a process that dies. Bytes that were sent are delivered until `deadline`.
+    Died { deadline: Duration, resets: bool },
+    /// The client is cut off. Bytes that were sent are delivered until the given time.
+    CutOff(Duration),
 }
 
 /// Instructions to the flows of a side that ends.
@@ -122,11 +125,18 @@ impl Ending {
         let (end, send_end, deadline) = match self {
             Self::Closed => (ENDED, ENDED, None),
             Self::Reset => (reset, reset, None),
-            Self::Died(deadline) => (ENDED, reset, Some(deadline)),
+            Self::Died { deadline, resets: false } => (ENDED, ENDED, Some(deadline)),
+            Self::Died { deadline, resets: true } => (reset, reset, Some(deadline)),
+            Self::CutOff(deadline) => (ENDED, reset, Some(deadline)),
         };
         let is_gone = deadline.is_some();
         let finish = Finish { end, late_errno: reset, deadline, source_gone: is_gone };
-        Farewell { finish, send_end, is_reset: matches!(self, Self::Reset), is_gone }
+        Farewell {
+            finish,
+            send_end,
+            is_reset: matches!(self, Self::Reset | Self::Died { resets: true, .. }),
+            is_gone,
+        }
     }
 }
 
@@ -199,6 +209,9 @@ mod tests {
         let later = Duration::from_secs(7);
         assert_eq!(told(Ending::Closed), (ENDED, ENDED, None, false, false));
         assert_eq!(told(Ending::Reset), (reset, reset, None, true, false));
-        assert_eq!(told(Ending::Died(later)), (ENDED, reset, Some(later), false, true));
+        let died = |resets| Ending::Died { deadline: later, resets };
+        assert_eq!(told(died(false)), (ENDED, ENDED, Some(later), false, true));
+        assert_eq!(told(died(true)), (reset, reset, Some(later), true, true));
+        assert_eq!(told(Ending::CutOff(later)), (ENDED, reset, Some(later), false, true));
     }
 }

@@ -464,7 +464,7 @@ impl Conductor {
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // A twin that was detached has no flow back to wait for.
             self.flow_done(incoming);
-            self.look_after(connection, Side::Accepting);
+            self.look_after(connection, Side::Accepting, false);
         }
         self.end_connection(connection);
     }
@@ -496,12 +496,15 @@ impl Conductor {
         self.deferred.forget(id, channels);
         Metrics::add(&self.metrics.clients_left, left);
         let now = self.clock.now();
-        let deadline = if violation.is_some() { now } else { now + GRACE };
         if attached {
             movers.iter().for_each(|&mover| self.movers.send(mover, ToMover::Drain { client: id }));
         }
         for slot in self.client(id).map(Client::slots).unwrap_or_default() {
-            self.close_socket(id, slot, Ending::Died(deadline));
+            let ending = match violation {
+                Some(_) => Ending::CutOff(now),
+                None => Ending::Died { deadline: now + GRACE, resets: self.has_unread(id, slot) },
+            };
+            self.close_socket(id, slot, ending);
         }
         self.stop_growing(id);
         self.twins.leave(id);
@@ -520,6 +523,17 @@ impl Conductor {
         let Some(client) = self.clients.remove(id) else { return };
         let regions = client.regions.into_values().map(|(region, _)| region).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
+    }
+
+    /// Tells whether a socket has bytes that its client has not given back. Its close would be a reset.
+    fn has_unread(&self, id: ClientId, slot: Slot) -> bool {
+        let Some(client) = self.client(id) else { return false };
+        let state = client.socket(slot).map(|socket| &socket.state);
+        let (Some(SocketState::Connected(connected)), Some(memory)) = (state, &client.memory) else {
+            return false;
+        };
+        let in_ring = self.connection(connected.connection).is_some_and(|it| it.has_unread(connected.side));
+        in_ring || memory.recv_producer(slot) != memory.recv_consumer(slot)
     }
 
     /// Closes a socket that its client uses no more.
@@ -541,13 +555,14 @@ impl Conductor {
             SocketState::Active => self.release_slot(id, slot),
             // The connection may outlive its client, whose number is then reused.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
-                if let (Some(entry), Ending::Died(_)) = (self.connections.get_mut(connection), ending) {
+                let is_gone = ending.farewell().is_gone;
+                if let Some(entry) = self.connections.get_mut(connection).filter(|_| is_gone) {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
             }
             SocketState::Closing(None) => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
-                if !self.park(connection, side) {
+                if !self.park(connection, side, ending) {
                     self.end_side(connection, side, ending);
                 }
             }

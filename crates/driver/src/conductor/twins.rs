@@ -165,7 +165,9 @@ impl Twins {
                 }
             }
         }
-        Side::BOTH.into_iter().for_each(|side| self.parked.remove((connection, side)));
+        for side in Side::BOTH {
+            self.parked.remove((connection, side));
+        }
         self.no_longer_unclaimed(connection, twin);
     }
 

@@ -227,6 +227,11 @@ impl ClientMemory {
         self.control.load_u64(socket_offset(slot.get()) + socket_control::RECV_CONSUMER, Acquire)
     }
 
+    /// Returns the number of bytes that the slot's socket was brought.
+    pub fn recv_producer(&self, slot: Slot) -> u64 {
+        self.status.load_u64(socket_offset(slot.get()) + socket_status::RECV_PRODUCER, Relaxed)
+    }
+
     /// Whether the client wants `Ready` events of the socket.
     pub fn subscribed(&self, slot: Slot) -> bool {
         self.control.load_u32(socket_offset(slot.get()) + socket_control::SUBSCRIBED, Relaxed) != 0

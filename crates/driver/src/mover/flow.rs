@@ -20,7 +20,7 @@ use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
 use allowance::Own;
 use migration::Migration;
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::ENDED;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use schedule::Schedule;
@@ -292,9 +292,8 @@ impl Flow {
     /// Notes that the source sends no more. Sends so far are still delivered, until the deadline.
     pub fn finish(&mut self, finish: Finish) {
         if finish.source_gone || self.finish.is_none() {
-            // A stream that goes on elsewhere does so whichever client closes the socket here.
-            let end =
-                self.finish.filter(|known| known.end == ELSEWHERE).map_or(finish.end, |known| known.end);
+            // A stream that was shut down, or goes on elsewhere, ends like that whatever becomes of its source.
+            let end = self.finish.map_or(finish.end, |known| known.end);
             self.finish = Some(Finish { end, ..finish });
         }
     }

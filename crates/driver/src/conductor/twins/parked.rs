@@ -29,12 +29,19 @@ pub struct Parked {
 struct Look {
     at: Duration,
     pause: Duration,
+    /// Set if the last owner would have reset the connection by its close.
+    resets: bool,
 }
 
 impl Parked {
     /// Iterates over all parked sides.
     pub fn iter(&self) -> impl Iterator<Item = Place> + '_ {
         self.sides.keys().copied()
+    }
+
+    /// Returns all parked sides, each with whether its end is a reset.
+    pub fn give(&self) -> Vec<(ConnectionId, Side, bool)> {
+        self.sides.iter().map(|(&(index, side), look)| (index, side, look.resets)).collect()
     }
 
     /// Returns the time of the next look.
@@ -48,15 +55,15 @@ impl Parked {
         self.looks.insert((look.at, place));
     }
 
-    fn add(&mut self, place: Place, now: Duration) {
-        self.put(place, Look { at: now + LOOK_FIRST, pause: LOOK_FIRST });
+    fn add(&mut self, place: Place, now: Duration, resets: bool) {
+        self.put(place, Look { at: now + LOOK_FIRST, pause: LOOK_FIRST, resets });
     }
 
-    /// Removes a side that has an owner again, or whose connection is over.
-    pub fn remove(&mut self, place: Place) {
-        if let Some(Look { at, .. }) = self.sides.remove(&place) {
-            self.looks.remove(&(at, place));
-        }
+    /// Removes a side that has an owner again, or whose connection is over. Returns whether its end would have been a reset.
+    pub fn remove(&mut self, place: Place) -> bool {
+        let Some(Look { at, resets, .. }) = self.sides.remove(&place) else { return false };
+        self.looks.remove(&(at, place));
+        resets
     }
 
     /// Returns a side that is due, with its next look put off.
@@ -66,8 +73,9 @@ impl Parked {
             return None;
         }
         let last = LOOK_LAST.max(LOOK_LAST_OF_EACH * self.sides.len() as u32);
-        let pause = self.sides.get(&place).map_or(last, |look| (look.pause * 2).min(last));
-        self.put(place, Look { at: now + pause, pause });
+        let look = self.sides.get(&place)?;
+        let pause = (look.pause * 2).min(last);
+        self.put(place, Look { at: now + pause, pause, ..*look });
         Some(place)
     }
 }
@@ -75,7 +83,7 @@ impl Parked {
 impl Conductor {
     /// Parks a side that is over for its client, if another process still holds the kernel's socket. The side is kept for a process that
     /// takes it. Returns whether it is parked.
-    pub(in crate::conductor) fn park(&mut self, index: ConnectionId, side: Side) -> bool {
+    pub(in crate::conductor) fn park(&mut self, index: ConnectionId, side: Side, ending: Ending) -> bool {
         if !self.is_held(index, side) {
             return false;
         }
@@ -84,14 +92,14 @@ impl Conductor {
         };
         self.befall(index, side, Event::Left);
         self.move_side(index, side, self.twins.nobody(mover), None);
-        self.look_after(index, side);
+        self.look_after(index, side, ending.farewell().is_reset);
         true
     }
 
-    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel.
-    pub(in crate::conductor) fn look_after(&mut self, index: ConnectionId, side: Side) {
+    /// Looks from now on whether a side that belongs to no client still has a socket of the kernel. With `resets` its end is a reset.
+    pub(in crate::conductor) fn look_after(&mut self, index: ConnectionId, side: Side, resets: bool) {
         if self.connection(index).is_some() {
-            self.twins.parked.add((index, side), self.clock.now());
+            self.twins.parked.add((index, side), self.clock.now(), resets);
         }
     }
 
@@ -105,10 +113,10 @@ impl Conductor {
                 continue;
             }
             has_ended = true;
-            self.twins.parked.remove((index, side));
+            let resets = self.twins.parked.remove((index, side));
             if self.connection(index).is_some() {
                 // Bytes that the last owner sent may not be delivered yet.
-                self.end_side(index, side, Ending::Died(now + GRACE));
+                self.end_side(index, side, Ending::Died { deadline: now + GRACE, resets });
             }
         }
         if has_ended {
@@ -153,7 +161,7 @@ mod tests {
     fn looks_become_rare_and_cost_the_same_however_many_sides_there_are() {
         let mut parked = Parked::default();
         let place = |number| (ConnectionId::new(number), Side::Accepting);
-        (0..2_000).for_each(|number| parked.add(place(number), Duration::ZERO));
+        (0..2_000).for_each(|number| parked.add(place(number), Duration::ZERO, number % 2 == 0));
         let mut looks = BTreeMap::<_, Vec<_>>::new();
         let end = Duration::from_secs(60);
         while let Some(now) = parked.next_look().filter(|at| *at < end) {
@@ -166,7 +174,7 @@ mod tests {
         }
         let late = looks.values().flatten().filter(|at| **at >= end / 2).count();
         assert!((29_000..=32_000).contains(&late), "{late} looks in half a minute");
-        (0..2_000).for_each(|number| parked.remove(place(number)));
+        (0..2_000).for_each(|number| assert_eq!(parked.remove(place(number)), number % 2 == 0));
         assert_eq!((parked.next_look(), parked.iter().count()), (None, 0));
     }
 }

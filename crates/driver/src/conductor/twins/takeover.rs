@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields)]
 pub struct TwinsState {
     listeners: Vec<ListeningState>,
-    parked: Vec<(ConnectionId, Side)>,
+    parked: Vec<(ConnectionId, Side, bool)>,
     departed: Vec<(TenantId, Vec<End>)>,
     diags: Vec<(NamespaceId, Fd)>,
 }
@@ -29,7 +29,7 @@ impl Conductor {
         Ok(TwinsState {
             diags: diags.collect::<Result<_, Hindrance>>()?,
             listeners: self.twins.give_listeners(),
-            parked: self.twins.parked.iter().collect(),
+            parked: self.twins.parked.give(),
             departed: departed.map(|(id, list)| (*id, list.iter().copied().collect())).collect(),
         })
     }
@@ -62,11 +62,11 @@ impl Conductor {
         // Listeners come after the twins, so that clients are told of the twins that are there, and count them.
         let can_speak = self.resume_listeners(listeners);
         Wrong::unless(can_speak, || "a listening socket of nobody".to_owned())?;
-        for (index, side) in parked {
+        for (index, side, resets) in parked {
             let is_nobodys =
                 self.connection(index).is_some_and(|it| it.twin.is_some() && it.sides[side].is_none());
             Wrong::unless(is_nobodys, || format!("connection {index} is parked, and somebody's"))?;
-            self.look_after(index, side);
+            self.look_after(index, side, resets);
         }
         Ok(())
     }
