@@ -1,7 +1,7 @@
 //! The addresses of network namespaces, read beside the threads that serve.
 //!
-//! How many there are is up to whoever may add them, and the kernel takes a microsecond and more for each, after it has waited for its one lock
-//! of the interfaces of all namespaces. So the helper of whoever pays for the request reads the list that it takes ([`list`]), and the request waits.
+//! A user may add any number of addresses. The kernel takes a microsecond and more for each, after it has waited for its one lock of the
+//! interfaces of all namespaces. The helper of the tenant that pays for the request reads the list ([`list`]), and the request waits.
 use crate::hash::FastMap;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{fstat, stat};
@@ -9,25 +9,25 @@ use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::io::{Error, Result};
 use std::net::IpAddr;
 
-/// Addresses of a namespace that the driver takes; those that the kernel names after them are nobody's.
+/// Addresses of a namespace that the driver takes; further ones, in the kernel's order, are ignored.
 pub const ADDRESSES_MAX: usize = 4096;
-/// A list of more addresses than that, which takes some 2 ms, is long.
+/// Longest list after which the helper makes no pause. A list of [`ADDRESSES_MAX`] takes some 2 ms.
 const SHORT_MAX: usize = 1024;
 /// Addresses, with the length of each one's prefix.
 pub type Addresses = FastMap<IpAddr, u8>;
 
-/// Whether there is a pause after such a list.
+/// Tells whether a list is followed by a pause.
 pub fn is_long(addresses: &Addresses) -> bool {
     addresses.len() > SHORT_MAX
 }
 
-/// The addresses that a network namespace holds. Takes as long as its owner likes.
+/// Returns the addresses that a network namespace holds. Takes as long as the namespace's owner likes.
 ///
 /// # Errors
-/// Those of starting a thread, `setns` and `getifaddrs`.
+/// Errors of starting a thread, `setns` and `getifaddrs`.
 pub fn list(namespace: &OwnedFd) -> Result<Addresses> {
     let read = || {
-        // A driver without rights may read where it is.
+        // A driver without rights may read its own namespace.
         if !is_own(namespace)? {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
         }

@@ -1,4 +1,4 @@
-//! What the driver tells and is told on its admin socket: one JSON object a line, each way.
+//! Messages of the driver's admin socket: one JSON object a line, each way.
 use crate::containers::Container;
 use crate::memory::Standing;
 use crate::openers;
@@ -37,11 +37,11 @@ pub enum Ask {
     List,
     /// The counter region: [`counters`].
     Counters,
-    /// What stays on the kernel, and why: [`KernelReport`].
+    /// Connections and processes that stay on the kernel, with reasons: [`KernelReport`].
     Kernel,
     /// The policy in force and the tenants' accounts: [`PolicyReport`].
     Policy,
-    /// This policy shall be in force.
+    /// Puts a policy in force.
     Apply {
         /// The text of a policy file.
         text: String,
@@ -50,54 +50,55 @@ pub enum Ask {
     Register {
         /// The container's name.
         name: String,
-        /// Its tenant.
+        /// The container's tenant.
         tenant: String,
         /// A process in it.
         pid: u32,
-        /// Its addresses.
+        /// The container's addresses.
         addresses: Vec<IpAddr>,
         /// The network of the policy that it is run in; none: as the policy says.
         #[serde(default)]
         network: Option<String>,
     },
-    /// What a container in a network of the policy needs: [`NetworkReport`].
+    /// Facts that a container in a network of the policy needs: [`NetworkReport`].
     Network {
-        /// Its name.
+        /// The network's name.
         name: String,
     },
-    /// Make a port for pipes.
+    /// Makes a port for pipes.
     PortAdd {
-        /// Its name.
+        /// The port's name.
         name: String,
         /// Kind of the port.
         port: PortSpec,
     },
-    /// Remove a port; its pipes end.
+    /// Removes a port; its pipes end.
     PortRemove {
-        /// Its name, of a link without the end.
+        /// The port's name; of a link, without the end.
         name: String,
     },
     /// Ports and pipes: [`PipesReport`].
     Pipes,
-    /// Say whether a tenant may have pipes on these ports: [`Answer::Done`], or why not.
+    /// Asks whether a tenant may have pipes on these ports: [`Answer::Done`], or the reason why not.
     MayUse {
         /// The tenant.
         tenant: String,
         /// Names of ports.
         ports: Vec<String>,
     },
-    /// Another driver is to take this one's place: [`Answer::Offer`]. With the versions that it knows of what is handed over, and of the layout of memory.
+    /// Another driver is to take this one's place: [`Answer::Offer`]. Carries the versions of the handed-over state and of the memory
+    /// layout that the other driver knows.
     TakeOver {
-        /// Version of what is handed over.
+        /// Version of the handed-over state.
         format: u32,
         /// [`pd_abi::VERSION`].
         abi: u32,
     },
-    /// Copy frames into memory that the answer has the descriptors of: [`tap`].
+    /// Copies frames into memory; the answer has its descriptors: [`tap`].
     Tap {
-        /// Whose frames.
+        /// The port or pipe whose frames are copied.
         of: TapOf,
-        /// Most bytes of each.
+        /// Most bytes of each frame.
         snap_bytes: usize,
     },
 }
@@ -108,7 +109,7 @@ pub enum Ask {
 pub enum Answer {
     /// Done.
     Done,
-    /// No, and why.
+    /// Refusal, with the reason.
     Error(String),
     /// To [`Ask::Counters`], with two descriptors: the region, and a pipe that hangs up when the driver ends.
     Counters,
@@ -124,10 +125,10 @@ pub enum Answer {
     Network(Box<NetworkReport>),
     /// To [`Ask::Pipes`].
     Pipes(Box<PipesReport>),
-    /// To [`Ask::Tap`], with five descriptors: three files, a doorbell, and a pipe whose end ends the tap. When these are mapped and
-    /// the asker has said so by a line, a second answer follows.
+    /// To [`Ask::Tap`], with five descriptors: three files, a doorbell, and a pipe whose end ends the tap. The asker maps them and
+    /// sends a line; a second answer follows.
     Tap,
-    /// To [`Ask::TakeOver`]: what follows is for the other driver.
+    /// To [`Ask::TakeOver`]: the bytes that follow are for the other driver.
     Offer {
         /// The text of the policy in force, within the driver.
         policy: Option<String>,
@@ -136,13 +137,13 @@ pub enum Answer {
     Applied {
         /// Connections that it denies, and ended.
         cut: u64,
-        /// The same of connections on the kernel.
+        /// Connections on the kernel that it denies, and ended.
         #[serde(default)]
         cut_on_kernel: u64,
         /// Connections on the kernel that it denies and could not end.
         #[serde(default)]
         kept_on_kernel: u64,
-        /// Why it does not bind connections on the kernel.
+        /// Reason why it does not bind connections on the kernel.
         #[serde(default)]
         not_on_kernel: Option<String>,
     },
@@ -153,7 +154,7 @@ pub enum Answer {
 pub struct NetworkReport {
     /// Ranges that containers get their addresses of, like `10.0.0.0/24`.
     pub ranges: Vec<String>,
-    /// Its addresses that mean those of other networks.
+    /// The network's addresses that mean those of other networks.
     pub maps: Vec<MapReport>,
 }
 
@@ -164,12 +165,12 @@ pub struct MapReport {
     pub prefix: String,
     /// The other network.
     pub to: String,
-    /// Those there that they mean.
+    /// The other network's addresses that they mean.
     pub at: String,
 }
 
 impl MapReport {
-    /// The address that means `ip` of the other network, if one does.
+    /// Returns the address that means `ip` of the other network, if one does.
     pub fn seen(&self, ip: IpAddr) -> Option<IpAddr> {
         let (prefix, at): (IpNet, IpNet) = (self.prefix.parse().ok()?, self.at.parse().ok()?);
         at.contains(&ip).then(|| moved(ip, &prefix))
@@ -181,7 +182,7 @@ impl MapReport {
 pub struct Report {
     /// Bytes of all regions.
     pub memory_used_bytes: u64,
-    /// Bytes that they may have.
+    /// Most bytes that all regions may have.
     pub memory_budget_bytes: u64,
     /// Flows that wait for memory.
     pub rings_waiting: usize,
@@ -189,13 +190,13 @@ pub struct Report {
     pub clients: Vec<ClientReport>,
     /// Connections.
     pub connections: Vec<ConnectionReport>,
-    /// Connections of clients that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as the
-    /// clients say. Of all clients that there are or were.
+    /// Connections that are or were on the kernel, by the label of their [`pd_abi::KernelReason`], as the clients
+    /// report. Counts all clients that there are or were.
     pub kernel_connections_by_reason: BTreeMap<String, u64>,
     /// Processes that were not let in since the driver's start, by the label of their [`crate::Refusal`].
     #[serde(default)]
     pub attaches_refused_by_reason: BTreeMap<String, u64>,
-    /// How the policy stands on the kernel.
+    /// State of the policy on the kernel.
     #[serde(default)]
     pub policy_on_kernel: KernelHalf,
     /// Services of the policy.
@@ -211,29 +212,29 @@ pub struct Report {
 /// A client.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ClientReport {
-    /// Its number.
+    /// The client's number.
     pub client: u16,
     /// A number that no other client of this driver has or will have.
     pub serial: u64,
-    /// Its process.
+    /// The client's process.
     pub pid: u32,
-    /// Its user.
+    /// The client's user.
     pub uid: u32,
-    /// Its container, if `pd run` made it. `pd` fills in others' names.
+    /// The client's container, if `pd run` made it. `pd` fills in the names of other containers.
     pub container: Option<String>,
-    /// Its network, if the policy puts it into one.
+    /// The client's network, if the policy puts it into one.
     #[serde(default)]
     pub network: Option<String>,
-    /// The image of its container. The driver, which reads no files of engines, says none; `pd` fills it in.
+    /// The image of the client's container. Empty in the driver, which reads no files of engines; `pd` fills it in.
     #[serde(default)]
     pub image: Option<String>,
-    /// The pod of its container, likewise.
+    /// The pod of the client's container. `pd` fills it in.
     #[serde(default)]
     pub pod: Option<String>,
     /// The container that its control group names.
     #[serde(default)]
     pub engine_container: Option<Container>,
-    /// Its tenant.
+    /// The client's tenant.
     pub tenant: Option<String>,
     /// Channels.
     pub channels: usize,
@@ -247,25 +248,26 @@ pub struct ClientReport {
     pub sockets: usize,
     /// Addresses that it listens on, with the connections waiting.
     pub listening: Vec<(SocketAddr, usize)>,
-    /// Its connections that are or were the kernel's, by the label of their [`pd_abi::KernelReason`], as it says.
+    /// The client's connections that are or were on the kernel, by the label of their [`pd_abi::KernelReason`], as the client
+    /// reports.
     pub kernel_connections_by_reason: BTreeMap<String, u64>,
 }
 
-/// What the driver knows of connections and processes that stay on the kernel.
+/// Connections and processes that stay on the kernel, as far as the driver knows.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct KernelReport {
     /// Clients.
     pub clients: Vec<KernelClient>,
-    /// Inodes of the kernel's sockets whose bytes go by the fabric.
+    /// Inodes of kernel sockets whose bytes go by the fabric.
     pub twins: Vec<u32>,
     /// Processes that were refused lately.
     pub refused: Vec<RefusedReport>,
 }
 
-/// What a client says of its connections on the kernel.
+/// A client's connections on the kernel, as the client reports them.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct KernelClient {
-    /// Its process.
+    /// The client's process.
     pub pid: u32,
     /// Inode of a socket, and the number of its [`pd_abi::KernelReason`].
     pub connections: Vec<(u32, u32)>,
@@ -274,25 +276,25 @@ pub struct KernelClient {
 /// A process that the driver refused or cut off.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RefusedReport {
-    /// Its number, which may be another's by now.
+    /// Process id; another process may have it now.
     pub pid: u32,
-    /// Its user.
+    /// User id of the process.
     pub uid: u32,
-    /// The errno that it was told.
+    /// The errno that the process received.
     pub errno: i32,
-    /// Why.
+    /// The reason, as a sentence.
     pub why: String,
-    /// The reason in one word, if it was not let in: see [`crate::Refusal`].
+    /// The reason in one word, if the process was not let in: see [`crate::Refusal`].
     #[serde(default)]
     pub reason: Option<String>,
-    /// How long ago.
+    /// Seconds since the refusal.
     pub seconds_ago: f64,
 }
 
 /// A connection.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ConnectionReport {
-    /// Its number.
+    /// The connection's number.
     pub connection: u32,
     /// A number that no other connection of this driver has or will have.
     pub serial: u64,
@@ -300,9 +302,9 @@ pub struct ConnectionReport {
     pub from: Option<(u16, SocketAddr)>,
     /// The accepting client and its address, unless gone.
     pub to: Option<(u16, SocketAddr)>,
-    /// How its bytes travel.
+    /// The path of the connection's bytes.
     pub path: BytesPath,
-    /// Bytes delivered, there and back; on the direct path what the clients say they have sent.
+    /// Bytes delivered, there and back; on the direct path, bytes that the clients say they have sent.
     pub bytes: [u64; 2],
     /// Sends completed, there and back.
     pub messages: [u64; 2],
@@ -311,14 +313,14 @@ pub struct ConnectionReport {
     pub asked: Option<SocketAddr>,
 }
 
-/// The policy in force, and what has come of it.
+/// The policy in force, and its effects.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PolicyReport {
     /// The file that the driver reads at its start and on `SIGHUP`.
     pub file: Option<PathBuf>,
     /// Every tenant that the driver has heard of, with its account since the driver's start.
     pub tenants: Vec<TenantReport>,
-    /// How bytes travel without rates, where no rule says so.
+    /// Path of bytes without rates, where no rule names one.
     pub path: BytesPath,
     /// Rules in their order, and the default behind them.
     pub rules: Vec<RuleReport>,
@@ -336,7 +338,7 @@ pub struct PolicyReport {
     /// Rules that lead through proxies.
     #[serde(default)]
     pub sidecars: Vec<SidecarReport>,
-    /// How it stands on the kernel.
+    /// State of the policy on the kernel.
     #[serde(default)]
     pub kernel: KernelHalf,
 }
@@ -344,31 +346,31 @@ pub struct PolicyReport {
 /// The kernel's half of a policy.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KernelHalf {
-    /// Whether it is in force.
+    /// Tells whether the policy is in force.
     pub in_force: bool,
-    /// Why it is not, though the policy says something of connections on the kernel.
+    /// Reason why it is not in force, though the policy binds connections on the kernel.
     pub why_not: Option<String>,
-    /// What the kernel cannot hold of it, a sentence for each.
+    /// Parts of the policy that the kernel cannot hold, a sentence for each.
     pub unbound: Vec<String>,
 }
 
 /// A tenant.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct TenantReport {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
-    /// What the policy says of it; nothing, if it does not name it.
+    /// The policy's terms for the tenant; none, if it does not name the tenant.
     pub policy: Option<String>,
-    /// Its account.
+    /// The tenant's account.
     #[serde(flatten)]
     pub account: Account,
-    /// Times that its flows waited for tokens, since its limits came into force.
+    /// Times that the tenant's flows waited for tokens, since its limits came into force.
     pub rate_waits: u64,
-    /// What it holds; of the default tenant, what each user holds.
+    /// Resources that the tenant holds; of the default tenant, those that each user holds.
     pub holdings: Vec<HoldingReport>,
 }
 
-/// What a tenant, or a user of the default one, holds of the driver.
+/// Resources of the driver that a tenant, or a user of the default one, holds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HoldingReport {
     /// The user, of the default tenant.
@@ -381,16 +383,16 @@ pub struct HoldingReport {
     pub memory_bytes: StandingReport,
 }
 
-/// One of these.
+/// State of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandingReport {
-    /// What it holds.
+    /// Amount held.
     pub used: u64,
-    /// What it may hold at the moment.
+    /// Amount that may be held at the moment.
     pub max: u64,
-    /// What is kept for it.
+    /// Amount reserved for the holder.
     pub reserved: u64,
-    /// Times that it was refused more.
+    /// Requests for more that were refused.
     pub refused: u64,
 }
 
@@ -400,7 +402,7 @@ impl From<Standing> for StandingReport {
     }
 }
 
-/// What a tenant's clients have done since the driver started.
+/// Actions of a tenant's clients since the driver started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// Open connections that they have made.
@@ -426,46 +428,46 @@ pub struct Account {
 /// A rule.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RuleReport {
-    /// What it says.
+    /// The rule, as text.
     pub rule: String,
-    /// Connects that it decided since it came into force.
+    /// Connects that the rule decided since it came into force.
     pub hits: u64,
 }
 
-/// A service. Counts go on while it and its backends are in the policy.
+/// A service. Counts are kept while the policy has the service and its backends.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServiceReport {
-    /// Its address.
+    /// The service's address.
     pub address: SocketAddr,
-    /// How a backend is chosen.
+    /// Method by which a backend is chosen.
     pub balance: Balance,
     /// Seconds for which a client keeps its backend.
     pub affinity_seconds: Option<u64>,
-    /// Connections through it. `connections_failed`: those that no backend could take.
+    /// Connections through the service. `connections_failed`: connections that no backend could take.
     #[serde(flatten)]
     pub counts: ServiceCounts,
-    /// Where it leads.
+    /// Backends that the service leads to.
     pub backends: Vec<BackendReport>,
 }
 
 /// A backend of a service.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BackendReport {
-    /// Its address.
+    /// The backend's address.
     pub address: SocketAddr,
-    /// Its share beside others.
+    /// The backend's share, relative to other weights.
     pub weight: u32,
-    /// It gets no new connections.
+    /// Set if the backend gets no new connections.
     pub drain: bool,
-    /// Whether a native client finds a listener there.
+    /// Tells whether a native client finds a listener there.
     pub on_fabric: bool,
-    /// Whether a container that is known has the address and no listener on the kernel.
+    /// Tells whether a known container has the address and no listener on the kernel.
     pub no_listener: bool,
-    /// Whether nothing more fits into the backlog of its listener there.
+    /// Tells whether the backlog of the backend's listener on the kernel is full.
     pub backlog_full: bool,
     /// Fault that a probe has found, if any.
     pub probe: Option<ProbeFailure>,
-    /// Connections through the service. `connections_failed`: those on the kernel that came to nothing.
+    /// Connections to the backend through the service. `connections_failed`: connections on the kernel that failed.
     #[serde(flatten)]
     pub counts: ServiceCounts,
 }
@@ -482,7 +484,7 @@ pub enum ProbeFailure {
     BadAnswer,
 }
 
-/// A rule that leads through proxies. Counts go on while the policy has it, word for word.
+/// A rule that leads through proxies. Counts are kept while the policy has the rule, word for word.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SidecarReport {
     /// The rule's number, from 1 on.
@@ -491,37 +493,38 @@ pub struct SidecarReport {
     pub on_failure: OnFailure,
     /// Connects that went on without a proxy.
     pub connections_bypassed: u64,
-    /// Connections to its proxies. `connections_failed`: those that were refused for want of one.
+    /// Connections to the rule's proxies. `connections_failed`: connections refused for lack of a proxy.
     #[serde(flatten)]
     pub counts: ServiceCounts,
-    /// Its proxies, in their order.
+    /// The rule's proxies, in order.
     pub proxies: Vec<ProxyReport>,
 }
 
 /// A proxy of a rule.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ProxyReport {
-    /// As the rule names it.
+    /// The proxy, as the rule names it.
     pub proxy: String,
-    /// Its addresses, where it is known.
+    /// The proxy's addresses, if they are known.
     pub addresses: Vec<IpAddr>,
     /// Tells whether a native client finds a listener there.
     pub on_fabric: bool,
-    /// Tells whether it has a listener on the kernel.
+    /// Tells whether the proxy has a listener on the kernel.
     pub on_kernel: bool,
-    /// Connections that were led to it. `connections_failed`: those that came to nothing, and those for which it was not there.
+    /// Connections that were led to the proxy. `connections_failed`: connections that failed, and connections made while the
+    /// proxy was absent.
     #[serde(flatten)]
     pub counts: ServiceCounts,
 }
 
-/// What a service or a backend has had.
+/// Counts of a service or a backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceCounts {
     /// Connections made.
     pub connections_made: u64,
-    /// Those that are open.
+    /// Connections that are open.
     pub connections_open: u64,
-    /// See where it is.
+    /// Failed connections; see the field with these counts for their meaning.
     pub connections_failed: u64,
     /// Bytes to backends, of connections that are over.
     pub bytes_sent: u64,
@@ -540,15 +543,15 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Whether the driver still runs. What is read of one that has ended is what it left.
+    /// Tells whether the driver still runs. After its end the region holds its last counts.
     pub fn is_live(&self) -> bool {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Nothing is ever written: whatever there is to see is its end.
+        // Nothing is ever written: readiness means the driver's end.
         !poll(&mut [PollFd::new(&self.alive, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
     }
 }
 
-/// Asks the driver at `socket` for its counters: once, for they can be read as often as one likes.
+/// Asks the driver at `socket` for its counters. One call is enough: the region can be read any number of times.
 ///
 /// # Errors
 /// If there is no driver, or it is of another version.
@@ -570,16 +573,16 @@ pub fn counters(socket: &Path) -> std::io::Result<Counters> {
     Ok(Counters { view, pid, alive })
 }
 
-/// Copies of frames of a port or of a pipe. It ends when dropped.
+/// Copies of frames of a port or of a pipe. Ends when dropped.
 #[derive(Debug)]
 pub struct Tap {
-    /// Its frames are records: [`pd_pipe::Record`].
+    /// The pipe; its frames are records: [`pd_pipe::Record`].
     pub records: pd_pipe::Pipe,
     life: OwnedFd,
 }
 
 impl Tap {
-    /// Tells whether the driver still runs. One that was killed ends no pipe.
+    /// Tells whether the driver still runs. A driver that was killed ends no pipe.
     pub fn is_live(&self) -> bool {
         let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
         // Readiness tells only that the reading end has gone: no byte is ever read.
@@ -611,12 +614,12 @@ pub fn tap(socket: &Path, of: TapOf, snap_bytes: usize) -> std::io::Result<Tap> 
     }
 }
 
-/// The shape of a tap's pipe.
+/// Returns the shape of a tap's pipe.
 pub(crate) fn tap_shape() -> rustix::io::Result<pd_pipe::Shape> {
     pd_pipe::Shape::new(pd_pipe::Direction::Receive, pd_pipe::Unit::Frames, TAP_RING_BYTES)
 }
 
-/// An answer with descriptors.
+/// Receives an answer with descriptors.
 fn receive_with(stream: &UnixStream) -> std::io::Result<(Answer, Vec<OwnedFd>)> {
     let mut bytes = [0; 4096];
     let (len, fds) = receive_bytes_with(stream, &mut bytes)?;
@@ -654,8 +657,8 @@ fn send_bytes_with(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
     Ok(())
 }
 
-/// Has the driver at `socket` make a port. What the port needs of the kernel this process opens, in the network namespace of that file if
-/// there is one, and passes on.
+/// Has the driver at `socket` make a port. This process opens the kernel's part of the port, in the network namespace of `namespace` if
+/// given, and passes it on.
 ///
 /// # Errors
 /// If something is missing, there is no driver, or it answers with an error.
@@ -681,7 +684,7 @@ pub fn add_port(socket: &Path, name: &str, port: PortSpec, namespace: Option<&Pa
     }
 }
 
-/// Descriptors that come with a byte.
+/// Receives the descriptors that come with a byte.
 pub(crate) fn receive_descriptors(stream: &UnixStream) -> std::io::Result<Vec<OwnedFd>> {
     receive_bytes_with(stream, &mut [0; 1]).map(|(_, fds)| fds)
 }
@@ -692,7 +695,7 @@ fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {
     let mut line = serde_json::to_string(ask)?;
     line.push('\n');
     match (&stream).write_all(line.as_bytes()) {
-        // It may have hung up without hearing us out, having said why.
+        // The driver may have answered and hung up before it read everything.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(stream),
         written => written.map(|()| stream),
     }

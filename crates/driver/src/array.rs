@@ -1,4 +1,4 @@
-//! Words in memory that several threads share: an array that the kernel's programs have, too, or one of this process alone.
+//! Words in memory that several threads share: an array shared with the kernel's programs, or private to this process.
 use rustix::fd::AsFd;
 use rustix::io::Result;
 use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
@@ -22,10 +22,10 @@ fn bytes(words: usize) -> usize {
 }
 
 impl Array {
-    /// The array of a map that the kernel lets be mapped.
+    /// Maps the array of a BPF map that the kernel allows to be mapped.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// Errors of `mmap`.
     pub fn of_map(map: impl AsFd, words: usize) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice.
@@ -33,10 +33,10 @@ impl Array {
         Self::at(base.cast(), words)
     }
 
-    /// One that no program has.
+    /// Makes an array that no BPF program has.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// Errors of `mmap`.
     pub fn own(words: usize) -> Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice.
@@ -49,10 +49,10 @@ impl Array {
         Ok(Self { base: NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?, words })
     }
 
-    /// One of the words.
+    /// Returns the word at `index`.
     ///
     /// # Panics
-    /// If there are not as many.
+    /// If `index` is out of range.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "{index}");
         // SAFETY: inside the mapping, which lives as long as `self`; the kernel's programs use it atomically, too.

@@ -8,10 +8,10 @@ pub const MAP_UPDATE_ELEM: c_int = 2;
 pub const MAP_DELETE_ELEM: c_int = 3;
 pub const PROG_ATTACH: c_int = 8;
 pub const PROG_DETACH: c_int = 9;
-/// Those that the filter of system calls lets through.
+/// Commands that the filter of system calls lets through.
 pub const COMMANDS: [c_int; 4] = [MAP_UPDATE_ELEM, MAP_DELETE_ELEM, PROG_ATTACH, PROG_DETACH];
 
-/// `BPF_F_ALLOW_MULTI`: programs of others stay beside.
+/// `BPF_F_ALLOW_MULTI`: other programs stay attached.
 const ALLOW_MULTI: u64 = 2;
 
 /// Plain data of fixed layout without padding, as maps hold it.
@@ -25,7 +25,7 @@ unsafe impl Plain for u32 {}
 // SAFETY: a number.
 unsafe impl Plain for u64 {}
 
-/// `union bpf_attr` of these commands: six words at most.
+/// Calls bpf(2). `attr`: `union bpf_attr` of these commands, six words at most.
 fn bpf(command: c_int, attr: &[u64; 8]) -> Result<()> {
     // SAFETY: the kernel reads `attr`, and what it points to, which lives through the call.
     let result: c_long = unsafe { libc::syscall(libc::SYS_bpf, command, attr.as_ptr(), size_of_val(attr)) };
@@ -56,7 +56,7 @@ pub fn delete<K: Plain>(map: &impl AsFd, key: &K) -> Result<()> {
     bpf(MAP_DELETE_ELEM, &[number(map), std::ptr::from_ref(key) as u64, 0, 0, 0, 0, 0, 0])
 }
 
-/// Has a program see what the processes of a control group and all below do.
+/// Attaches a program to a control group and all groups below it.
 ///
 /// # Errors
 /// `EPERM`, `E2BIG` if there are too many.
@@ -66,7 +66,7 @@ pub fn attach(group: &impl AsFd, program: &impl AsFd, kind: u32) -> Result<()> {
     bpf(PROG_ATTACH, &[first, u64::from(kind) | ALLOW_MULTI << 32, 0, 0, 0, 0, 0, 0])
 }
 
-/// The opposite of [`attach`].
+/// Detaches a program: the opposite of [`attach`].
 ///
 /// # Errors
 /// `ENOENT`.

@@ -1,32 +1,31 @@
-//! Calls of the kernel, by name: the seam at which the simulation ([`crate::simulation`]) has them fail, and answers in the
-//! kernel's place. In a driver that runs there is nothing of it: [`may`] is `Ok`, and all of [`simulated`] is `None`, known to the
-//! compiler.
+//! Calls of the kernel, by name: the seam at which the simulation ([`crate::simulation`]) makes them fail, or answers in the
+//! kernel's place. In a running driver [`may`] is `Ok` and all of [`simulated`] is `None`; the compiler removes both.
 
 /// A call that can fail for want of something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Accept,
-    /// To find out who a peer is.
+    /// Finding out the identity of a peer.
     Identify,
     Duplicate,
     /// `epoll_ctl`.
     Watch,
     Receive,
-    /// To tell a client something on its attach socket.
+    /// Sending on a client's attach socket.
     Send,
     EventFd,
     Pipe,
     SocketPair,
-    /// `memfd_create` and what makes it a region.
+    /// `memfd_create`, and the calls that make the file a region.
     MakeMemory,
     Reopen,
     Map,
     Populate,
-    /// To open a client's file anew.
+    /// Opening a client's file anew.
     OpenFile,
-    /// To read of a file what is in the page cache.
+    /// Reading the part of a file that is in the page cache.
     ReadCached,
-    /// To read of a file what is on a disk.
+    /// Reading the part of a file that is on a disk.
     ReadDisk,
     Thread,
 }
@@ -36,7 +35,7 @@ pub(crate) use crate::simulation::kernel as simulated;
 
 #[cfg(not(any(test, fuzzing, feature = "hostile")))]
 pub mod simulated {
-    //! What the simulation answers in place of the kernel: nothing, outside of it.
+    //! Answers of the simulation in place of the kernel; none outside of it.
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
@@ -77,10 +76,10 @@ pub mod simulated {
     }
 }
 
-/// Whether the call may be made; otherwise what it fails with.
+/// Returns `Ok` if the call may be made, and otherwise the error that it fails with.
 ///
 /// # Errors
-/// The simulation's.
+/// Errors of the simulation.
 #[inline(always)]
 pub fn may(call: Call) -> rustix::io::Result<()> {
     simulated::fault(call)

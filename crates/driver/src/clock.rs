@@ -1,13 +1,13 @@
-//! Time as the driver sees it, passed in so that tests can turn the hands.
+//! Time as the driver sees it, passed in so that tests can set it.
 use rustix::time::{clock_gettime, ClockId};
 use std::time::{Duration, Instant};
 
 /// A monotonic clock.
 pub trait Clock: Send + Sync {
-    /// Time since some fixed moment.
+    /// Returns the time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// Processor time of the calling thread. A clock whose hands tests turn has no other time.
+    /// Returns the processor time of the calling thread. A clock of tests returns [`Self::now`].
     fn thread_time(&self) -> Duration {
         self.now()
     }

@@ -1,16 +1,17 @@
 //! Containers by their control groups: which engine made one, its number and its pod.
 //!
-//! Engines name the control group of a container after it. [`container_of`] reads such a path; nobody is asked. The innermost name counts, so that containers in a
-//! node that is itself a container (kind, minikube) are told apart. Nothing here reads files.
+//! Engines name the control group of a container after it. [`container_of`] reads such a path, and asks no engine. The innermost name
+//! counts, so that containers in a node that is itself a container (kind, minikube) are told apart. Nothing here reads files.
 //!
-//! A path is the word of whoever may make control groups. Root's engines put theirs below slices and folders of their own. Below anything else, such as
-//! `user@UID.service` or a service with groups of its own, it may be a user's word: [`Container::is_users`].
+//! A path is only as trustworthy as the user that made the control groups. Root's engines put theirs below slices and folders of their
+//! own. Below anything else, such as `user@UID.service` or a service with groups of its own, it may be a user's word:
+//! [`Container::is_users`].
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Digits of the number of a container or a pod of podman.
+/// Hexadecimal digits in the id of a container or a pod of podman.
 const NUMBER_DIGITS: usize = 64;
-/// Digits that lists show of it.
+/// Digits that lists show of an id.
 const SHORT_DIGITS: usize = 12;
 
 /// Maker of a container.
@@ -27,20 +28,20 @@ pub enum Engine {
     Containerd,
     /// CRI-O.
     CriO,
-    /// One that the path does not name: the container of a pod, with control groups that no systemd makes.
+    /// Engine that the path does not name: the container of a pod, with control groups not made by systemd.
     Unknown,
 }
 
-/// A container, as its control group says.
+/// A container, as its control group names it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Container {
     /// Maker.
     pub engine: Engine,
-    /// Its number; of `pd run`, its name.
+    /// The container's id; of `pd run`, its name.
     pub id: String,
-    /// The pod that it is in: of Kubernetes the pod's UID, of podman its number.
+    /// The pod that it is in: of Kubernetes the pod's UID, of podman its id.
     pub pod: Option<String>,
-    /// Tells whether a user may have made the control group, so that the name is the user's word.
+    /// Tells whether a user may have made the control group, so that the name is not to be trusted.
     pub is_users: bool,
 }
 
@@ -57,7 +58,7 @@ impl fmt::Display for Engine {
     }
 }
 
-/// Engine and number, as lists show them where nothing else is known.
+/// Writes engine and id, as lists show them where nothing else is known.
 impl fmt::Display for Container {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let short = match self.engine {
@@ -71,7 +72,7 @@ impl fmt::Display for Container {
     }
 }
 
-/// The innermost container that a process in control group `path` is in.
+/// Returns the innermost container that a process in control group `path` is in.
 pub fn container_of(path: &str) -> Option<Container> {
     let (mut found, mut pod, mut is_users) = (None::<Container>, None, false);
     let mut before = "";
@@ -83,7 +84,7 @@ pub fn container_of(path: &str) -> Option<Container> {
         // Groups below a container are that container's.
         is_users |= found.is_none() && named.is_none() && !is_roots(part);
         if let Some((engine, id)) = named {
-            // A pod of podman is the parent of its containers with control groups that no systemd makes.
+            // The parent of a container of podman may be its pod, with control groups not made by systemd.
             let pod = pod.take().or_else(|| parent_pod(before));
             found = Some(Container { engine, id: id.to_owned(), pod, is_users });
         }
@@ -92,8 +93,8 @@ pub fn container_of(path: &str) -> Option<Container> {
     found
 }
 
-/// Meaning of `/proc/PID/cgroup`: the control group in the unified hierarchy (or systemd's), and the container of the first hierarchy that
-/// names one.
+/// Parses `/proc/PID/cgroup`: returns the control group in the unified hierarchy (or systemd's), and the container of the first hierarchy
+/// that names one.
 pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
     let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
     let of = |wanted: &str| lines().find(|(controllers, _)| *controllers == wanted).map(|(_, path)| path);
@@ -138,7 +139,8 @@ fn is_hexadecimal(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// A name that says its engine: a scope of systemd, `libpod-NUMBER`, `crio-NUMBER`, or containerd's where it takes a slice for a path.
+/// Returns engine and id of a name that says its engine: a scope of systemd, `libpod-NUMBER`, `crio-NUMBER`, or containerd's where it
+/// takes a slice for a path.
 fn named(part: &str) -> Option<(Engine, &str)> {
     let scope = part.strip_suffix(".scope");
     let of = |prefix: &str, scope: &'_ str| scope.strip_prefix(prefix).is_some_and(is_number);
@@ -166,7 +168,7 @@ fn named(part: &str) -> Option<(Engine, &str)> {
     is_number(id).then_some((Engine::Containerd, id))
 }
 
-/// A name that says its engine by what it is in.
+/// Returns engine and id of a name whose engine follows from the parent group.
 fn beneath<'a>(parent: &str, part: &'a str, in_pod: bool) -> Option<(Engine, &'a str)> {
     match parent {
         "docker" if is_number(part) => Some((Engine::Docker, part)),
@@ -178,13 +180,13 @@ fn beneath<'a>(parent: &str, part: &'a str, in_pod: bool) -> Option<(Engine, &'a
     }
 }
 
-/// The pod that a control group is: of Kubernetes, by either driver, or of podman.
+/// Returns the pod that a control group is: of Kubernetes, by either driver, or of podman.
 fn pod_of(part: &str) -> Option<String> {
     if let Some((_, id)) = part.split_once("libpod_pod_") {
         let id = id.strip_suffix(".slice").unwrap_or(id);
         return is_number(id).then(|| id.to_owned());
     }
-    // Where containerd takes a slice for a path, the pod is in the same part as its container.
+    // If containerd takes a slice for a path, the pod is in the same part as its container.
     let part = part.split_once(":cri-containerd:").map_or(part, |(slice, _)| slice);
     let name = part.strip_suffix(".slice").unwrap_or(part);
     let uid = match name.rsplit_once("-pod") {
@@ -195,7 +197,7 @@ fn pod_of(part: &str) -> Option<String> {
     (plain.len() == 32 && is_hexadecimal(&plain)).then(|| uid.replace('_', "-"))
 }
 
-/// The pod of podman that is the parent of a container.
+/// Returns the pod of podman that is the parent of a container.
 fn parent_pod(parent: &str) -> Option<String> {
     is_number(parent).then(|| parent.to_owned())
 }

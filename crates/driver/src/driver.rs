@@ -31,9 +31,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest sleep: how soon a stop is noticed.
+/// Longest sleep, and so the latest time at which a stop is noticed.
 pub const STOP_POLL: Duration = Duration::from_millis(200);
-/// How long a driver that stops waits for files to be closed.
+/// Longest wait of a driver that stops for files to be closed.
 const FILES_GRACE: Duration = Duration::from_secs(1);
 
 /// A running driver. Stops when dropped; its clients then see `ECONNRESET`.
@@ -42,7 +42,7 @@ pub struct Driver {
     stop: Arc<AtomicBool>,
     /// A thread of a mover has panicked.
     broken: Arc<AtomicBool>,
-    /// Another driver has its place.
+    /// Set when another driver has taken this one's place.
     handed_over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     readers: Arc<Readers>,
@@ -50,7 +50,7 @@ pub struct Driver {
     counters: Arc<CounterRegion>,
     conductor: Arc<Mailbox<ToConductor>>,
     nic: NicThread,
-    /// Ends after all others.
+    /// Ends after all other threads.
     keeper: Option<KeeperThread>,
 }
 
@@ -62,8 +62,9 @@ struct KeeperThread {
 }
 
 impl KeeperThread {
-    /// With one right more than the driver's other threads have: to end connections of the kernel.
-    /// Once the driver is handed over, what it keeps is the other's.
+    /// Starts the thread, with one right more than the driver's other threads: to end connections
+    /// of the kernel. After `handed_over` is set, the entries that it keeps belong to the other
+    /// driver.
     fn start(keeper: Keeper, confined: Confined, handed_over: Arc<AtomicBool>) -> Result<Self, StartError> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -79,7 +80,7 @@ impl KeeperThread {
             };
             let confined = confine();
             let is_confined = confined.is_ok();
-            // Who starts it waits for this.
+            // The starting thread waits for this.
             let _ = started.send(confined);
             if is_confined {
                 keeper.run(&stopped, &handed_over);
@@ -108,7 +109,7 @@ impl Drop for KeeperThread {
 /// The thread of the agent of pipes, once there is one.
 type NicThread = Arc<Mutex<Option<JoinHandle<()>>>>;
 
-/// Has the agent of pipes started with the first port.
+/// Arranges that the agent of pipes starts with the first port.
 fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> NicThread {
     let thread = NicThread::default();
     let (place, clock, stop) = (Arc::clone(&thread), Arc::clone(clock), Arc::clone(&parts.crew.stop));
@@ -129,15 +130,15 @@ fn prepare(settings: &Settings) -> Result<(), StartError> {
     if !missing.is_empty() {
         return Err(StartError::Rights(missing));
     }
-    // Each client takes several descriptors. Where they run out, clients wait.
+    // Each client takes several descriptors. Without free descriptors, clients wait.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     Ok(())
 }
 
 impl Driver {
-    /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads have the rights and the system calls that they need; so has the calling
-    /// process, if the settings confine that.
+    /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads
+    /// keep only the rights and system calls that they need. The calling process is confined likewise if the settings say so.
     ///
     /// # Errors
     /// [`StartError`].
@@ -147,8 +148,8 @@ impl Driver {
         Self::start_with(settings, clock, engine, sockets, None)
     }
 
-    /// Starts a driver in the place of the one that runs on the same sockets: its clients, their sockets and connections, its policy and accounts are
-    /// this one's afterwards, and the other one ends. Otherwise the other one goes on.
+    /// Starts a driver in the place of the one that runs on the same sockets. Its clients, their sockets and connections, its policy and
+    /// accounts are taken over, and the other driver ends. On failure the other driver goes on.
     ///
     /// # Errors
     /// [`StartError`].
@@ -174,7 +175,7 @@ impl Driver {
         let start = || Self::start_confined(settings, clock, engine, sockets, predecessor);
         match confined {
             Confined::Process => start(),
-            // Threads have what the thread has that makes them.
+            // New threads inherit the filters and rights of the thread that makes them.
             Confined::Threads => std::thread::scope(|scope| {
                 let thread =
                     std::thread::Builder::new().name("pd-start".into()).spawn_scoped(scope, start)?;
@@ -199,7 +200,7 @@ impl Driver {
             }
             Namespaces::Own => Err("driver.namespaces is \"own\"".to_owned()),
         };
-        // Until it is this one's, what the gate keeps is another driver's.
+        // Until the take-over is complete, the gate's entries belong to the predecessor.
         let handed_over = Arc::new(AtomicBool::new(predecessor.is_some()));
         let (gate, keeper) = match opened {
             Ok((gate, keeper)) => {
@@ -250,7 +251,7 @@ impl Driver {
         Ok(Self { stop, broken, handed_over, threads, readers, settings, counters, conductor, nic, keeper })
     }
 
-    /// Tells whether another driver has taken this one's place: there is nothing more to do but to end.
+    /// Tells whether another driver has taken this one's place. The caller then only has to end the process.
     pub fn is_handed_over(&self) -> bool {
         self.handed_over.load(Ordering::Acquire)
     }
@@ -260,7 +261,7 @@ impl Driver {
         self.conductor.send(ToConductor::Apply { policy: Box::new(policy) });
     }
 
-    /// What it has counted so far.
+    /// Returns the counters so far.
     pub fn metrics(&self) -> AgentCounters {
         self.counters.total()
     }
@@ -269,7 +270,7 @@ impl Driver {
         self.nic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether all of its threads run; false after a bug of the driver ended one.
+    /// Tells whether all of the driver's threads run; false after a bug ended one.
     pub fn is_running(&self) -> bool {
         let is_broken = self.broken.load(Ordering::Acquire) || self.readers.is_broken();
         !is_broken
@@ -288,7 +289,7 @@ impl Drop for Driver {
                 tracing::error!("a thread of the driver panicked");
             }
         }
-        // Clients' descriptors may take as long to close as clients like.
+        // Clients' files may take any time to close.
         self.readers.wait_ended(FILES_GRACE);
         if self.is_handed_over() {
             return;
@@ -304,9 +305,9 @@ pub struct Parts {
     pub door: Door,
     pub readers: Arc<Readers>,
     pub counters: Arc<CounterRegion>,
-    /// The conductor's, for whoever runs the driver.
+    /// The conductor's mailbox, for the caller that runs the driver.
     pub inbox: Arc<Mailbox<ToConductor>>,
-    /// What its threads have in common.
+    /// State that all threads share.
     pub crew: Crew,
     pub pipes: Arc<Pipes>,
     /// The door's.
@@ -412,12 +413,12 @@ pub struct Lead {
 }
 
 impl Lead {
-    /// A conductor with its own mover.
+    /// Makes the pair from a conductor and its mover.
     pub fn new(conductor: Conductor, clock: Arc<dyn Clock>) -> Self {
         Self { conductor, clock }
     }
 
-    /// One turn of both. None: there may be more to do; otherwise when they have to be woken at the latest.
+    /// Runs one turn of both. None: there may be more to do; otherwise the longest time until the next turn.
     pub fn turn(&mut self) -> Option<Duration> {
         let Self { conductor, clock } = self;
         let mover = conductor.mover();
@@ -433,7 +434,7 @@ impl Lead {
             conductor.poll(Some(Duration::ZERO));
             worked = true;
         }
-        // Asked each time: what comes up now may be due before what was known.
+        // Computed anew each time: new work may be due before known work.
         let wake_by = conductor.wake_by();
         if wake_by.is_some_and(|at| clock.now() >= at) {
             conductor.tick();
@@ -469,7 +470,7 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
     Outcome::Stays
 }
 
-/// Has all agents stand still in this thread, and gives them to another driver if that takes them.
+/// Holds all agents in this thread, and gives them to another driver if it takes them.
 fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor) -> Outcome {
     let ((to, lent), (give_back, back)) = (channel(), channel());
     door.send(ToDoor::Lend(Loan { to, back }));
@@ -480,7 +481,7 @@ fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor)
     };
     if outcome != Outcome::Gone {
         lead.conductor.let_go();
-        // If its thread has ended, so does the driver.
+        // If the door's thread has ended, so does the driver.
         let _ = give_back.send(door);
     }
     outcome
@@ -494,7 +495,7 @@ fn run_door(mut door: Box<Door>, stop: &AtomicBool) {
             if to.send(door).is_err() {
                 return;
             }
-            // It is another driver's, or this one ends.
+            // The door belongs to another driver now, or this one ends.
             let Ok(again) = back.recv() else { return };
             (door, is_busy) = (again, true);
         }

@@ -1,11 +1,12 @@
 //! The system calls that a running driver may make: a seccomp filter (seccomp(2)).
 //!
-//! A list of what is allowed. Anything else fails with `ENOSYS`: a library of another version takes that for a kernel that does not know the
-//! call, and makes an older one. The kernel writes each such call into its log. Builds with assertions, which the tests are,
-//! end by `SIGSYS` instead, so that no test passes by a call that fails.
+//! A list of allowed calls. Any other call fails with `ENOSYS`: a library of another version takes that for an old kernel, and falls back to
+//! an older call. The kernel logs each refused call. Builds with assertions, and so the tests, end by `SIGSYS` instead, so that no test
+//! passes by a call that fails.
 //!
-//! After the filter the driver makes no files and opens none for writing alone, makes sockets of `AF_UNIX` and `AF_NETLINK` only, enters network namespaces
-//! and no others, changes entries of its own BPF maps and attaches its own BPF programs but loads none, maps no new code, and starts threads but no process and no program.
+//! After the filter is installed the driver makes no files and opens none for writing alone. It makes sockets of `AF_UNIX` and
+//! `AF_NETLINK` only, and enters no namespaces but those of networks. It changes entries of its own BPF maps and attaches its own BPF
+//! programs, but loads none. It maps no new code, and starts threads but no process and no program.
 use crate::bpf::COMMANDS;
 use rustix::io::{Errno, Result};
 use rustix::process::getpid;
@@ -18,17 +19,17 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_long, c_ulong};
 
-/// The threads that a driver is confined by.
+/// The extent of a driver's confinement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Confined {
-    /// Its own, in a process that does other things as well.
+    /// The driver's own threads, in a process that does other things as well.
     #[default]
     Threads,
-    /// All of the process: there is nothing else in it.
+    /// The whole process, which runs nothing else.
     Process,
 }
 
-/// What is allowed whatever its arguments are.
+/// Calls that are allowed with any arguments.
 const ALLOWED: &[c_long] = &[
     // Memory.
     libc::SYS_brk,
@@ -53,7 +54,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_pidfd_open,
     libc::SYS_pipe2,
     libc::SYS_ppoll,
-    // Wake a client of memif; see `pd_pipe`.
+    // Waking a client of memif; see `pd_pipe`.
     libc::SYS_io_destroy,
     libc::SYS_io_getevents,
     libc::SYS_io_setup,
@@ -95,7 +96,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_clock_getres,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
-    // Said not to exist, by a filter of its own: its flags lie in memory.
+    // Reported as missing by a filter of its own: its flags lie in memory.
     libc::SYS_clone3,
     libc::SYS_exit,
     libc::SYS_exit_group,
@@ -124,7 +125,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_uname,
 ];
 
-/// The same, under names that only this architecture still has.
+/// Calls that are allowed with any arguments, and that only this architecture still has.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OLD: &[c_long] = &[
     libc::SYS_access,
@@ -139,20 +140,20 @@ const ALLOWED_OLD: &[c_long] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OLD: &[c_long] = &[];
 
-/// `FIONBIO`, whose type C libraries do not agree on.
+/// `FIONBIO`, whose type differs among C libraries.
 const FIONBIO: u64 = 0x5421;
 /// `PIDFD_GET_NET_NAMESPACE`; see [`crate::peer`].
 const PIDFD_GET_NET_NAMESPACE: u64 = 0xff04;
 /// `NS_GET_USERNS`; see [`crate::standing`].
 const NS_GET_USERNS: u64 = 0xb701;
 
-/// Flags with which a file could be made or emptied, or written alone: its own memory the driver opens for reading and writing.
+/// Flags with which a file could be made or emptied, or written alone. The driver opens its own memory for reading and writing.
 const OPENS_OTHERWISE: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
 
-/// A rule of a call, the number of an argument, and what has to hold for it.
+/// A rule for a call: its number, an argument's index, and the condition on that argument.
 type Condition = (c_long, u8, SeccompCmpArgLen, SeccompCmpOp, u64);
 
-/// What is allowed with some arguments: of several rules for a call one has to hold.
+/// Returns the calls that are allowed with some arguments. If a call has several rules, one has to hold.
 fn conditions() -> Vec<Condition> {
     let no_code = MaskedEq(libc::PROT_EXEC as u64);
     let thread = libc::CLONE_THREAD as u64;
@@ -162,7 +163,7 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
         (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
         (libc::SYS_ioctl, 1, Dword, Eq, NS_GET_USERNS),
-        // To give memory of the driver's own a name for a moment: what has no name, from a descriptor.
+        // Gives the driver's own memory a name for a moment: an unnamed file, by its descriptor.
         (libc::SYS_linkat, 4, Dword, Eq, libc::AT_SYMLINK_FOLLOW as u64),
         (libc::SYS_mbind, 2, Dword, Eq, libc::MPOL_PREFERRED as u64),
         (libc::SYS_mmap, 2, Dword, no_code.clone(), 0),
@@ -171,11 +172,11 @@ fn conditions() -> Vec<Condition> {
         (libc::SYS_prctl, 0, Dword, Eq, libc::PR_SET_NAME as u64),
         // The C library names its heaps.
         (libc::SYS_prctl, 0, Dword, Eq, libc::PR_SET_VMA as u64),
-        // To read limits, not to set any.
+        // Reads limits, and sets none.
         (libc::SYS_prlimit64, 2, Qword, Eq, 0),
-        // The calling thread's own.
+        // Only of the calling thread.
         (libc::SYS_sched_setaffinity, 0, Dword, Eq, 0),
-        // The same: helpers take less of the processors.
+        // Only of the calling thread: helpers lower their priority.
         (libc::SYS_setpriority, 1, Dword, Eq, 0),
         (libc::SYS_setns, 1, Dword, Eq, libc::CLONE_NEWNET as u64),
         (libc::SYS_socket, 0, Dword, Eq, libc::AF_NETLINK as u64),
@@ -223,7 +224,7 @@ const ALLOWED_TO_PROBES: &[c_long] = &[
     libc::SYS_poll,
 ];
 
-/// The same, with some arguments.
+/// Returns the calls that the process that probes may make with some arguments.
 fn conditions_of_probes() -> Vec<Condition> {
     let no_code = MaskedEq(libc::PROT_EXEC as u64);
     vec![
@@ -239,7 +240,7 @@ fn conditions_of_probes() -> Vec<Condition> {
     ]
 }
 
-/// What becomes of a call that is not allowed.
+/// Returns the action on a call that is not allowed.
 fn refusal() -> SeccompAction {
     match cfg!(debug_assertions) {
         true => SeccompAction::Trap,
@@ -268,16 +269,16 @@ fn rules<'a>(
     Ok(rules)
 }
 
-/// The filters, in the order in which they are installed.
+/// Returns the filters, in the order in which they are installed.
 fn programs(refusal: SeccompAction) -> std::result::Result<[BpfProgram; 2], seccompiler::BackendError> {
     let rules = rules(ALLOWED.iter().chain(ALLOWED_OLD), conditions())?;
-    // The C library makes a thread by `clone` then, whose flags are seen.
+    // The C library then makes threads by `clone`, whose flags the filter sees.
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok([compile(clone3, SeccompAction::Allow, unknown)?, compile(rules, refusal, SeccompAction::Allow)?])
 }
 
-/// Confines the calling thread and those that it makes, or all threads of the process, from now on and for ever.
+/// Confines the calling thread and those that it makes, or all threads of the process. Cannot be undone.
 ///
 /// # Errors
 /// `ENOSYS`, `EINVAL` if the kernel or the architecture knows no filters; `ESRCH` if a thread has other filters.
@@ -285,7 +286,7 @@ pub fn install(confined: Confined) -> Result<()> {
     install_refusing(confined, refusal())
 }
 
-/// Confines the process that probes, from now on and for ever.
+/// Confines the process that probes. Cannot be undone.
 ///
 /// # Errors
 /// As [`install`].
@@ -293,7 +294,7 @@ pub(crate) fn install_for_probes() -> Result<()> {
     confine_for_probes(refusal())
 }
 
-/// The same of the calling thread, with another answer to what is not allowed.
+/// Confines the calling thread as the process that probes, with another action on calls that are not allowed.
 pub(crate) fn confine_for_probes(refusal: SeccompAction) -> Result<()> {
     let compiled = rules(ALLOWED_TO_PROBES.iter(), conditions_of_probes())
         .and_then(|rules| compile(rules, refusal, SeccompAction::Allow));
@@ -309,9 +310,9 @@ fn install_refusing(confined: Confined, refusal: SeccompAction) -> Result<()> {
         Confined::Threads => 0,
         Confined::Process => libc::SECCOMP_FILTER_FLAG_TSYNC,
     };
-    // Nothing here runs other people's code: no need to speculate less, which costs copies their speed before Linux 5.16.
+    // Nothing here runs foreign code. Mitigations against speculation would slow down copies before Linux 5.16.
     let fast = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    // That there is no `clone3` is no news.
+    // A missing `clone3` is not worth a log entry.
     for (program, wished) in programs.iter().zip([fast, fast | libc::SECCOMP_FILTER_FLAG_LOG]) {
         match set_filter(program, of_all | wished) {
             // gVisor knows no such flags.
@@ -332,7 +333,7 @@ fn set_filter(program: &BpfProgram, flags: c_ulong) -> Result<()> {
     match result {
         0 => Ok(()),
         -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-        // The number of a thread that is not to be had.
+        // The number of a thread that cannot be synchronized.
         _ => Err(Errno::SRCH),
     }
 }
@@ -345,7 +346,7 @@ mod tests {
     use rustix::thread::{unshare_unsafe, UnshareFlags};
     use std::os::fd::AsFd;
 
-    /// Runs under the filter, as builds without assertions have it.
+    /// Runs under the filter of builds without assertions.
     fn confined<T: Send>(run: impl FnOnce() -> T + Send) -> T {
         let run = || {
             install_refusing(Confined::Threads, SeccompAction::Errno(libc::ENOSYS as u32)).unwrap();
@@ -425,7 +426,7 @@ mod tests {
             refused(rustix::thread::move_into_link_name_space(namespace.as_fd(), None), "setns");
             // SAFETY: it is refused.
             refused(unsafe { unshare_unsafe(UnshareFlags::NEWNET) }, "unshare");
-            // Entries of maps that it has: there is none. Programs: none is loaded, and none is had by its number.
+            // Entries of own maps: there are none. Programs: none can be loaded, or opened by number.
             let command = |command: u64| {
                 // SAFETY: no attribute is read where it is refused; where it is not, none of no length is.
                 let result = unsafe { libc::syscall(libc::SYS_bpf, command, 0, 0) };

@@ -1,5 +1,5 @@
-//! Hash tables whose order may matter. In tests it is the same in every run, so that the simulation
-//! ([`crate::simulation`]) can be repeated.
+//! Hash tables whose order may matter. In tests the order is the same in every run, so that the
+//! simulation ([`crate::simulation`]) can be repeated.
 
 #[cfg(not(any(test, fuzzing, feature = "hostile")))]
 mod state {
@@ -14,5 +14,5 @@ mod state {
 
 pub type HashMap<K, V> = std::collections::HashMap<K, V, state::State>;
 pub type HashSet<T> = std::collections::HashSet<T, state::State>;
-/// With a quicker hash.
+/// Hash map with a quicker hash.
 pub type FastMap<K, V> = std::collections::HashMap<K, V, state::Fast>;

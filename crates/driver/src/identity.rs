@@ -1,4 +1,4 @@
-//! Identity of a client, in the kernel's words, never the client's. [`crate::peer`] finds it out.
+//! Identity of a client, as the kernel reports it, never the client. [`crate::peer`] finds it out.
 use crate::containers::Container;
 use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
@@ -12,15 +12,15 @@ pub struct NamespaceId {
 }
 
 impl NamespaceId {
-    /// That of no namespace.
+    /// No namespace.
     pub const NONE: Self = Self { device: 0, inode: 0 };
 
-    /// Of the file that was looked at.
+    /// Returns the id of the namespace whose file was looked at.
     pub fn of(file: &Stat) -> Self {
         Self { device: file.st_dev, inode: file.st_ino }
     }
 
-    /// A number that no other namespace has as long as this one is there.
+    /// Returns a number that no other namespace has during this one's life.
     pub fn number(self) -> u64 {
         self.inode
     }
@@ -28,7 +28,7 @@ impl NamespaceId {
 
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 impl NamespaceId {
-    /// A namespace that does not exist.
+    /// Returns the id of a namespace that does not exist.
     pub const fn for_test(inode: u64) -> Self {
         Self { device: 0, inode }
     }
@@ -39,16 +39,16 @@ impl NamespaceId {
 pub struct Identity {
     /// Process id in the driver's pid namespace.
     pub pid: u32,
-    /// User.
+    /// User id.
     pub uid: u32,
     /// Readable when the process has died.
     pub pidfd: Arc<OwnedFd>,
-    /// Its network namespace.
+    /// The client's network namespace.
     pub namespace: NamespaceId,
     /// Holds the namespace, so that its id is not reused.
     pub namespace_fd: OwnedFd,
-    /// Its control group in the unified hierarchy (or systemd's), as the driver's namespace names it.
+    /// The client's control group in the unified hierarchy (or systemd's), as the driver's namespace names it.
     pub cgroup: Option<String>,
-    /// The container that its control groups name.
+    /// The container that the client's control groups name.
     pub container: Option<Container>,
 }

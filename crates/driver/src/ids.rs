@@ -1,22 +1,22 @@
-//! Numbers that agents know things by. Each is a type of its own, and what is computed from them is computed here alone.
+//! Numbers by which agents name things. Each has a type of its own, and only this module computes one from another.
 //!
-//! A connection has two sides and two flows. The flow of a side is the one that starts there:
+//! A connection has two sides and two flows. The flow of a side starts there:
 //!
 //! ```text
 //! connection 7    Side::Connecting ──── flow 14 ───▶ Side::Accepting
 //!                                  ◀─── flow 15 ────
 //! ```
 //!
-//! Numbers that clients and engines see have the width that the shared layouts give them.
+//! Numbers that clients and engines see have the widths of the shared layouts.
 use pd_abi::SocketId;
 use std::fmt;
 use std::ops::{Index, IndexMut};
 
 /// Numbers that are places in a table.
 pub trait Number: Copy {
-    /// The number of a place.
+    /// Returns the number of a place.
     fn of_place(place: usize) -> Self;
-    /// The place of a number.
+    /// Returns the place of a number.
     fn place(self) -> usize;
 }
 
@@ -29,25 +29,25 @@ macro_rules! ids {
 
         #[allow(dead_code)] // not each of them is used in each way
         impl $name {
-            /// The one with this number.
+            /// Returns the one with this number.
             #[inline]
             pub const fn new(number: $raw) -> Self {
                 Self(number)
             }
 
-            /// The one at this place of its table.
+            /// Returns the one at this place of its table.
             #[inline]
             pub const fn at(index: usize) -> Self {
                 Self(index as $raw)
             }
 
-            /// Its number, for those who know it by no type: clients, engines, administrators.
+            /// Returns the raw number, for parties that know it without a type: clients, engines, administrators.
             #[inline]
             pub const fn get(self) -> $raw {
                 self.0
             }
 
-            /// Its place in its table.
+            /// Returns the number's place in its table.
             #[inline]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -90,44 +90,44 @@ ids! {
 }
 
 impl ClientId {
-    /// No client: the end of a connection that nobody has, or the source of a flow that has outlived it.
+    /// No client: the end of a connection without an owner, or the source of a flow that has outlived it.
     pub const NOBODY: Self = Self(u16::MAX);
 }
 
 impl TenantId {
-    /// No tenant: pays for what no client has caused.
+    /// No tenant: pays for costs that no client has caused.
     pub const DRIVER: Self = Self(u16::MAX);
 }
 
 impl Slot {
-    /// That of a socket, as its client names it.
+    /// Returns the slot of a socket, as its client names it.
     #[inline]
     pub const fn of(socket: SocketId) -> Self {
         Self(socket.slot())
     }
 
-    /// The socket that has it in this generation.
+    /// Returns the id of the socket that has the slot in this generation.
     #[inline]
     pub const fn socket(self, generation: u16) -> SocketId {
         SocketId::new(self.0, generation)
     }
 }
 
-/// A side of a connection. Two of anything, one for each side, are indexed by it.
+/// A side of a connection. Index of pairs that have one element for each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u32)]
 pub enum Side {
-    /// Has connected.
+    /// The side that has connected.
     Connecting = 0,
-    /// Was accepted.
+    /// The side that was accepted.
     Accepting = 1,
 }
 
 impl Side {
-    /// Both, in order.
+    /// Both sides, in order.
     pub const BOTH: [Self; 2] = [Self::Connecting, Self::Accepting];
 
-    /// The other one.
+    /// Returns the other side.
     #[inline]
     pub const fn other(self) -> Self {
         match self {
@@ -154,7 +154,7 @@ impl<T> IndexMut<Side> for [T; 2] {
 }
 
 impl ConnectionId {
-    /// The flow that starts at a side.
+    /// Returns the flow that starts at a side.
     #[inline]
     pub const fn flow(self, side: Side) -> FlowId {
         FlowId(self.0 * 2 + side as u32)
@@ -162,13 +162,13 @@ impl ConnectionId {
 }
 
 impl FlowId {
-    /// Its connection.
+    /// Returns the flow's connection.
     #[inline]
     pub const fn connection(self) -> ConnectionId {
         ConnectionId(self.0 / 2)
     }
 
-    /// The side where it starts.
+    /// Returns the side where the flow starts.
     #[inline]
     pub const fn side(self) -> Side {
         match self.0 % 2 {
@@ -177,20 +177,19 @@ impl FlowId {
         }
     }
 
-    /// The other flow of its connection.
+    /// Returns the other flow of the same connection.
     #[inline]
     pub const fn peer(self) -> Self {
         self.connection().flow(self.side().other())
     }
 }
 
-/// Payers of what clients cost, who take turns at the door and at movers: tenants. Nobody has named the clients of the default one: they are told
-/// apart by user.
+/// Payer of clients' costs, served in turn at the door and at movers: a tenant. Clients of the default tenant are told apart by user.
 pub type Payer = (TenantId, Option<u32>);
-/// Pays for what no client has caused.
+/// Payer of costs that no client has caused.
 pub const DRIVER: Payer = (TenantId::DRIVER, None);
 
-/// The payer for a client of this tenant and user.
+/// Returns the payer for a client of this tenant and user.
 pub fn payer(tenant: TenantId, uid: u32) -> Payer {
     (tenant, (tenant == TenantId::default()).then_some(uid))
 }

@@ -1,8 +1,8 @@
-//! What the kernel says of clients' TCP sockets: whether a process holds one, and whether it is still there.
+//! Facts from the kernel about clients' TCP sockets: whether a process holds one, and whether it still exists.
 //!
 //! The driver never takes a client's socket, whose closing could block it (a linger time). It looks the descriptor up in
-//! `/proc` and asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket that has the addresses and
-//! the cookie that the client says.
+//! `/proc`. Then it asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket with the addresses
+//! and the cookie that the client gave.
 use crate::calls::simulated;
 use rustix::fd::AsFd;
 use rustix::fs::readlink;
@@ -14,18 +14,18 @@ use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-/// A TCP socket by name.
+/// A TCP socket to look for, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Wanted {
-    /// Its own address.
+    /// The socket's own address.
     pub local: SocketAddr,
-    /// Its peer's.
+    /// The address of the socket's peer.
     pub peer: SocketAddr,
-    /// What `SO_COOKIE` says of it.
+    /// The socket's `SO_COOKIE`.
     pub cookie: u64,
 }
 
-/// In the place of a cookie: that of whatever socket has the addresses.
+/// Value in place of a cookie: matches any socket that has the addresses.
 pub const COOKIE_ANY: u64 = u64::MAX;
 
 /// Asks about the sockets of one network namespace.
@@ -38,15 +38,15 @@ pub(crate) const NLM_F_REQUEST: u16 = 1;
 pub(crate) const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 const TIME_WAIT: u8 = 6;
-/// Where `idiag_state` and `idiag_inode` lie in a reply.
+/// Offsets of `idiag_state` and `idiag_inode` in a reply.
 const STATE_AT: usize = HEADER_BYTES + 1;
 const INODE_AT: usize = HEADER_BYTES + 68;
 
 impl SocketDiag {
-    /// For the namespace of this file. Enters it in a thread of its own, unless that is this thread's.
+    /// Opens one for the namespace of this file. Enters the namespace in a thread of its own, unless this thread is in it.
     ///
     /// # Errors
-    /// Those of `setns` and `socket`.
+    /// Errors of `setns` and `socket`.
     pub fn new(namespace: &OwnedFd) -> std::io::Result<Self> {
         if simulated::is_on() {
             return Err(Errno::PERM.into());
@@ -71,20 +71,20 @@ impl SocketDiag {
         thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
     }
 
-    /// The inode of the socket, if it exists: 0 if no process holds it any more.
+    /// Returns the inode of the socket, if it exists: 0 if no process holds it any more.
     ///
     /// # Errors
-    /// `ENOENT`, `ESTALE` if there is none; those of the calls.
+    /// `ENOENT`, `ESTALE` if there is none; errors of the calls.
     pub fn inode(&self, wanted: &Wanted) -> Result<u32> {
         let mut reply = [0u8; 1024];
-        // What an earlier question left behind.
+        // Replies to an earlier question.
         while recv(&self.0, &mut reply, RecvFlags::DONTWAIT).is_ok() {}
         send(&self.0, &request(wanted), SendFlags::empty())?;
         let (count, _) = recv(&self.0, &mut reply, RecvFlags::DONTWAIT)?;
         let kind = u16::from_ne_bytes([reply[4], reply[5]]);
         let word = |at: usize| u32::from_ne_bytes([reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]);
         match kind {
-            // A name that only waits to be forgotten is no socket.
+            // A socket in TIME_WAIT does not count.
             SOCK_DIAG_BY_FAMILY if count >= INODE_AT + 4 && reply[STATE_AT] == TIME_WAIT => Err(Errno::NOENT),
             SOCK_DIAG_BY_FAMILY if count >= INODE_AT + 4 => Ok(word(INODE_AT)),
             NLMSG_ERROR if count >= HEADER_BYTES + 4 => {
@@ -119,10 +119,10 @@ fn request(wanted: &Wanted) -> [u8; REQUEST_BYTES] {
     bytes
 }
 
-/// The inode of the socket that is a process's descriptor.
+/// Returns the inode of the socket that a process's descriptor refers to.
 ///
 /// # Errors
-/// `ENOTSOCK` if it is none; those of reading `/proc`.
+/// `ENOTSOCK` if it is no socket; errors of reading `/proc`.
 pub fn inode_of_descriptor(pid: u32, descriptor: u32) -> Result<u32> {
     if simulated::is_on() {
         return Err(Errno::NOTSOCK);

@@ -2,11 +2,12 @@
 //!
 //! The **conductor** attaches clients, owns sockets, addresses, connections and memory, and notices
 //! deaths. **Movers** own the rings of their clients and the flows between sockets, and drive the
-//! copy engines. They share no state and talk by mailboxes ([`messages`]). Clock and engines are
-//! passed in. [`Driver`] runs them on threads: one for both where one mover is enough.
+//! copy engines. The two share no state and talk by mailboxes ([`messages`]). Clock and engines are
+//! passed in. [`Driver`] runs conductor and movers on threads: one for both where one mover is
+//! enough.
 //!
-//! Everything a client can write is hostile: requests are copied once, checked against private
-//! tables, and then used; state is never read back from shared memory.
+//! Everything a client can write is hostile. Requests are copied once, checked against private
+//! tables, and then used. State is never read back from shared memory.
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 mod addresses;

@@ -1,24 +1,25 @@
-//! Log lines that clients cause: of each kind and payer the first, and then every ten seconds how many there were.
+//! Rate limit of log lines that clients cause. The first line of each kind and payer is written, and then a count every ten
+//! seconds.
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::Duration;
 
-/// How long a kind is silent after a line.
+/// Silence of a kind after a line.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Kinds that are told apart; what is said of others meanwhile is not said.
+/// Most kinds that are told apart; lines of further kinds are dropped meanwhile.
 const KINDS_MAX: usize = 1024;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Limiter<K> {
     kinds: HashMap<K, Kind>,
-    /// When the first silence ends.
+    /// End of the first silence.
     next: Option<Duration>,
 }
 
 #[derive(Debug)]
 struct Kind {
-    /// When its silence ends.
+    /// End of the kind's silence.
     until: Duration,
     unsaid: u64,
 }
@@ -30,7 +31,7 @@ impl<K> Default for Limiter<K> {
 }
 
 impl<K: Copy + Eq + Hash> Limiter<K> {
-    /// Whether a line of this kind is to be written. Counts it if not.
+    /// Tells whether a line of this kind may be written. Counts the line if not.
     pub fn may_say(&mut self, kind: K, now: Duration) -> bool {
         if let Some(known) = self.kinds.get_mut(&kind) {
             known.unsaid += 1;
@@ -40,13 +41,13 @@ impl<K: Copy + Eq + Hash> Limiter<K> {
             return false;
         }
         self.kinds.insert(kind, Kind { until: now + SILENCE, unsaid: 0 });
-        // No other one ends later.
+        // No earlier silence ends later.
         self.next.get_or_insert(now + SILENCE);
         true
     }
 
-    /// Kinds whose silence is over, with the lines that were not written: silence begins again. Kinds of which there was nothing
-    /// more are forgotten.
+    /// Returns the kinds whose silence is over, with counts of unwritten lines. Their silence begins again. Kinds without
+    /// unwritten lines are forgotten.
     pub fn take_unsaid(&mut self, now: Duration) -> Vec<(K, u64)> {
         let mut unsaid = Vec::new();
         self.kinds.retain(|&kind, known| {
@@ -64,7 +65,7 @@ impl<K: Copy + Eq + Hash> Limiter<K> {
         unsaid
     }
 
-    /// When [`Self::take_unsaid`] has something to do. Takes no time, however many kinds there are.
+    /// Returns the time at which [`Self::take_unsaid`] has work. Constant time.
     pub fn wake_by(&self) -> Option<Duration> {
         self.next
     }
@@ -82,7 +83,7 @@ mod tests {
         assert!((0..1000).all(|_| !limiter.may_say("a", at(5))));
         assert_eq!((limiter.wake_by(), limiter.take_unsaid(at(9))), (Some(at(10)), vec![]));
         assert_eq!(limiter.take_unsaid(at(11)), [("a", 1000)]);
-        // The other had nothing more to say, and is said at once again.
+        // The other kind had no further lines, and may be written again at once.
         assert!(limiter.may_say("b", at(12)) && !limiter.may_say("a", at(12)));
         assert_eq!(limiter.take_unsaid(at(21)), [("a", 1)]);
         assert_eq!(limiter.take_unsaid(at(40)), []);

@@ -1,6 +1,6 @@
-//! Commands from one agent to another: in order, at control rates only. Senders bound what clients make them
-//! send (`messages::Forwarded`). Between two agents of one thread there is no mailbox, whose lock, fence and copies would be
-//! a good part of what a connection costs: one calls the other, and takes what the other has kept for it ([`Outbox`]).
+//! Commands from one agent to another: in order, at control rates only. Senders bound the commands that clients cause
+//! (`messages::Forwarded`). Two agents of one thread use no mailbox, whose lock, fence and copies would be a good part of
+//! the cost of a connection. One calls the other, and takes the commands that the other has kept for it ([`Outbox`]).
 use rustix::event::{eventfd, EventfdFlags};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where an agent finds its commands. Any thread may send; the owner drains.
+/// Queue of an agent's commands. Any thread may send; the owner drains.
 #[derive(Debug)]
 pub struct Mailbox<T> {
     queue: Mutex<VecDeque<T>>,
@@ -18,10 +18,10 @@ pub struct Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// An empty mailbox.
+    /// Makes an empty mailbox.
     ///
     /// # Errors
-    /// Those of `eventfd`.
+    /// Errors of `eventfd`.
     pub fn new() -> rustix::io::Result<Arc<Self>> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new(Self {
@@ -44,7 +44,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Whether there is something to drain.
+    /// Tells whether there are commands to drain.
     pub fn is_filled(&self) -> bool {
         self.filled.load(Ordering::Acquire)
     }
@@ -59,24 +59,24 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// The owner is about to sleep on [`Self::fd`]. Look at [`Self::is_filled`] after this.
+    /// Records that the owner is about to sleep on [`Self::fd`], or is awake. The owner checks [`Self::is_filled`] after this.
     pub fn set_asleep(&self, asleep: bool) {
         self.asleep.store(asleep, Ordering::Relaxed);
         // SYNC POINT: mailbox-dekker
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the owner sleeps, or is about to.
+    /// Tells whether the owner sleeps, or is about to.
     pub fn is_asleep(&self) -> bool {
         self.asleep.load(Ordering::Relaxed)
     }
 
-    /// Readable, edge-triggered, when a command came while the owner slept.
+    /// Returns the descriptor that is readable, edge-triggered, when a command came while the owner slept.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// Changes what has not been drained.
+    /// Changes the commands that have not been drained.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn tamper<R>(&self, change: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
         change(&mut self.lock())
@@ -87,17 +87,17 @@ impl<T> Mailbox<T> {
     }
 }
 
-/// Where an agent puts what it has to tell another.
+/// Queue of an agent's commands to another one.
 #[derive(Debug)]
 pub enum Outbox<T> {
-    /// One of another thread.
+    /// Mailbox of an agent on another thread.
     Mailbox(Arc<Mailbox<T>>),
-    /// One of the same thread, which takes it from here.
+    /// Commands for an agent on the same thread, which takes them from here.
     Kept(RefCell<VecDeque<T>>),
 }
 
 impl<T> Outbox<T> {
-    /// Tells it.
+    /// Queues a command.
     #[inline]
     pub fn send(&self, item: T) {
         match self {
@@ -106,7 +106,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// How many are kept for an agent of the same thread.
+    /// Returns the number of commands kept for an agent of the same thread.
     pub fn kept(&self) -> Option<usize> {
         match self {
             Self::Mailbox(_) => None,
@@ -114,7 +114,7 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// Moves what was kept into `into`, which is empty.
+    /// Moves the kept commands into `into`, which is empty.
     pub fn drain(&self, into: &mut VecDeque<T>) {
         debug_assert!(into.is_empty(), "they would be lost");
         if let Self::Kept(kept) = self {

@@ -1,4 +1,4 @@
-//! What conductor and movers tell each other.
+//! Messages between conductor and movers.
 pub use crate::ids::{payer, Payer, DRIVER};
 
 use crate::gate::Staged;
@@ -23,11 +23,11 @@ use std::time::Duration;
 /// A socket as a mover needs it.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// Whose it is.
+    /// The socket's client.
     pub client: ClientId,
     /// The client's serial, for its lines in the counter region.
     pub serial: u64,
-    /// Its line.
+    /// The socket's line.
     pub slot: Slot,
     /// The line's generation.
     pub generation: u16,
@@ -38,12 +38,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Whom to tell of it.
+    /// Returns the destination of messages about the socket.
     pub fn place(&self) -> (MoverId, ClientId, Slot) {
         (self.mover, self.client, self.slot)
     }
 
-    /// Its client, if it is this one, is no more: the number may be another's soon.
+    /// Clears the client if it is this one, which has ended: its number may be reused soon.
     pub fn forget(&mut self, client: ClientId) {
         if self.client == client {
             self.client = ClientId::NOBODY;
@@ -54,32 +54,32 @@ impl Endpoint {
 /// A channel as it begins.
 #[derive(Debug)]
 pub struct NewChannel {
-    /// Whose it is.
+    /// The channel's client.
     pub client: ClientId,
-    /// Its number.
+    /// The channel's number.
     pub channel: usize,
-    /// What the client asks.
+    /// Ring of the client's requests.
     pub requests: Requests,
-    /// What it is told.
+    /// Ring of events to the client.
     pub events: Events,
-    /// What it rings.
+    /// Descriptor that the client writes to wake the driver.
     pub doorbell: OwnedFd,
 }
 
 /// A direction of a connection as it begins.
 #[derive(Clone, Debug)]
 pub struct NewFlow {
-    /// Its number.
+    /// The flow's number.
     pub id: FlowId,
-    /// Whose rates it keeps to.
+    /// Tenant whose rates bind the flow.
     pub tenant: TenantId,
-    /// Whose sends it carries.
+    /// Socket whose sends the flow carries.
     pub source: Endpoint,
-    /// Where to.
+    /// Socket that receives them.
     pub destination: Endpoint,
-    /// What may be sent and not yet delivered.
+    /// Most bytes that may be sent and not yet delivered.
     pub send_ring_bytes: u64,
-    /// The connection's, for its lines in the counter region.
+    /// Serial of the connection, for its lines in the counter region.
     pub serial: u64,
 }
 
@@ -95,19 +95,19 @@ pub struct Ring {
     pub page: u32,
     /// Pages; a power of two.
     pub pages: u32,
-    /// Bytes that the receiver wishes for: the ring may be exchanged for one that is larger.
+    /// Bytes that the receiver asked for: the ring may be exchanged for a larger one.
     pub wished: u64,
     /// The driver's mapping of the region.
     pub map: Arc<Mapping>,
 }
 
 impl Ring {
-    /// Where it begins in the region.
+    /// Returns the ring's offset in the region.
     pub fn offset(&self) -> usize {
         self.page as usize * PAGE_BYTES
     }
 
-    /// Its size.
+    /// Returns the ring's size.
     pub fn bytes(&self) -> u64 {
         u64::from(self.pages) * PAGE_BYTES as u64
     }
@@ -118,7 +118,7 @@ impl Ring {
 pub struct Forwarded(Arc<ClientMemory>);
 
 impl Forwarded {
-    /// One more request of the client whose memory it is.
+    /// Counts one more request of the client that `memory` belongs to.
     pub fn new(memory: &Arc<ClientMemory>) -> Self {
         memory.forwarded.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(memory))
@@ -131,12 +131,12 @@ impl Drop for Forwarded {
     }
 }
 
-/// What a client on the direct path is told when its peer's end has gone to another.
+/// Message to a client on the direct path whose peer's end has gone to another client.
 #[derive(Clone, Debug)]
 pub struct Leave {
     /// The client's end.
     pub to: Endpoint,
-    /// What its `path` word says from then on.
+    /// New value of the end's `path` word.
     pub path: u32,
 }
 
@@ -149,38 +149,38 @@ pub enum Gone {
     Reader,
 }
 
-/// A socket whose end of a connection is another's by now. Its slot is free when both flows have let go of it.
+/// A socket whose end of a connection has gone to another client. Its slot is free when both flows have let go of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Former {
-    /// Its client, and that one's serial.
+    /// The socket's client, and the client's serial.
     pub client: ClientId,
     pub serial: u64,
-    /// Its slot.
+    /// The socket's slot.
     pub slot: Slot,
 }
 
-/// What a flow has to know when one of its ends goes to another client.
+/// Facts for a flow when one of its ends goes to another client.
 #[derive(Debug, Default)]
 pub struct Parted {
-    /// Whose it was.
+    /// The former socket of the end.
     pub former: Option<Former>,
-    /// Of the destination: whether the connection has left the direct path with it, for good.
+    /// Of the destination: whether the connection has left the direct path with it, and stays off it.
     pub left: bool,
-    /// Then what it had not read.
+    /// Then the bytes that the former socket had not read.
     pub remainder: Option<Remainder>,
-    /// Of the source on the direct path: nothing of the new one's is delivered before the destination says that it has
-    /// read the ring of the former.
+    /// Of the source on the direct path: bytes of the new socket are held until the destination has read the ring of
+    /// the former one.
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
     /// The peer has left for the kernel.
     pub elsewhere: bool,
-    /// Of the source: nobody has claimed the other end, so that no flow brings the former owner bytes, which could tell it.
+    /// Of the source: the other end is unclaimed, so that no flow brings the former owner bytes that could tell it.
     pub unclaimed: bool,
 }
 
 impl Parted {
-    /// The end of the peer's stream, if it has ended.
+    /// Returns the end of the peer's stream, if it has ended.
     pub fn peers_end(&self) -> u32 {
         if self.elsewhere {
             ELSEWHERE
@@ -190,20 +190,20 @@ impl Parted {
     }
 }
 
-/// How a flow's sending side ends.
+/// Terms on which a flow's sending side ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Finish {
-    /// What the receiver learns after the last byte: `ENDED`, or an errno.
+    /// End that the receiver sees after the last byte: `ENDED`, or an errno.
     pub end: u32,
-    /// What the receiver learns if bytes are left at the deadline: an errno.
+    /// Errno that the receiver sees if bytes are left at the deadline.
     pub late_errno: u32,
-    /// When to give up delivering; never, if none.
+    /// Time to give up delivering; never, if none.
     pub deadline: Option<Duration>,
-    /// The sending client has gone: nothing of it may be touched once the flow has ended.
+    /// Set if the sending client has gone: its memory must not be touched once the flow has ended.
     pub source_gone: bool,
 }
 
-/// Whom an answer goes to.
+/// Destination of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     /// The client, and its mover.
@@ -213,92 +213,92 @@ pub struct Asking {
     pub channel: usize,
 }
 
-/// Conductor (or another mover) to mover. It is carried out where it lies: what has to be owned is taken out of it.
+/// Messages of the conductor (or another mover) to a mover. They are carried out in place: owned parts are taken out of them.
 #[derive(Debug)]
 pub enum ToMover {
     /// A client attached.
     AddClient { client: ClientId, payer: Payer, account: Arc<Account>, memory: Arc<ClientMemory> },
-    /// One more channel of a client.
+    /// A client has one more channel.
     AddChannel(Option<Box<NewChannel>>),
-    /// The client passes files by this socket, for which the lease is.
+    /// The client passes files by this socket, which the lease covers.
     AddFileSocket { client: ClientId, payer: Payer, socket: Option<Box<(OwnedFd, Lease)>> },
-    /// Write this pipe when the channel's reader asks for it.
+    /// The mover writes this pipe when the channel's reader asks for it.
     AddPipe { client: ClientId, channel: usize, pipe: Option<OwnedFd> },
     /// Spans of this region may be sent.
     AddRegion { client: ClientId, region: u16, map: Arc<Mapping> },
     /// A socket exists; its events go to `channel`.
     OpenSocket { client: ClientId, slot: Slot, generation: u16, channel: usize },
-    /// Its events go to another channel.
+    /// The socket's events go to another channel.
     Home { client: ClientId, slot: Slot, channel: usize },
     /// The socket is no more.
     CloseSocket { client: ClientId, slot: Slot },
-    /// So many connections have entered the listener's backlog, which its line says already: wake who waits for them.
+    /// `count` connections have entered the listener's backlog, and its line says so already: wakes its waiters.
     Backlog { client: ClientId, slot: Slot, count: u64 },
-    /// A direction of a connection; this mover serves its source. If it serves the destination, too, there is no
-    /// [`Self::Incoming`].
+    /// A direction of a connection; this mover serves its source. There is no [`Self::Incoming`] if it serves
+    /// the destination, too.
     AddFlow(Option<Box<NewFlow>>),
-    /// A flow's mirrors from now on; none: it has none.
+    /// Sets a flow's mirrors; none: it has none.
     Show { flow: FlowId, showing: Option<Box<Showing>> },
-    /// Both ends of a direct flow shall look again.
+    /// Has both ends of a direct flow look again.
     Kick { flow: FlowId },
-    /// The source of a direct flow says that it has sent so much more.
+    /// The source of a direct flow says that it has sent `bytes` and `messages` more.
     Reported { flow: FlowId, bytes: u64, messages: u64 },
     /// `flow`, served by `mover`, brings data to this socket.
     Incoming { client: ClientId, slot: Slot, flow: FlowId, mover: MoverId },
-    /// The send ring's size.
+    /// Sets the send ring's size.
     SetSendRing { flow: FlowId, bytes: u64 },
-    /// A receive ring, or none for now: ask again when told to.
+    /// Receive ring, or none for now: the mover asks again when told to.
     Ring { flow: FlowId, ring: Option<Ring> },
     /// The source sends no more.
     Finish { flow: FlowId, finish: Finish },
-    /// The destination takes no more; the source learns `send_end`. With `recv_end`, so does the
-    /// destination.
+    /// The destination takes no more; the source learns `send_end`. With `recv_end`, the
+    /// destination is ended as well.
     Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
-    /// The flow's destination receives elsewhere what the source sends from now on, which learns that at once. `event` is
-    /// posted to the asker with the position of the last byte that is still delivered. `source`: the socket that learns it where the
-    /// flow is over, because its client has shut it down.
+    /// The flow's destination receives later bytes elsewhere, and the source learns that at once. `event` is posted to the asker,
+    /// with the position of the last byte that is still delivered. `source`: the socket that learns it if its client has shut the
+    /// flow down.
     Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, asker: Asking, event: Event },
-    /// A twin's flow: its bytes go by rings of the two clients as long as its ends stay where they are.
+    /// Puts a twin's flow on the direct path: its bytes go by rings of the two clients as long as its ends stay where they are.
     GoDirect { flow: FlowId },
-    /// The flow's bytes go to another client's socket from now on, what was not read first.
+    /// The flow's bytes go to another client's socket from now on, unread ones first.
     Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.
     HandOver { flow: FlowId, source: Endpoint, parted: Box<Parted> },
-    /// From the mover that has carried out [`Self::HandOver`] of this flow to that of the flow back.
+    /// Message from the mover that has carried out [`Self::HandOver`] of this flow to the mover of the flow back.
     Leave { flow: FlowId, leave: Box<Leave> },
-    /// From the mover of the flow's destination, which has read the ring of a former source.
+    /// Message from the mover of the flow's destination, which has read the ring of a former source.
     Release { flow: FlowId, _forwarded: Forwarded },
-    /// What the client costs is another payer's from now on.
+    /// Another payer pays for the client from now on.
     SetPayer { client: ClientId, payer: Payer },
-    /// How much more of the mover's time than others a tenant's payers get.
+    /// Weight of a tenant's payers in the mover's time.
     SetWeight { tenant: TenantId, weight: u32 },
-    /// A flow is another tenant's from now on.
+    /// The flow belongs to another tenant from now on.
     SetTenant { flow: FlowId, tenant: TenantId },
-    /// What a tenant may send from now on.
+    /// Limits and buckets of a tenant from now on.
     SetBudget { tenant: TenantId, budget: Arc<Budget> },
-    /// Post an event.
+    /// Posts an event.
     Post { client: ClientId, channel: usize, event: Event },
     /// The socket has news (from another mover).
     Ready { client: ClientId, slot: Slot },
     /// A peer on the direct path says that the socket has news.
     Nudge { client: ClientId, slot: Slot, _forwarded: Forwarded },
-    /// The same, of the socket that the flow starts at.
+    /// A peer on the direct path says that the socket at the flow's source has news.
     NudgeSource { flow: FlowId, _forwarded: Forwarded },
     /// The flow's receiver says (to its own mover) that it has given bytes back.
     Space { flow: FlowId, _forwarded: Forwarded },
-    /// There is memory again.
+    /// Memory is available again.
     Resume { flow: FlowId },
-    /// Give back rings that are empty: memory is short.
+    /// Has the mover give back empty rings: memory is short.
     Reclaim,
-    /// The conductor wants to have the mover itself.
+    /// The conductor asks for the mover itself.
     ComeBack,
-    /// Take what the client has sent and look at its channels no more.
+    /// Has the mover take the client's outstanding requests, and look at its channels no more.
     Drain { client: ClientId },
-    /// Forget the client as soon as no flow needs it.
+    /// Has the mover forget the client as soon as no flow needs it.
     RemoveClient { client: ClientId },
-    /// From an opener: a client's file, or why it is not opened.
+    /// From an opener: a client's file, or the error of opening it.
     FileOpened(Option<Box<(Asker, rustix::io::Result<Arc<OpenFile>>)>>),
-    /// From a reader: the piece of a file is where it belongs, whole or not.
+    /// From a reader: a piece of a file has been read, completely or not.
     FileRead { flow: FlowId, entry_seq: u16, whole: bool },
 }
 
@@ -312,30 +312,31 @@ impl Replies for Mailbox<ToMover> {
     }
 }
 
-/// Mover to conductor.
+/// Messages of movers, and of other agents, to the conductor.
 #[derive(Debug)]
 pub enum ToConductor {
-    /// A request other than a send. In one thread it is carried out before more are taken, and not counted.
+    /// A request other than a send. In one thread it is carried out before the next one is taken, and not counted.
     Control { client: ClientId, channel: usize, request: Request, _forwarded: Option<Forwarded> },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
-    /// The client's words about a direct ring, which a mover reads, are impossible: their connection ends.
+    /// The client wrote impossible words into a direct ring that a mover reads: the connection ends.
     BrokeRing { client: ClientId },
     /// The flow has something to deliver and no ring.
     NeedRing { flow: FlowId, bytes_max: u64 },
-    /// A send region is known: the client may send from it.
+    /// A send region is known: the client may now send from it.
     RegionAdded { client: ClientId, region: u16 },
-    /// A flow needs this ring no more.
+    /// A flow no longer needs this ring.
     FreeRing { ring: Ring },
-    /// A flow of this socket's has another source, all its sends being done; or another destination.
+    /// A flow of this socket has another source, after all sends of the socket; or another destination.
     LetGo { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
-    /// Nothing is under way that concerns the former clients of one end of a flow, which has had `moves` new ones since the last time.
+    /// All bytes of the former clients of one end of a flow have been handled. The end had `moves` new clients since the last such
+    /// message.
     Drained { flow: FlowId, end: FlowEnd, moves: u32 },
     /// A client has said that it leaves the direct path, in one direction.
     Gone { flow: FlowId, gone: Gone },
-    /// From whoever runs the driver: this policy is in force from now on.
+    /// From the caller that runs the driver: this policy is in force from now on.
     Apply { policy: Box<Policy> },
     /// The mover has forgotten the client.
     ClientGone { client: ClientId },
@@ -345,16 +346,16 @@ pub enum ToConductor {
     KernelCounted,
 }
 
-/// One end of a flow.
+/// An end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEnd {
-    /// All that its former clients have sent is delivered.
+    /// The source: all bytes sent by its former clients are delivered.
     Source,
-    /// It has what its former clients were brought and had not read.
+    /// The destination: it has all bytes that its former clients had not read.
     Destination,
 }
 
-/// Why a client is cut off.
+/// Reason for which a client is cut off.
 #[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Violation {
     /// Request ring.
@@ -387,13 +388,13 @@ pub enum Violation {
     /// Attach socket.
     #[error("unexpected message on the attach socket")]
     Frame,
-    /// None of the client's doing: a new policy.
+    /// A new policy, without a fault of the client.
     #[error("the policy does not let it attach any more ({})", .0.label())]
     NotAllowed(Refusal),
 }
 
 impl Violation {
-    /// Errno for a client that is cut off for it.
+    /// Returns the errno for a client that is cut off for it.
     pub fn errno(self) -> Errno {
         match self {
             Self::NotAllowed(_) => Errno::ACCESS,
@@ -402,5 +403,5 @@ impl Violation {
     }
 }
 
-// Records of the control plane are copied from agent to agent: what is large goes by a pointer.
+// Messages are copied from agent to agent: large parts go by a pointer.
 const _: () = assert!(size_of::<ToMover>() <= 64 && size_of::<ToConductor>() <= 72);

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 macro_rules! metrics {
     ($($name:ident,)+) => {
-        /// The counters of one agent, written by its thread alone. What each counts is said in [`AgentCounters`].
+        /// The counters of one agent, written by its thread alone. [`AgentCounters`] documents each.
         #[derive(Debug)]
         pub struct Metrics {
             region: Arc<CounterRegion>,
@@ -15,7 +15,7 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// Those of an agent: 0 is the conductor, 1 the first mover.
+            /// Returns the counters of an agent: 0 is the conductor, 1 the first mover.
             pub fn new(region: &Arc<CounterRegion>, agent: usize) -> Self {
                 let at = region.shape().agent(agent as u32);
                 Self {
@@ -35,21 +35,21 @@ impl Metrics {
         counter.add(count);
     }
 
-    /// The region that they are in.
+    /// Returns the region of the counters.
     pub fn region(&self) -> &CounterRegion {
         &self.region
     }
 
-    /// Says how things stand. The conductor's to do.
+    /// Sets the gauges. For the conductor alone.
     pub fn set_gauges(&self, gauges: &Gauges) {
         self.region.set_gauges(gauges);
     }
 }
 
-/// A region for so many.
+/// Makes a region for these numbers of movers, clients and connections.
 ///
 /// # Errors
-/// Those of making memory.
+/// Errors of making memory.
 pub fn region(
     movers: usize,
     clients_max: usize,
@@ -59,7 +59,7 @@ pub fn region(
     let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     CounterRegion::create(Header {
         movers: movers as u32,
-        // Numbers of clients that leave are in use a while longer; who gets one beyond is not counted.
+        // Numbers of clients that leave stay in use a while longer. A client with a number beyond is not counted.
         clients: (2 * clients_max).min(pd_abi::counters::CLIENTS_MAX as usize) as u32,
         connections: connections_max.min(pd_abi::counters::CONNECTIONS_MAX as usize) as u32,
         started_ns: started.as_nanos() as u64,

@@ -1,16 +1,16 @@
-//! Nodes of the machine's memory (NUMA). Where there are several, memory of a client lies on the node of the mover that serves it, if there
-//! is room: it is the mover that reads and writes all of it. Where there is one, nothing is chosen and nothing asked.
+//! Nodes of the machine's memory (NUMA). With several, a client's memory lies on the node of its mover, which reads and writes all of it,
+//! if there is room. With one, nothing is chosen and no call is made.
 use pd_shm::{Access, Region};
 use std::fmt;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where the kernel tells of them.
+/// Folder in which the kernel lists nodes.
 const FOLDER: &str = "/sys/devices/system/node";
 /// Processors that a list may name: more than any kernel has.
 const PROCESSORS_MAX: usize = 1 << 16;
 
-/// Nodes that have processors, and whose these are.
+/// Nodes that have processors, and the processors of each.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     /// Number of a node, and its processors as the kernel lists them.
@@ -19,13 +19,13 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Those of this machine.
+    /// Returns the nodes of this machine.
     pub fn system() -> &'static Self {
         static SYSTEM: OnceLock<Nodes> = OnceLock::new();
         SYSTEM.get_or_init(|| Self::read(Path::new(FOLDER)))
     }
 
-    /// Those that a folder tells of. What cannot be read or understood is left out.
+    /// Reads the nodes that a folder lists. Unreadable entries are left out.
     fn read(folder: &Path) -> Self {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
         let number =
@@ -36,7 +36,7 @@ impl Nodes {
         for number in numbers {
             let file = folder.join(format!("node{number}/cpulist"));
             let list = std::fs::read_to_string(file).unwrap_or_default();
-            // A node of memory alone has none, and nobody runs there.
+            // A node of memory alone has no processors, and runs no threads.
             let Some(processors) = processors(&list).filter(|found| !found.is_empty()) else { continue };
             for processor in processors {
                 if this.of_processor.len() <= processor {
@@ -49,17 +49,17 @@ impl Nodes {
         this
     }
 
-    /// Whether there is anything to choose.
+    /// Tells whether there are several nodes.
     pub fn are_several(&self) -> bool {
         self.lists.len() > 1
     }
 
-    /// The node on which memory for a thread on this processor is to lie; none where there is nothing to choose.
+    /// Returns the node for memory of a thread on this processor; none where there is one node.
     fn near(&self, processor: usize) -> Option<u32> {
         self.of_processor.get(processor).copied().flatten().filter(|_| self.are_several())
     }
 
-    /// That for the calling thread.
+    /// Returns the node for memory of the calling thread.
     pub(crate) fn here() -> Option<u32> {
         let nodes = Self::system();
         if !nodes.are_several() {
@@ -81,14 +81,14 @@ impl fmt::Display for Nodes {
     }
 }
 
-/// Has memory lie on a node, if there is one to choose and room there. It is made all the same.
+/// Asks the kernel to place memory on a node, if one is given and has room. Otherwise the kernel chooses.
 pub(crate) fn place<A: Access>(map: &Region<A>, node: Option<u32>) {
     if let Some(Err(error)) = node.map(|node| map.prefer_node(node)) {
         tracing::debug!(%error, "the kernel places memory itself");
     }
 }
 
-/// A list of processors as the kernel writes it: `0-3,8,10-11`.
+/// Parses a list of processors as the kernel writes it: `0-3,8,10-11`.
 fn processors(list: &str) -> Option<Vec<usize>> {
     let list = list.trim();
     let mut found = Vec::new();

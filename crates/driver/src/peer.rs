@@ -1,12 +1,12 @@
 //! The process at the other end of a Unix socket, held by a pidfd of the kernel's choice.
 //!
-//! A process id alone names whoever has it at the moment of a look-up, which a client can arrange: it connects, leaves the
-//! socket to a child, exits, and waits until its number is somebody else's. [`Peer::of`] therefore takes the pidfd that the
-//! kernel kept with the socket (`SO_PEERPIDFD`, Linux 6.5). What is then read by number is used only if the process is
-//! alive after the look-up ([`Peer::check_alive`]), for then the number was its own all the time.
+//! A process id alone names the process that has it at the moment of a look-up, which a client can arrange: it connects,
+//! leaves the socket to a child, exits, and waits until its number is reused. [`Peer::of`] therefore takes the pidfd that
+//! the kernel kept with the socket (`SO_PEERPIDFD`, Linux 6.5). Facts that are then read by number are used only if the
+//! process is alive after the look-up ([`Peer::check_alive`]), for then the number was its own all the time.
 //!
-//! Before Linux 6.5 a pidfd is opened by number and counts only if the process that has it also has the user and group that the
-//! kernel noted at `connect`.
+//! Before Linux 6.5 a pidfd is opened by number. It counts only if its process has the user and group that the kernel recorded
+//! at `connect`.
 use crate::calls::{may, simulated, Call};
 use crate::identity::{Identity, NamespaceId};
 use crate::process::{control_groups, has_exited};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// `SO_PEERPIDFD` of every architecture but parisc and sparc.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// `SO_PASSRIGHTS`, likewise.
+/// `SO_PASSRIGHTS` of every architecture but parisc and sparc.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// `_IO(PIDFS_IOCTL_MAGIC, 4)`.
 const PIDFD_GET_NET_NAMESPACE: libc::Ioctl = 0xff04;
@@ -27,18 +27,18 @@ const PIDFD_GET_NET_NAMESPACE: libc::Ioctl = 0xff04;
 /// See the module.
 #[derive(Debug)]
 pub struct Peer {
-    /// In this process's namespace: its own as long as [`Self::check_alive`] succeeds afterwards.
+    /// Process id in this process's namespace, valid if a later [`Self::check_alive`] succeeds.
     pid: Pid,
-    /// User and group at the time of `connect`.
+    /// User at the time of `connect`.
     uid: u32,
     pidfd: OwnedFd,
 }
 
 impl Peer {
-    /// The process that connected `socket`.
+    /// Returns the process that connected `socket`.
     ///
     /// # Errors
-    /// `ESRCH` if it has died, or its number is another's; those of the calls.
+    /// `ESRCH` if it has died, or its number is reused; errors of the calls.
     pub fn of(socket: impl AsFd) -> Result<Self> {
         let credentials = sockopt::socket_peercred(&socket)?;
         let pidfd = match peer_pidfd(&socket) {
@@ -51,7 +51,7 @@ impl Peer {
                 }
                 pidfd
             }
-            // What the kernel says of one that is no more, by its version.
+            // Errors for a process that has ended, by version of the kernel.
             Err(Errno::NODATA | Errno::INVAL) => return Err(Errno::SRCH),
             pidfd => pidfd?,
         };
@@ -60,15 +60,15 @@ impl Peer {
         Ok(this)
     }
 
-    /// Its user.
+    /// Returns the peer's user.
     pub fn uid(&self) -> u32 {
         self.uid
     }
 
-    /// All that a client is known by.
+    /// Returns the facts by which a client is known.
     ///
     /// # Errors
-    /// `ESRCH` if it has died by now; those of the calls.
+    /// `ESRCH` if the process has died; errors of the calls.
     fn identity(self) -> Result<Identity> {
         let (namespace, namespace_fd) = self.network_namespace()?;
         let (cgroup, container) = control_groups(self.pid);
@@ -77,10 +77,10 @@ impl Peer {
         Ok(Identity { pid, uid, pidfd: Arc::new(self.pidfd), namespace, namespace_fd, cgroup, container })
     }
 
-    /// Fails if it has died: what was read by its number since [`Self::of`] may be another process's.
+    /// Fails if the process has died: facts read by its number since [`Self::of`] may be another's.
     ///
     /// # Errors
-    /// `ESRCH`; those of `poll`.
+    /// `ESRCH`; errors of `poll`.
     fn check_alive(&self) -> Result<()> {
         match has_exited(&self.pidfd)? {
             true => Err(Errno::SRCH),
@@ -88,10 +88,10 @@ impl Peer {
         }
     }
 
-    /// Its network namespace, and what holds it.
+    /// Returns the peer's network namespace, and a descriptor that holds it.
     ///
     /// # Errors
-    /// `ESRCH` if it has died; those of opening a file.
+    /// `ESRCH` if the process has died; errors of opening a file.
     pub fn network_namespace(&self) -> Result<(NamespaceId, OwnedFd)> {
         // SAFETY: the call takes no memory; it returns a new descriptor or an error.
         let fd = unsafe { libc::ioctl(self.pidfd.as_raw_fd(), PIDFD_GET_NET_NAMESPACE, 0) };
@@ -108,10 +108,10 @@ impl Peer {
         Ok((NamespaceId::of(&fstat(&fd)?), fd))
     }
 
-    /// Whether it is in this process's namespace of process ids, as processes in containers are not.
+    /// Tells whether the peer is in this process's namespace of process ids, as processes in containers are not.
     ///
     /// # Errors
-    /// `ESRCH` if it has died; those of `stat`.
+    /// `ESRCH` if the process has died; errors of `stat`.
     pub fn shares_pid_namespace(&self) -> Result<bool> {
         let theirs = stat(format!("/proc/{}/ns/pid", self.pid.as_raw_nonzero()))?;
         let ours = stat("/proc/self/ns/pid")?;
@@ -120,19 +120,19 @@ impl Peer {
     }
 }
 
-/// The identity of the process that connected `socket`.
+/// Returns the identity of the process that connected `socket`.
 ///
 /// # Errors
-/// Those of [`Peer::of`]; `ESRCH` if it has died by now.
+/// Errors of [`Peer::of`]; `ESRCH` if the process has died meanwhile.
 pub fn identify(socket: &OwnedFd) -> Result<Identity> {
     may(Call::Identify)?;
     simulated::identity(socket).unwrap_or_else(|| Peer::of(socket).and_then(Peer::identity))
 }
 
-/// Process id and user of the process that connected `socket`, as they were then.
+/// Returns the process id and user of the process that connected `socket`, at that time.
 ///
 /// # Errors
-/// Those of the call.
+/// Errors of the call.
 pub fn credentials(socket: &OwnedFd) -> Result<(u32, u32)> {
     if let Some(known) = simulated::credentials(socket) {
         return Ok(known);
@@ -141,8 +141,8 @@ pub fn credentials(socket: &OwnedFd) -> Result<(u32, u32)> {
     Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
 }
 
-/// Has the kernel refuse to pass descriptors to this Unix socket, and to those that it accepts from then on: before
-/// `listen`, for a message can be sent before it is accepted.
+/// Makes the kernel refuse to pass descriptors to this Unix socket, and to sockets that it accepts from then on. To
+/// be called before `listen`: a message can be sent before it is accepted.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.16.
@@ -150,7 +150,7 @@ pub fn refuse_descriptors(socket: impl AsFd) -> Result<()> {
     set_passing(socket, 0)
 }
 
-/// Has the kernel pass descriptors to this Unix socket again.
+/// Makes the kernel pass descriptors to this Unix socket again.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 6.16, which always passes them.
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(peer.network_namespace().unwrap().0, NamespaceId::of(&own));
     }
 
-    /// A child that connects to `path`, leaves its socket to a child of its own, and exits.
+    /// Starts a child that connects to `path`, leaves its socket to a child of its own, and exits.
     fn connect_and_exit(path: &std::path::Path) -> (u32, Child) {
         let script = format!(
             "import os, socket, sys\n\
@@ -236,7 +236,7 @@ mod tests {
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let (pid, _held) = connect_and_exit(&path);
-        // Gives its number to another process; needs root. Without, it is nobody's.
+        // Gives its number to another process; needs root. Without root, the number stays unused.
         let mut others = Vec::new();
         for _ in 0..50 {
             if std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).is_err() {

@@ -1,5 +1,5 @@
 //! Questions to the kernel about a process, by its pidfd or its number: its end, its parent, its control groups, its network namespace.
-//! A number may be another process's by now, which the caller rules out.
+//! A number may have been reused, which the caller has to rule out.
 use crate::calls::simulated;
 use crate::containers::{self, Container};
 use crate::identity::NamespaceId;
@@ -8,29 +8,29 @@ use rustix::fs::{fstat, open, Mode, OFlags};
 use rustix::io::Result;
 use rustix::process::Pid;
 
-/// Whether the process has died.
+/// Tells whether the process has died.
 ///
 /// # Errors
-/// Those of `poll`.
+/// Errors of `poll`.
 pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
     let mut fds = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
     let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
     Ok(rustix::event::poll(&mut fds, Some(&now))? > 0)
 }
 
-/// The control group that `pd run` made for the container of this name, if the process is in it.
+/// Returns the control group that `pd run` made for the container of this name, if the process is in it.
 pub fn container_group(pid: Pid, name: &str) -> Option<String> {
     control_groups(pid).0.filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
 }
 
-/// The control group of a process, if it can be read, and the container that its control groups name.
+/// Returns the control group of a process, if it can be read, and the container that its control groups name.
 pub fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
     let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
     let (path, container) = containers::read(&text);
     (path.map(str::to_owned), container)
 }
 
-/// The process that made a process, or took it in.
+/// Returns the parent of a process, which made it or adopted it.
 pub fn parent(pid: u32) -> Option<u32> {
     if simulated::is_on() {
         return None;
@@ -40,18 +40,18 @@ pub fn parent(pid: u32) -> Option<u32> {
     number.trim().parse().ok().filter(|&parent| parent != 0)
 }
 
-/// The network namespace that a file stands for.
+/// Returns the network namespace that a file stands for.
 ///
 /// # Errors
-/// Those of `stat`.
+/// Errors of `stat`.
 pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
     Ok(NamespaceId::of(&rustix::fs::stat(path)?))
 }
 
-/// The network namespace of a process.
+/// Returns the network namespace of a process.
 ///
 /// # Errors
-/// Those of opening its file in `/proc`.
+/// Errors of opening its file in `/proc`.
 pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
     let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
     let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! Why a process was not let in, and who it was.
+//! Reasons why processes were refused, and their identities.
 use rustix::io::Errno;
 
 macro_rules! refusals {
@@ -10,24 +10,24 @@ macro_rules! refusals {
         }
 
         impl Refusal {
-            /// All of them.
+            /// All refusals.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
-            /// One word, for programs.
+            /// Returns the reason in one word, for programs.
             pub const fn label(self) -> &'static str {
                 match self {
                     $(Self::$name => $label,)+
                 }
             }
 
-            /// A few words, which fit into a frame.
+            /// Returns the reason in a few words, which fit into a frame.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
                 }
             }
 
-            /// Remedy, for administrators.
+            /// Returns the remedy, for administrators.
             pub const fn remedy(self) -> &'static str {
                 match self {
                     $(Self::$name => $remedy,)+
@@ -44,32 +44,32 @@ refusals! {
     /// See [`crate::standing::Standing::UsersNamespace`].
     UsersNamespace, "users_namespace", "in a user's own network namespace, and no [attach] allow of the policy names it",
         "add an entry to [attach] allow of the policy, such as { uid = 1000 }";
-    /// By an entry.
+    /// Refused by an entry of `deny`.
     Denied, "denied", "[attach] deny of the policy names it", "take the entry out of the policy";
-    /// By a default of nobody.
+    /// Refused by a default of `nobody`.
     NotNamed, "not_named", "[attach] default of the policy is nobody, and no allow names it",
         "add an entry to [attach] allow of the policy";
-    /// By what its tenant may hold.
+    /// Refused by the tenant's caps.
     Cap, "cap", "its tenant has as many clients, or as much, as it may", "raise the tenant's caps in the policy";
-    /// By the driver's own limits.
+    /// Refused by the driver's own limits.
     Full, "clients_max", "too many clients attached (clients_max)", "end some";
-    /// By a user's tokens.
+    /// Refused by a user's rate.
     Rate, "rate", "too many attach at once: try again later", "see which user starts so many";
-    /// By a call that failed.
+    /// Refused after a failed call.
     Unidentified, "unidentified", "the driver may not read the process's namespaces in /proc",
         "give the driver the rights that `pd doctor` names";
-    /// For want of memory.
+    /// Refused for lack of memory.
     NoMemory, "no_memory", "no memory or descriptors left for its control region",
         "raise memory.budget_bytes, or the driver's limit on open files";
 }
 
 impl Refusal {
-    /// Its place in a table of all.
+    /// Returns the refusal's index in a table of all.
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The one with this label.
+    /// Returns the refusal with this label.
     pub fn from_label(label: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|refusal| refusal.label() == label)
     }
@@ -78,13 +78,13 @@ impl Refusal {
 /// A process that was refused.
 #[derive(Debug)]
 pub struct Refused {
-    /// Its number, in the driver's namespace, and its user.
+    /// Process id, in the driver's namespace, and user.
     pub pid: u32,
     pub uid: u32,
-    /// The errno that it was told, and why.
+    /// The errno that the process received, and the reason.
     pub errno: Errno,
     pub why: String,
-    /// Why it was not let in; none: it was, and was cut off.
+    /// Reason why the process was not let in; none: it was, and was cut off later.
     pub refusal: Option<Refusal>,
 }
 

@@ -1,7 +1,7 @@
-//! Rights: the capabilities that the driver needs, and the namespaces that it has to be in.
+//! Rights: the capabilities and namespaces that the driver needs.
 //!
-//! [`missing`] says at the start what is not there, each with what it is for and what to do. [`drop_others`] then gives up every other
-//! capability, for the calling thread and the threads that it makes. What the driver may call afterwards, [`crate::filter`] says.
+//! [`missing`] names at the start the rights that are missing, each with its purpose and remedy. [`drop_others`] then gives up every
+//! other capability, for the calling thread and the threads that it makes. [`crate::filter`] limits system calls afterwards.
 use crate::gate::HOST_CGROUP;
 use crate::settings::Settings;
 use rustix::fs::stat;
@@ -16,23 +16,23 @@ use rustix::thread::{
 const HOST_PID: u64 = 0xefff_fffc;
 const HOST_USER: u64 = 0xefff_fffd;
 
-/// Whose processes the driver serves.
+/// Processes that the driver serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Namespaces {
-    /// Those of all users and network namespaces.
+    /// Processes of all users and network namespaces.
     #[default]
     All,
-    /// Those of its own user and network namespace, which takes no rights.
+    /// Processes of the driver's own user and network namespace, which takes no rights.
     Own,
 }
 
 /// A capability that the driver keeps.
 struct Right {
     capability: CapabilitySet,
-    /// Its name after `CAP_`.
+    /// The capability's name after `CAP_`.
     name: &'static str,
-    /// What cannot be done without.
+    /// Function that needs the capability.
     purpose: &'static str,
 }
 
@@ -54,7 +54,7 @@ const RIGHTS: [Right; 3] = [
     },
 ];
 
-/// What the thread of the gate keeps beside, if it is there.
+/// Further capability of the gate's thread, if the driver has it.
 const NET_ADMIN: Right = Right {
     capability: CapabilitySet::NET_ADMIN,
     name: "NET_ADMIN",
@@ -68,7 +68,7 @@ pub(crate) enum Part {
     Driver,
     /// The thread that keeps the kernel's half of the policy.
     Gate,
-    /// The process that probes: to enter network namespaces.
+    /// The process that probes, which enters network namespaces.
     Probe,
 }
 
@@ -91,7 +91,7 @@ impl Right {
     }
 }
 
-/// The capabilities that a part of a running driver has, those of them that it was started with.
+/// Returns the capabilities that a part of a running driver keeps, if the driver was started with them.
 fn kept(part: Part) -> CapabilitySet {
     let more: &[Right] = match part {
         Part::Driver => &[],
@@ -110,7 +110,7 @@ fn needed(settings: &Settings) -> impl Iterator<Item = &'static Right> {
     rights.iter().chain(chown)
 }
 
-/// Whether the group of the attach socket is none of the driver's own.
+/// Tells whether the group of the attach socket is none of the driver's own.
 fn takes_chown(settings: &Settings) -> bool {
     settings.socket_group.is_some_and(|group| {
         let is_own = |own: &rustix::process::Gid| own.as_raw() == group;
@@ -118,7 +118,7 @@ fn takes_chown(settings: &Settings) -> bool {
     })
 }
 
-/// What the driver needs and does not have here, a sentence for each.
+/// Returns the rights that the driver needs and lacks here, a sentence for each.
 pub fn missing(settings: &Settings) -> Vec<String> {
     let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.permitted);
     let lacks = needed(settings).filter(|right| !held.contains(right.capability));
@@ -137,7 +137,7 @@ pub fn missing(settings: &Settings) -> Vec<String> {
     sentences
 }
 
-/// What does not work here for want of the host's namespaces, a sentence for each.
+/// Returns the functions that do not work here for lack of the host's namespaces, a sentence for each.
 pub fn limits(settings: &Settings) -> Vec<String> {
     let is_other = |path: &str, host: u64| stat(path).is_ok_and(|own| own.st_ino != host);
     let mut sentences = Vec::new();
@@ -176,7 +176,7 @@ pub fn limits(settings: &Settings) -> Vec<String> {
 }
 
 /// Gives up all capabilities but those that a part of a running driver needs, from every set of the calling thread. Without CAP_SETPCAP the bounding
-/// set stays as it is, of which nothing can be gained: the driver executes no program.
+/// set stays. It is harmless: the driver executes no program.
 ///
 /// # Errors
 /// Errors of `capset` and `prctl`.
@@ -189,7 +189,7 @@ pub(crate) fn drop_others(part: Part) -> Result<()> {
             if !kept.contains(capability)
                 && remove_capability_from_bounding_set(capability) == Err(Errno::INVAL)
             {
-                // The kernel knows no more.
+                // The kernel knows no higher ones.
                 break;
             }
         }
@@ -201,7 +201,7 @@ pub(crate) fn drop_others(part: Part) -> Result<()> {
     )
 }
 
-/// Has the programs that the calling thread executes keep the capabilities of a part, also where the user is not root.
+/// Makes the programs that the calling thread executes keep the capabilities of a part, even if the user is not root.
 ///
 /// # Errors
 /// Errors of `capset` and `prctl`.

@@ -1,4 +1,4 @@
-//! What a driver can be told.
+//! Settings of a driver.
 use crate::filter::Confined;
 use crate::policy::{Path, Policy};
 use crate::rights::Namespaces;
@@ -6,7 +6,7 @@ use crate::HugepageUse;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Settings of a driver. Every one has a sensible default.
+/// Settings of a driver. Each has a sensible default.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Unix socket that clients attach to.
@@ -15,43 +15,43 @@ pub struct Settings {
     pub admin_socket: PathBuf,
     /// Mode of `socket`.
     pub socket_mode: u32,
-    /// Group of `socket`, if not the driver's.
+    /// Group of `socket`, if it differs from the driver's.
     pub socket_group: Option<u32>,
-    /// Whose processes it serves.
+    /// Processes that the driver serves.
     pub namespaces: Namespaces,
     /// The program that probes backends when it is called with `internal-probe` ([`crate::probe`]); none: health is by listeners alone.
     pub prober: Option<PathBuf>,
-    /// Which threads are confined to what a driver does.
+    /// Threads that are confined to the system calls of a driver.
     pub confined: Confined,
-    /// Bytes that all regions of all clients may have.
+    /// Most bytes of all regions of all clients.
     pub budget_bytes: u64,
-    /// Bytes that the regions of one client may have.
+    /// Most bytes of the regions of one client.
     pub client_budget_bytes: u64,
-    /// What regions are made of.
+    /// Use of hugepages for regions.
     pub hugepages: HugepageUse,
-    /// Send and receive ring of a socket that does not say.
+    /// Default size of the send and receive ring of a socket.
     pub ring_bytes_default: u64,
     /// Movers.
     pub movers: usize,
-    /// Whether those beyond the first have threads only while there is load for them.
+    /// Tells whether movers beyond the first have threads only while there is load for them.
     pub movers_auto: bool,
-    /// The processors that movers keep to, in turn; any, if there are none.
+    /// Processors that movers are pinned to, in turn; none: any.
     pub mover_cores: Vec<usize>,
-    /// For tests: how often something goes from one mover to another, whatever there is to do.
+    /// For tests: interval at which something moves from one mover to another, whatever the load.
     pub movers_shuffled: Option<Duration>,
-    /// How long a mover looks for work at most before it sleeps.
+    /// Longest time that a mover looks for work before it sleeps.
     pub spin: Duration,
-    /// How long an empty receive ring stays with an idle connection.
+    /// Time for which an empty receive ring stays with an idle connection.
     pub ring_idle: Duration,
-    /// Connections in all; `ENOBUFS` beyond.
+    /// Most connections in all; `ENOBUFS` beyond.
     pub connections_max: usize,
-    /// Clients in all; refused beyond.
+    /// Most clients in all; refused beyond.
     pub clients_max: usize,
-    /// How bytes travel where the policy does not say.
+    /// Path of bytes where the policy names none.
     pub path: Path,
-    /// What is in force at the start.
+    /// Policy in force at the start.
     pub policy: Policy,
-    /// Where it came from, for those who ask.
+    /// File of that policy, for reports.
     pub policy_file: Option<PathBuf>,
 }
 

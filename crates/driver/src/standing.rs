@@ -1,6 +1,7 @@
-//! How far a process that attaches is trusted where the policy says nothing of it: by its user, its network namespace and its control group, all of them the kernel's word.
+//! Trust in a process that attaches, where no entry of the policy names it. It follows from its user, its network namespace and its
+//! control group, as the kernel reports them.
 //!
-//! A network namespace that belongs to the driver's user namespace was made by root, and only root can enter it. One that belongs to
+//! A network namespace that belongs to the driver's user namespace was made by root, and only root can enter it. A namespace of
 //! another user namespace may be any user's.
 use crate::calls::simulated;
 use crate::containers::Container;
@@ -13,32 +14,32 @@ use std::mem::size_of_val;
 
 /// `_IO(NSIO, 1)`.
 const NS_GET_USERNS: libc::Ioctl = 0xb701;
-/// Groups of a process that are looked at. Linux has no more.
+/// Most groups of a process; Linux allows no more.
 const GROUPS_MAX: usize = 65_536;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Standing {
-    /// It is root's or the driver's user's, or in the driver's group.
+    /// Runs as root or the driver's user, or in the driver's group.
     Trusted,
-    /// It is in a container that root's engine made, or in a network namespace that root made.
+    /// Runs in a container that root's engine made, or in a network namespace that root made.
     Contained,
-    /// It is in a network namespace that a user may have made, and in no such container.
+    /// Runs in a network namespace that a user may have made, and in no such container.
     UsersNamespace,
-    /// It is in the host's network namespace, and in no such container.
+    /// Runs in the host's network namespace, and in no such container.
     Host,
 }
 
-/// Where a process attaches from.
+/// Place that a process attaches from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Place {
-    /// How far it is trusted.
+    /// Trust in the process.
     pub standing: Standing,
-    /// Tells whether its network namespace is the host's.
+    /// Tells whether the process's network namespace is the host's.
     pub at_host: bool,
 }
 
-/// That of a container.
+/// The place of a container.
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 impl Default for Place {
     fn default() -> Self {
@@ -46,7 +47,7 @@ impl Default for Place {
     }
 }
 
-/// The host, as the driver sees it, and whom the driver trusts.
+/// The host, as the driver sees it, with the user and group that the driver trusts.
 #[derive(Debug)]
 pub struct Host {
     namespace: NamespaceId,
@@ -56,11 +57,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// That of the first process that the driver sees. `group`: that of the attach socket, if it is not the driver's own.
+    /// Reads the host's namespaces from the first process that the driver sees. `group`: group of the attach socket, if it
+    /// differs from the driver's.
     pub fn new(group: Option<u32>) -> Self {
         let id = |path: &str| stat(path).map(|file| NamespaceId::of(&file));
         Self {
-            // Without the right to look at that process, the driver serves its own network namespace.
+            // Without the right to read that process, the driver takes its own network namespace.
             namespace: id("/proc/1/ns/net").or_else(|_| id("/proc/self/ns/net")).unwrap_or(NamespaceId::NONE),
             users: id("/proc/self/ns/user").ok(),
             uid: geteuid().as_raw(),
@@ -68,7 +70,7 @@ impl Host {
         }
     }
 
-    /// Where the process that connected `socket` is.
+    /// Returns the place of the process that connected `socket`.
     pub fn place(&self, socket: &OwnedFd, identity: &Identity) -> Place {
         let Identity { namespace, ref namespace_fd, uid, ref container, .. } = *identity;
         let at_host = namespace == self.namespace;
@@ -98,10 +100,10 @@ impl Host {
     }
 }
 
-/// The user namespace that a namespace belongs to.
+/// Returns the user namespace that a namespace belongs to.
 ///
 /// # Errors
-/// `EPERM` if it is none of this process's or below.
+/// `EPERM` if it is neither this process's nor below.
 fn owner(namespace: &OwnedFd) -> Result<NamespaceId> {
     // SAFETY: the call takes no memory; it returns a new descriptor or an error.
     let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS, 0) };
@@ -113,13 +115,13 @@ fn owner(namespace: &OwnedFd) -> Result<NamespaceId> {
     Ok(NamespaceId::of(&fstat(&fd)?))
 }
 
-/// Tells whether the process that connected `socket` was in a group then.
+/// Tells whether the process that connected `socket` was in a group at that time.
 fn is_in_group(socket: &OwnedFd, group: u32) -> bool {
     let own = rustix::net::sockopt::socket_peercred(socket).is_ok_and(|own| own.gid.as_raw() == group);
     own || further_groups(socket).is_some_and(|groups| groups.contains(&group))
 }
 
-/// The further groups of the process that connected `socket`, as they were then.
+/// Returns the supplementary groups of the process that connected `socket`, at that time.
 fn further_groups(socket: &OwnedFd) -> Option<Vec<libc::gid_t>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 64];
     loop {
@@ -175,7 +177,7 @@ mod tests {
         assert_eq!(at_host(&stranger, 4712, Some(&docker)), Standing::Contained);
         let users = Container { is_users: true, ..docker };
         assert_eq!(at_host(&stranger, 4712, Some(&users)), Standing::Host);
-        // As seen from another host, this namespace was made by the owner of the user namespace.
+        // Seen from another host, the owner of the user namespace made this namespace.
         let elsewhere = Host { namespace: NamespaceId::NONE, ..host(4711, gid.wrapping_add(1)) };
         let found = elsewhere.standing(&socket, 4712, (own.0, &own.1), None);
         assert!(matches!(found, Standing::Contained | Standing::UsersNamespace));

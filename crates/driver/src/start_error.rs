@@ -1,4 +1,4 @@
-//! What keeps a driver from starting, each with what to do about it.
+//! Reasons why a driver does not start, each with its remedy.
 use crate::policy::PolicyError;
 use pd_engine::EngineError;
 use rustix::io::Errno;
@@ -7,41 +7,41 @@ use std::path::PathBuf;
 /// Why a driver did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A socket.
+    /// A socket cannot be made.
     #[error(
         "cannot make the socket {path}: {errno}; choose another path or start as a user who may write there"
     )]
     Socket {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         errno: Errno,
     },
-    /// Another driver.
+    /// Another driver runs.
     #[error("a driver is running on {path} already: stop it, or give this one a socket of its own")]
     Running {
-        /// Where.
+        /// Path of its socket.
         path: PathBuf,
     },
-    /// The engine.
+    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The kernel.
+    /// A system call failed.
     #[error("the kernel refused: {0}")]
     Kernel(#[from] Errno),
-    /// The policy.
+    /// The policy is wrong.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// A thread.
+    /// A thread cannot be made.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// Rights, a sentence for each.
+    /// Rights are missing, a sentence for each.
     #[error("rights are missing\n{}", .0.join("\n"))]
     Rights(Vec<String>),
-    /// The running driver keeps its place: why.
+    /// The running driver keeps its place, for this reason.
     #[error("the running driver goes on: {0}")]
     TakeOver(String),
-    /// The filter of system calls.
+    /// The filter of system calls cannot be installed.
     #[error("cannot confine the driver to its system calls: {0}; use a kernel with CONFIG_SECCOMP_FILTER on x86-64, ARM64 or RISC-V")]
     Filter(Errno),
 }

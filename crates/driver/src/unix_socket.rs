@@ -1,5 +1,5 @@
-//! What the kernel says of clients' AF_UNIX sockets: where one is bound, and which one is its peer. As in
-//! [`crate::kernel_socket`], a client's descriptor is looked up in `/proc`; its number of an inode then names the
+//! Facts from the kernel about clients' AF_UNIX sockets: their bound files and their peers. As in
+//! [`crate::kernel_socket`], a client's descriptor is looked up in `/proc`. The inode number then names the
 //! socket, on the whole machine.
 use crate::kernel_socket::{SocketDiag, HEADER_BYTES, NLMSG_ERROR, NLM_F_REQUEST, SOCK_DIAG_BY_FAMILY};
 use rustix::io::{Errno, Result};
@@ -8,16 +8,16 @@ use rustix::net::{recv, send, RecvFlags, SendFlags};
 /// A stream socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnixSocket {
-    /// It listens.
+    /// Set if the socket listens.
     pub listens: bool,
-    /// Device and inode of the file that it is bound to, as the kernel has them: 32 bits of each.
+    /// Device and inode of the bound file, in the kernel's form: 32 bits of each.
     pub file: Option<(u32, u32)>,
-    /// The inode of its peer; 0: there is none, or it is not accepted, or gone.
+    /// Inode of the socket's peer; 0: there is none, or it is not accepted, or gone.
     pub peer: u32,
 }
 
 const REQUEST_BYTES: usize = HEADER_BYTES + 24;
-/// What is asked for: the bound file, the peer.
+/// Attributes asked for: the bound file, the peer.
 const SHOW: u32 = 2 | 4;
 const STREAM: u8 = 1;
 const LISTEN: u8 = 10;
@@ -25,10 +25,10 @@ const ATTRIBUTE_VFS: u16 = 1;
 const ATTRIBUTE_PEER: u16 = 2;
 
 impl SocketDiag {
-    /// The socket of this namespace that has this inode.
+    /// Returns the socket of this namespace that has this inode.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, or nobody holds it; those of the calls.
+    /// `ENOENT` if there is none, or no process holds it; errors of the calls.
     pub fn unix(&self, inode: u32) -> Result<UnixSocket> {
         let mut reply = [0u8; 1024];
         while recv(&self.0, &mut reply, RecvFlags::DONTWAIT).is_ok() {}

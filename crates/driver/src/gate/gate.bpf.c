@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel's half of the policy: service addresses, verdicts on connects, quotas and accounts, and rates. The driver fills the maps (`keeper.rs`) and attaches
-// the programs to the root of the control groups. `gate.bpf.o` is this file compiled; `build.sh` says how.
+// The kernel's half of the policy: service addresses, verdicts on connects, quotas and accounts, and rates. The driver fills the maps
+// (`keeper.rs`) and attaches the programs to the root of the control groups. `build.sh` compiles this file into `gate.bpf.o`.
 #include <linux/bpf.h>
 #include <stdbool.h>
 
@@ -30,24 +30,24 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 // Of one service; a power of two.
 #define BACKENDS 256
 #define SLOTS 16384
-// Entries of a service's table, a prime, and how many are kept together.
+// Entries of a service's table, a prime, and entries in one chunk.
 #define TABLE 65537
 #define CHUNK 2048
-// Places in the table that are looked at before all backends are looked at one after the other.
+// Places in the table to try before a linear search of all backends.
 #define TRIES 16
 // Sets of clients that keep their backend, and clients of one.
 #define SETS 16384
 #define WAYS 4
 // Proxies of one rule.
 #define HOPS 4
-// In a verdict: the rule leads through proxies. No verdict.
+// Values of a verdict: the flag of a rule that leads through proxies, and the absence of a verdict.
 #define LEADS (1u << 31)
 #define NONE 0xffffffffu
-// In what a generation says of all.
+// Flags of a generation.
 #define RATED 1
 #define VIAS 2
 #define ORIGINS 4
-// In the key of a place: any network, for what rules name; the only network that has an address.
+// Networks in the key of a place: any network, for addresses that rules name, and the only network that has an address.
 #define ANY 0xffffffffu
 #define ONLY 0xfffffffeu
 #define SO_ORIGINAL_DST 80
@@ -64,35 +64,36 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 #define TCP_CLOSE 7
 #define BARE_ACK 128
 
-// Who a party of a connection is.
+// A party of a connection.
 struct whom {
     __u32 tenant;
-    // Of rules that name it, as the other side's.
+    // Class in the rules that name this party as the other side.
     __u32 class;
-    // Its network namespace; 0: none that the driver knows.
+    // Network namespace; 0: none that the driver knows.
     __u32 space;
-    // Of one that connects: its network. Of an address: FAR if it means one of another network, which the kernel has no way to.
+    // Of a connecting party: its network. Of an address: FAR if it means one of another network, which the kernel cannot reach.
     __u32 network;
 };
 #define FAR 1
 
 struct config {
-    // Of the entries in force; 0: there are none.
+    // Generation of the entries in force; 0: there are none.
     __u32 generation;
-    // Counts how often the programs were attached: only connections since the last time are counted.
+    // Number of times that the programs were attached: only connections since the last time are counted.
     __u32 epoch;
     // Of even and of odd generations.
     struct of {
-        // Depths at which control groups are named, a bit each.
+        // Depths of the named control groups, a bit each.
         __u32 levels;
-        // The verdict where no rule is named.
+        // Verdict where no rule is named.
         __u32 otherwise;
-        // RATED: some tenant has a rate. VIAS: some rule leads through proxies. ORIGINS: accepted sockets know what was asked for.
+        // RATED: some tenant has a rate. VIAS: some rule leads through proxies. ORIGINS: accepted sockets know the address that
+        // was asked for.
         __u32 flags;
-        // Where the policy's hits begin.
+        // Index of the policy's first hit counter.
         __u32 hits;
     } of[2];
-    // Added to the kernel's clock: the time of buckets.
+    // Offset from the kernel's clock to the clock of buckets.
     __u64 shift_ns;
 };
 
@@ -100,9 +101,9 @@ struct tenant {
     __u64 open, open_on_fabric, max;
     __u64 made, accepted, denied, over_quota;
     __u64 sent, received;
-    // A token bucket as `policy/rate.rs` has it.
+    // A token bucket, as in `policy/rate.rs`.
     __u64 spent_until_ns, burst_ns, ns_per_mib;
-    // Of each connection; its word is with its socket.
+    // Bucket of each single connection; its state is in the socket's record.
     __u64 one_burst_ns, one_ns_per_mib;
     __u64 drops;
 };
@@ -111,34 +112,35 @@ struct source { __u64 id; __u32 generation; __u32 is_group; };
 struct place { __u32 prefix; __u32 generation, network; __u32 address[4]; };
 struct pair { __u32 prefix; __u32 generation, from, to; __u16 port, zero; };
 
-// A connection, kept with its socket. `since`: the epoch of one that is counted, the generation of one that was only seen.
-// `home`: the network namespace, 0: it is not known. If it leads elsewhere than was asked: what was, and the slots of service and backend, or of rule and
-// proxy.
+// A connection, kept with its socket. `since`: epoch of a counted connection, or generation of one that was only seen. `home`: the
+// network namespace; 0 if unknown. `service`, `port`: the address asked for, if the connection leads elsewhere. `slots`: those of service
+// and backend, or of rule and proxy.
 struct record { __u32 from, to, state, since; __u64 spent_until_ns, home; __u32 service[4]; __u16 port, is_through, slots[2]; };
 enum { ASKED = 1, OPEN, SEEN, MADE };
 
 struct service_key { __u32 generation; __u16 port, zero; __u32 address[4]; };
 struct member { __u16 slot, weight; };
 struct service { __u32 number; __u16 slot, count; __u32 is_least, zero; __u64 affinity_ms; struct member list[BACKENDS]; };
-// `part`: a backend's number, or that of a piece of the table. `network`: where the backend's address is; ANY: wherever it has no entry of its own.
+// `part`: number of a backend, or of a piece of the table. `network`: network of the backend's address; ANY: each network without an
+// entry of its own.
 struct part_key { __u32 generation; __u16 service, part; };
 struct backend_key { __u32 generation; __u16 service, part; __u32 network; };
-// `class`: of rules that name the service's address.
+// `class`: class in the rules that name the service's address.
 struct backend { __u32 address[4]; __u16 port, slot; __u32 class; };
 struct chunk { __u16 entries[CHUNK]; };
 struct choice { __u32 generation; __u16 service, backend; };
-// As `service/slots.rs` has it.
+// A slot, as in `service/slots.rs`.
 struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, bypassed; };
-// A proxy: its addresses of each family, if it has them, its network namespace, and its port, 0 for that which was asked for.
+// A proxy: its addresses of each family, if any, its network namespace, and its port; 0: the port that was asked for.
 struct hop { __u32 v4[4], v6[4]; __u32 space; __u16 port, slot; __u32 has_v4, has_v6, network; };
 struct via_key { __u32 generation, rule; };
 struct via { __u32 count, bypass; __u16 slot, zero[3]; struct hop hops[HOPS]; };
-// A network namespace that a proxy is in; the class of the rules that lead through it.
+// Key of a network namespace that a proxy is in. Value: the class of the rules that lead through it.
 struct proxy_key { __u32 generation, space; };
-// A connection on its way to where it was led; and what was asked for.
+// A connection on its way to the address that it was led to, and the address asked for.
 struct journey { __u32 space; __u16 from_port, to_port; __u32 from[4], to[4]; };
 struct origin { __u32 address[4]; __u16 port, zero; };
-// A client's key; the slot of its backend, and until when it keeps that, in milliseconds.
+// Clients' keys. `word`: slot of the client's backend, and the time until which it is kept, in milliseconds.
 struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct config); } config SEC(".maps");
@@ -160,10 +162,10 @@ struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 12); __uint(m
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 15); __type(key, struct journey); __type(value, struct origin); } journeys SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct origin); } origins SEC(".maps");
 
-// A field of a context, read where it stands: the verifier takes no pointers into one.
+// Reads a field of a context in place: the verifier takes no pointers into one.
 #define FIELD(of, field) (*(volatile __typeof__((of)->field) *)&(of)->field)
 
-// An address as IPv6 has it.
+// Writes an address as IPv6 into `into`.
 #define ADDRESS(of, v4, v6, into)                                                                            \
     __u32 into[4] = {FIELD(of, v6[0]), FIELD(of, v6[1]), FIELD(of, v6[2]), FIELD(of, v6[3])};                \
     do {                                                                                                     \
@@ -182,7 +184,7 @@ INLINE struct tenant *tenant_of(__u32 id) { return map_lookup(&tenants, &id); }
 INLINE struct whom *party(__u32 generation, __u32 network, const __u32 address[4]) {
     struct place key = {192, generation, network, {address[0], address[1], address[2], address[3]}};
     struct whom *found = map_lookup(&places, &key);
-    // The common network has what rules name, too.
+    // The common network also has the addresses that rules name.
     if (found || !network) return found;
     key.network = ANY;
     return map_lookup(&places, &key);
@@ -199,7 +201,7 @@ INLINE struct config *in_force(void) {
     return c && c->generation ? c : 0;
 }
 
-// As `policy/maglev.rs` has it.
+// Mixes a word as `policy/maglev.rs` does.
 INLINE __u64 mix(__u64 word) {
     word = (word ^ word >> 33) * 0xff51afd7ed558ccd;
     word = (word ^ word >> 33) * 0xc4ceb9fe1a85ec53;
@@ -274,7 +276,7 @@ static long step_to_slot(__u64 step, void *of) {
     return 1;
 }
 
-// The number of a backend, or -1. As `service/choice.rs` chooses.
+// Returns the number of a backend, or -1, by the method of `service/choice.rs`.
 INLINE int find(struct service *service, __u32 generation, __u64 hash) {
     __u32 count = service->count;
     if (!count) return -1;
@@ -291,7 +293,7 @@ INLINE int find(struct service *service, __u32 generation, __u64 hash) {
 }
 
 INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64 client) {
-    // The driver has chosen, for a connection whose bytes it carries.
+    // A choice of the driver, for a connection whose bytes it carries.
     struct choice *choice = map_lookup(&choices, &cookie);
     if (choice && choice->generation == generation && choice->service == service->number && is_up(service, choice->backend))
         return choice->backend & (BACKENDS - 1);
@@ -325,7 +327,7 @@ INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64
 
 INLINE bool is_mapped(const __u32 address[4]) { return !address[0] && !address[1] && address[2] == __builtin_bswap32(0xffff); }
 
-// The verdict of the rules that name a pair of classes.
+// Returns the verdict of the rules that name a pair of classes.
 INLINE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
     struct pair pair = {112, generation, from, to, port, 0};
     __u32 *found = map_lookup(&verdicts, &pair);
@@ -334,8 +336,8 @@ INLINE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
 
 INLINE __u32 number_of(__u32 verdict) { return verdict == NONE ? NONE : verdict >> 1 & (RULES - 1); }
 
-// The proxy that a connect is led to, if there is one; false: one that it needs is not there. `own`: the number of the namespace that connects, if that
-// is a proxy's. As `conductor/sidecars.rs` leads.
+// Finds the proxy that a connect is led to, if any, by the method of `conductor/sidecars.rs`. False: a needed proxy is absent. `own`:
+// number of the connecting namespace, if a proxy of the rule is there.
 INLINE bool lead(struct via *via, __u32 own, __u32 network, const __u32 asked[4], __u16 port, struct hop **found) {
     bool is_v4 = is_mapped(asked), is_skipped = false;
     __u32 first = 0;
@@ -352,7 +354,7 @@ INLINE bool lead(struct via *via, __u32 own, __u32 network, const __u32 asked[4]
         __u32 *address = is_v4 ? hop->v4 : hop->v6;
         bool is_there = hop->space && hop->network == network && (is_v4 ? hop->has_v4 : hop->has_v6);
         bool is_same = is_there && (!hop->port || hop->port == port) && address[0] == asked[0] && address[1] == asked[1] && address[2] == asked[2] && address[3] == asked[3];
-        // It is the destination.
+        // The connection is to the proxy itself.
         if (is_same) break;
         struct slot *slot = slot_of(hop->slot);
         if (!slot) continue;
@@ -375,7 +377,7 @@ INLINE bool lead(struct via *via, __u32 own, __u32 network, const __u32 asked[4]
     return true;
 }
 
-// 1: go on, to `address` and `port`, which may be a backend's by now. 0: the call fails.
+// Judges a connect. 1: it goes on, to `address` and `port`, which a backend may have replaced. 0: the call fails.
 INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct config *c = in_force();
     if (!c || (ctx->protocol != TCP && ctx->protocol != MPTCP)) return 1;
@@ -391,7 +393,7 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct whom *space = map_lookup(&sources, &key), *from = space;
     __u32 network = space ? space->network : 0;
     if (!service) {
-        // Connected anew, and elsewhere.
+        // The socket connects again, to another address.
         struct record *before = sk ? storage_get(&records, sk, 0, 0) : 0;
         if (before) before->is_through = 0;
         to = party(generation, network, address);
@@ -431,7 +433,7 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
         *port = backend->port;
         to = party(generation, network, address);
     }
-    // Within a namespace the driver cannot tell who listens.
+    // The driver cannot tell listeners apart within a namespace.
     bool is_home = space && to && space->space == to->space, is_judged = false, is_proxy = false;
     if (!service && is_home) return 1;
     __u32 verdict = 0, leads = NONE;
@@ -504,7 +506,7 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     if (!sk) return 1;
     struct record *record = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
     if (!record) return 1;
-    // Who is not counted has a tenant that there is not.
+    // A party that is not counted gets a tenant number out of range.
     *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0, home};
     if (service || hop) {
 #pragma clang loop unroll(full)
@@ -541,7 +543,7 @@ SEC("cgroup/connect6") int pd_connect6(struct bpf_sock_addr *ctx) {
     return verdict;
 }
 
-// A program sees the address that it has connected to.
+// Shows a program the address that it has connected to.
 SEC("cgroup/getpeername4") int pd_peer4(struct bpf_sock_addr *ctx) {
     struct bpf_sock *sk = ctx->sk;
     struct record *record = sk ? storage_get(&records, sk, 0, 0) : 0;
@@ -565,7 +567,7 @@ SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
     return 1;
 }
 
-// Record for the accepting side of a connection that leads elsewhere than was asked. By then the connecting side has its address and its port.
+// Records a connection that leads elsewhere, for its accepting side. The connecting side has its address and port now.
 INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 generation) {
     ADDRESS(ops, local_ip4, local_ip6, own);
     ADDRESS(ops, remote_ip4, remote_ip6, peer);
@@ -585,11 +587,11 @@ INLINE void arrive(struct bpf_sock_ops *ops, struct bpf_sock *sk, __u32 generati
     if (!found) return;
     struct origin *kept = storage_get(&origins, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
     if (kept) *kept = *found;
-    // Another connection of that name may follow.
+    // Another connection with these addresses may follow.
     map_delete(&journeys, &key);
 }
 
-// The connecting side's socket is the one that is counted.
+// Counts connections, by the socket of the connecting side.
 SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     __u32 op = ops->op;
     if (op != BPF_SOCK_OPS_TCP_CONNECT_CB && op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && op != BPF_SOCK_OPS_STATE_CB &&
@@ -602,7 +604,7 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     if (op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB) {
         if (has_origins) arrive(ops, sk, c->generation);
         if (c && (c->of[c->generation & 1].flags & RATED)) {
-            // Packets do not tell in which network they are.
+            // Packets do not carry their network.
             struct record *accepted = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
             if (accepted) *accepted = (struct record){TENANTS, TENANTS, SEEN, 0, 0, netns_cookie(ops)};
         }
@@ -659,7 +661,7 @@ SEC("sockops") int pd_events(struct bpf_sock_ops *ops) {
     return 1;
 }
 
-// The accepting side asks for what was asked for, as of netfilter. What does not fit is answered by the kernel.
+// Returns the address that was asked for to the accepting side, as netfilter does. The kernel answers other requests.
 SEC("cgroup/getsockopt") int pd_origin(struct bpf_sockopt *ctx) {
     if (ctx->optname != SO_ORIGINAL_DST || (ctx->level != SOL_IP && ctx->level != SOL_IPV6)) return 1;
     struct bpf_sock *sk = ctx->sk;
@@ -690,10 +692,10 @@ SEC("cgroup/getsockopt") int pd_origin(struct bpf_sockopt *ctx) {
     return 1;
 }
 
-// 0, 1: dropped, passed; 2: dropped, and the sender is told that it is too fast.
+// Limits the rates of packets. 0, 1: dropped, passed; 2: dropped, and the sender learns that it is too fast.
 SEC("cgroup_skb/egress") int pd_egress(struct __sk_buff *skb) {
     struct config *c = in_force();
-    // What only acknowledges passes: the other side pays.
+    // Bare acknowledgements pass: the other side pays.
     if (!c || !(c->of[c->generation & 1].flags & RATED) || skb->len < BARE_ACK) return 1;
     struct bpf_sock *sk = skb->sk;
     if (!sk) return 1;

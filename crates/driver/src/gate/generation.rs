@@ -1,4 +1,4 @@
-//! The entries of one generation in the kernel's maps. Programs look for those of the generation in force alone.
+//! The entries of one generation in the kernel's maps. Programs look up those of the generation in force alone.
 use super::known::{Change, Whose};
 use super::plan::{Party, Plan, Verdicts};
 use super::program::Maps;
@@ -63,9 +63,9 @@ unsafe impl Plain for PairKey {}
 // SAFETY: see above.
 unsafe impl Plain for Whom {}
 
-/// In the network of a place: the only one that has an address.
+/// Network in the key of a place: the only one that has an address.
 const ONLY: u32 = u32::MAX - 1;
-/// Of a place: it means one of another network.
+/// Network in the value of a place: the address means one of another network.
 const FAR: u32 = 1;
 /// A class that no rule names.
 const NO_CLASS: u32 = u32::MAX;
@@ -78,19 +78,19 @@ pub struct Generation {
     policy: Arc<Policy>,
     maps: Arc<Names>,
     plan: Plan,
-    /// Networks that have an address, for packets that do not tell theirs.
+    /// Networks that have an address, for packets that do not carry their network.
     holders: HashMap<IpAddr, BTreeMap<u32, Whom>>,
     sources: Table<SourceKey, Whom>,
     places: Table<PlaceKey, Whom>,
     verdicts: Table<PairKey, u32>,
     services: Services,
     sidecars: Sidecars,
-    /// Something of what changed could not be added: nothing more is.
+    /// Set after an entry could not be added. No further entries are added then.
     is_short: bool,
 }
 
 impl Generation {
-    /// The entries of a policy without any namespace, control group or address. `hits`: where its hits begin.
+    /// Makes the entries of a policy without any namespace, control group or address. `hits`: index of its first hit counter.
     ///
     /// # Errors
     /// A sentence; nothing is left then.
@@ -116,7 +116,7 @@ impl Generation {
             is_short: false,
         };
         let networks: Vec<_> = this.plan.networks().collect();
-        // The common network is asked once.
+        // One look-up in the common network.
         let named =
             networks.into_iter().flat_map(|(net, party)| [0, ANY].map(|of| (of, net, whom(party, 0))));
         let nobody = Party { tenant: TenantId::default(), class: NO_CLASS };
@@ -137,10 +137,10 @@ impl Generation {
         Ok(this)
     }
 
-    /// Takes over what has changed, in the time of that. `names`: of tenants, by number.
+    /// Applies changes, in time proportional to them. `names`: names of tenants, by number.
     ///
     /// # Errors
-    /// A sentence. Then this generation takes nothing more: another one has to take its place.
+    /// A sentence. The generation then takes no more changes, and has to be replaced.
     pub fn put(&mut self, changes: &[Change], names: &[String]) -> Result<(), String> {
         for change in changes {
             let done = match change {
@@ -177,7 +177,7 @@ impl Generation {
         names: &[String],
     ) -> Result<(), String> {
         let (party, new) = self.plan.connects(tenant, name(names, tenant))?;
-        // Nothing finds a class before somebody is of it.
+        // Nothing finds a class before it has a member.
         self.add(new)?;
         self.sources.put(key, Whom { network, ..whom(party, space) }).map_err(full)
     }
@@ -189,7 +189,7 @@ impl Generation {
         names: &[String],
     ) -> Result<(), String> {
         if self.maps.real(network, ip).is_some() {
-            // It means another one there, whoever has it.
+            // The address means another one there, whoever has it.
             return Ok(());
         }
         let called = name(names, tenant);
@@ -201,7 +201,7 @@ impl Generation {
         self.holders.entry(ip).or_default().insert(network, is);
         self.tell_only(ip)?;
         for (viewer, alias) in self.maps.aliases(network, ip).collect::<Vec<_>>() {
-            // Rules are about what it means.
+            // Rules apply to the address that it means.
             self.plan.means(viewer, alias, party);
             self.lead(viewer, alias, called)?;
             let key = self.place(viewer, alias, bits(alias));
@@ -213,7 +213,7 @@ impl Generation {
         self.move_proxy(At::Address(ip), Some(There { space, network, addresses: vec![ip] }))
     }
 
-    /// An address may be one network's alone, or no longer.
+    /// Updates the entry that names the only network of an address.
     fn tell_only(&mut self, ip: IpAddr) -> Result<(), String> {
         let key = self.place(ONLY, ip, bits(ip));
         let holders = self.holders.get(&ip);
@@ -226,7 +226,8 @@ impl Generation {
         }
     }
 
-    /// A proxy that the policy may name is there from now on, or nowhere. Its own connections are known before others are led to it.
+    /// Records that a proxy that the policy may name is at a place from now on, or nowhere. Its own connections are known before
+    /// others are led to it.
     fn move_proxy(&mut self, at: At, is: Option<There>) -> Result<(), String> {
         let policy = Arc::clone(&self.policy);
         if !Sidecars::names(&policy, &at) {
@@ -282,8 +283,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Services lead to an address of a network, which is of the tenant that is called `name`: what rules for them say may be another thing from now
-    /// on.
+    /// Records the tenant `name` of an address that services lead to. The verdicts of rules for these services may change.
     fn lead(&mut self, network: u32, ip: IpAddr, name: &str) -> Result<(), String> {
         let (led, new) = self.plan.leads(ip, name)?;
         self.add(new)?;
@@ -300,7 +300,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Removes all of it.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.sources.clear();
         self.places.clear();
@@ -321,32 +321,32 @@ impl Generation {
         PlaceKey { prefix: 64 + bits, generation: self.number, network, address: address.octets() }
     }
 
-    /// Its number.
+    /// Returns the generation's number.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// Where its hits begin.
+    /// Returns the index of the policy's first hit counter.
     pub fn hits(&self) -> u32 {
         self.hits
     }
 
-    /// What it is the entries of.
+    /// Returns the policy that the entries are of.
     pub fn policy(&self) -> &Arc<Policy> {
         &self.policy
     }
 
-    /// The policy, compiled.
+    /// Returns the policy, compiled.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Where the policy's proxies are.
+    /// Returns the places of the policy's proxies.
     pub fn sidecars(&self) -> &Sidecars {
         &self.sidecars
     }
 
-    /// Whether another one has to take its place.
+    /// Tells whether this generation has to be replaced.
     pub fn is_short(&self) -> bool {
         self.is_short
     }
@@ -360,7 +360,7 @@ fn whom(party: Party, space: u32) -> Whom {
     Whom { tenant: u32::from(party.tenant.get()), class: party.class, space, network: 0 }
 }
 
-/// Bits of an address.
+/// Returns the number of bits of an address.
 fn bits(ip: IpAddr) -> u8 {
     if ip.is_ipv4() {
         32
@@ -426,7 +426,7 @@ mod tests {
     }
 
     impl Generation {
-        /// What `judge` in `gate.bpf.c` finds: tenants, and the verdict; nothing if it looks no further.
+        /// Returns the result of `judge` in `gate.bpf.c`: tenants, and the verdict; none if it looks no further.
         fn judge(&self, cookie: u64, group: Option<u64>, to: IpAddr, port: u16) -> Option<(u32, u32, u32)> {
             let address = self.place(0, to, bits(to));
             let covers = |key: &&PlaceKey| {
@@ -447,7 +447,7 @@ mod tests {
             Some((from.tenant, to.tenant, found.unwrap_or(self.plan.otherwise())))
         }
 
-        /// The verdict of the rules that name a pair of classes.
+        /// Returns the verdict of the rules that name a pair of classes.
         fn named(&self, from: u32, to: u32, port: u16) -> Option<u32> {
             (0..=16u32).rev().find_map(|bits| {
                 let port = (u32::from(port) & !(0xffff >> bits)) as u16;
@@ -457,7 +457,7 @@ mod tests {
             })
         }
 
-        /// The verdicts of rules that name the service, for each backend.
+        /// Returns the verdicts of rules that name the service, for each backend.
         fn of_service(&self, cookie: u64, port: u16) -> Vec<Option<u32>> {
             let from = self.sources.there.get(&self.source(cookie, false));
             let class = |backend| self.services.class((0, backend)).unwrap();
@@ -473,7 +473,7 @@ mod tests {
     }
 
     proptest! {
-        /// Namespaces and groups that came and went one after the other leave what a generation of its own would have.
+        /// Namespaces and groups that came and went one after the other leave the entries of a fresh generation.
         #[test]
         fn differences_add_up_to_a_generation(steps in steps(), groups in prop::collection::vec(0usize..4, 0..6)) {
             let (mut known, mut generation) = (Known::default(), fresh(1));
@@ -517,7 +517,7 @@ mod tests {
         }
     }
 
-    /// However many namespaces there are, one more touches its own entries.
+    /// One more namespace touches its own entries only, with any number of others.
     #[test]
     fn one_more_namespace_costs_its_own_entries() {
         let (mut known, mut generation) = (Known::default(), fresh(1));

@@ -1,8 +1,8 @@
-//! Health of the backends of services. A look asks the kernel by `sock_diag` for a listener with room in its backlog. If the policy says so,
-//! it also makes a connection ([`crate::probe`]). Looks come at the intervals that the policy says, whatever clients do.
+//! Health of the backends of services. A look asks the kernel by `sock_diag` for a listener with room in its backlog. If the policy asks for
+//! a probe, it also makes a connection ([`crate::probe`]). Looks come at the intervals of the policy, whatever clients do.
 //!
-//! A backend whose address no known namespace has is taken to be there. One without a listener is not probed: it may be on the fabric alone.
-//! While the process that probes is not there, a listener is enough.
+//! A backend whose address no known namespace has is taken to be up. A backend without a listener is not probed: it may be on the fabric
+//! alone. Without the process that probes, a listener is enough.
 use super::spaces::Spaces;
 use super::sweep::{listeners, Found};
 use crate::policy::Health as How;
@@ -16,16 +16,16 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// Parts of a state that are found here.
+/// Parts of a state that looks find.
 const PARTS: [u64; 5] = [NO_LISTENER, BACKLOG_FULL, PROBE_REFUSED, PROBE_TIMED_OUT, PROBE_BAD_ANSWER];
 const ALL: u64 = NO_LISTENER | BACKLOG_FULL | PROBED;
-/// A reply is given up so long after the backend's time.
+/// Time after the backend's timeout when a reply is given up.
 const GRACE: Duration = Duration::from_secs(1);
-/// Replies in a row that did not come before a backend is judged by its listener.
+/// Lost replies in a row after which a backend is judged by its listener.
 const MISSED_MAX: u32 = 3;
 /// Networks with the backend's address in which it is probed.
 const PLACES_MAX: usize = 4;
-/// From when there was no room for a probe until it is tried again.
+/// Delay before another try to send a probe for which there was no room.
 const AGAIN: Duration = Duration::from_millis(10);
 
 /// See the module.
@@ -43,14 +43,14 @@ struct Watched {
     slot: u16,
     how: How,
     due: Instant,
-    /// Looks in a row that speak against what is known.
+    /// Looks in a row that contradict the known state.
     contrary: u32,
-    /// Questions of the last look that are open, and until when.
+    /// Questions of the last look that are open, and the time at which they are given up.
     waits: Option<(Vec<u64>, Instant)>,
     missed: u32,
 }
 
-/// What a look finds of a backend: a part of its state, or nothing that speaks against it.
+/// Returns the part of a backend's state that a look finds, or none if nothing is wrong.
 fn judge(backend: SocketAddr, listeners: &[Found]) -> Option<u64> {
     let mut there = listeners.iter().filter(|found| found.takes(backend)).peekable();
     match there.peek() {
@@ -59,7 +59,7 @@ fn judge(backend: SocketAddr, listeners: &[Found]) -> Option<u64> {
     }
 }
 
-/// The part of a state that a verdict means, if any, and how it is said in the log. None: it means nothing.
+/// Returns the part of a state that a verdict means, if any, and its text for the log. None: the verdict means nothing.
 fn found(verdict: Verdict) -> Option<(Option<u64>, String)> {
     Some(match verdict {
         Verdict::Well => (None, String::new()),
@@ -81,7 +81,7 @@ fn said(part: Option<u64>) -> &'static str {
 }
 
 impl Watched {
-    /// Takes over what a look has found. Says whether the backend is now up or down, if that is news.
+    /// Applies the result of a look. Returns whether the backend is up or down, if that has changed.
     fn hear(&mut self, found: Option<u64>, slots: &Slots) -> Option<bool> {
         let slot = slots.slot(self.slot);
         let is_down = slot.is(ALL);
@@ -100,7 +100,7 @@ impl Watched {
         (found.is_some() != is_down).then_some(is_down)
     }
 
-    /// The same, and says so in the log, with the reason.
+    /// Applies the result of a look, and logs a change with its reason.
     fn conclude(&mut self, found: Option<u64>, why: &str, slots: &Slots) {
         let (service, backend) = (self.service, self.backend);
         match self.hear(found, slots) {
@@ -115,7 +115,7 @@ impl Watched {
         self.waits.as_ref().map_or(&[], |(ids, _)| ids)
     }
 
-    /// A look has found nothing out. After some of these the listener counts, which is there.
+    /// Counts a look without a result. After some of these the backend counts as well: it has a listener.
     fn miss(&mut self, slots: &Slots) {
         self.missed += 1;
         if self.missed >= MISSED_MAX {
@@ -125,12 +125,12 @@ impl Watched {
 }
 
 impl Health {
-    /// With the process that probes, if there is one.
+    /// Begins without backends. `prober`: the process that probes, if there is one.
     pub fn new(prober: Option<Prober>) -> Self {
         Self { prober, ..Self::default() }
     }
 
-    /// Looks after the backends of these services from now on, and no others.
+    /// Watches the backends of these services from now on, and no others.
     pub fn watch(&mut self, services: &[Service], slots: &Slots) {
         let mut before: HashMap<u16, Watched> =
             self.watched.drain(..).map(|watched| (watched.slot, watched)).collect();
@@ -159,23 +159,23 @@ impl Health {
         }
     }
 
-    /// How long until it is to look again, at most `longest`.
+    /// Returns the time until the next look, at most `longest`.
     pub fn wait(&self, now: Instant, longest: Duration) -> Duration {
         let next = self.watched.iter().map(|watched| watched.due).min();
         next.map_or(longest, |next| next.saturating_duration_since(now).min(longest))
     }
 
-    /// Readable when there are replies.
+    /// Returns the descriptor that is readable when there are replies.
     pub fn replies(&self) -> Option<BorrowedFd<'_>> {
         self.prober.as_ref().map(Prober::fd)
     }
 
-    /// Takes in what probes have found.
+    /// Reads the results of probes.
     pub fn hear_replies(&mut self, slots: &Slots) {
         let Some(prober) = &self.prober else { return };
         let Ok(replies) = prober.replies() else { return self.lose() };
         for (id, verdict) in replies {
-            // Others are late, or invented.
+            // Other replies are late, or forged.
             let Some(watched) = self.watched.iter_mut().find(|watched| watched.open().contains(&id)) else {
                 continue;
             };
@@ -183,7 +183,7 @@ impl Health {
             let left: Vec<u64> = ids.into_iter().filter(|other| *other != id).collect();
             let finding = found(verdict);
             match finding {
-                // In one network is enough.
+                // One network with a good answer is enough.
                 Some((None, why)) => {
                     watched.missed = 0;
                     watched.conclude(None, &why, slots);
@@ -198,7 +198,7 @@ impl Health {
         }
     }
 
-    /// The process that probes has ended.
+    /// Gives up the process that probes, which has ended.
     fn lose(&mut self) {
         tracing::error!("the process that probes backends has ended: a listener is enough until the driver is started again");
         self.prober = None;
@@ -210,8 +210,8 @@ impl Health {
         }
     }
 
-    /// Looks at all that are due. `places`: the numbers of the namespaces that have an address, one of each network. A listener in one of them is
-    /// enough.
+    /// Looks at all that are due. `places`: returns the numbers of the namespaces that have an address, one of each network. A listener
+    /// in one of them is enough.
     pub fn look(
         &mut self,
         now: Instant,
@@ -292,7 +292,7 @@ mod tests {
     use rustix::net::{send, SendFlags};
 
     proptest! {
-        /// Against a model: a backend changes after as many looks in a row as the policy says.
+        /// Checks against a model that a backend changes after as many looks in a row as the policy says.
         #[test]
         fn a_backend_rises_and_falls_as_the_policy_says(
             looks in prop::collection::vec(prop::sample::select(vec![None, Some(NO_LISTENER), Some(BACKLOG_FULL)]), 0..60),
@@ -310,7 +310,7 @@ mod tests {
             let (mut is_down, mut row) = (false, Vec::new());
             for (number, found) in looks.into_iter().enumerate() {
                 if number == 20 {
-                    // The same policy once more.
+                    // The policy again, unchanged.
                     health.watch(&policy.services, &slots);
                 }
                 let news = health.watched[0].hear(found, &slots);
@@ -330,7 +330,7 @@ mod tests {
         }
     }
 
-    /// A service with one probed backend, of which a question is open, and the other end of the channel.
+    /// Makes a service with one probed backend and an open question, and the other end of the channel.
     fn asked(how: &str) -> (Health, Slots, OwnedFd) {
         let policy = Policy::parse(&format!(
             "[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.0.0.1:80\"]\nhealth = {{ probe = \"tcp\", {how} }}"
@@ -369,7 +369,7 @@ mod tests {
         // Another reason.
         open(&mut health, 3);
         assert_eq!(reply(&mut health, 3, Verdict::BadAnswer(500)), PROBE_BAD_ANSWER);
-        // In two networks: one that is well is enough.
+        // Two networks: one good answer is enough.
         open(&mut health, 4);
         open(&mut health, 5);
         assert_eq!(reply(&mut health, 4, Verdict::Refused), PROBE_BAD_ANSWER);

@@ -1,4 +1,4 @@
-//! The thread that keeps the kernel's half of the policy: see the module above.
+//! The thread that keeps the kernel's half of the policy: see the parent module.
 use super::generation::Generation;
 use super::health::Health;
 use super::known::{Change, Whose};
@@ -32,13 +32,13 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often the keeper looks for control groups and namespaces that the policy names and that were not there.
+/// Interval of looks for control groups and namespaces that the policy names and that did not exist.
 const LOOK: Duration = Duration::from_secs(1);
-/// Longest sleep: how soon a stop is noticed.
+/// Longest sleep, and so the latest time at which a stop is noticed.
 const STOP_POLL: Duration = Duration::from_millis(200);
-/// How long entries stay that no connect finds any more: a program that has begun may still read them.
+/// Time for which entries stay after no connect finds them: a program that has begun may still read them.
 const RETIRED: Duration = Duration::from_millis(100);
-/// After work on the whole there is none for so many times as long as it took, however often somebody comes and goes.
+/// Pause after work on the whole, as a multiple of the time that it took.
 const PAUSE_FACTOR: u32 = 9;
 
 /// An answer that waits until the kernel's half is in force.
@@ -48,39 +48,39 @@ pub struct Sealed {
     pub answer: Answer,
 }
 
-/// A policy that is in force on the fabric by now.
+/// A policy that is now in force on the fabric.
 #[derive(Debug)]
 pub struct InForce {
     /// Connections that it ended on the fabric.
     pub cut: u64,
-    /// Kernel sockets whose bytes went by the fabric: they are counted there.
+    /// Kernel sockets whose bytes went by the fabric, which counts them.
     pub twins: HashSet<u32>,
     pub reply: Option<Sender<Answer>>,
 }
 
-/// What the conductor tells the keeper.
+/// Messages of the conductor to the keeper.
 #[derive(Debug)]
 pub enum ToGate {
-    /// A policy is to be staged. Answered by [`ToConductor::Staged`].
+    /// A policy to stage. Answered by [`ToConductor::Staged`].
     Stage { policy: Box<Policy>, world: World },
-    /// What was staged is in force.
+    /// The staged policy is in force.
     InForce(InForce),
-    /// What was staged is not wanted.
+    /// The staged policy is discarded.
     Discard,
-    /// Namespaces or control groups have changed, by the policy in force.
+    /// Changes of namespaces or control groups, by the policy in force.
     Changed(Changes, Option<Sealed>),
-    /// Tenants, which get the next numbers.
+    /// New tenants, which get the next numbers.
     Enrolled(Vec<String>),
 }
 
 /// The conductor's end.
 #[derive(Debug)]
 pub struct Gate {
-    /// What the kernel counts, and what it is told.
+    /// Words shared with the kernel's programs: counts and limits.
     pub words: Arc<Words>,
-    /// What the kernel and the driver count of services, and how their backends are.
+    /// Counts of services by the kernel and the driver, and the state of their backends.
     pub slots: Arc<Slots>,
-    /// The keeper's.
+    /// The keeper's mailbox.
     pub inbox: Arc<Mailbox<ToGate>>,
     /// Backends that the conductor has chosen for sockets of the kernel.
     choices: Arc<OwnedFd>,
@@ -94,12 +94,12 @@ struct Kept {
     levels: u32,
 }
 
-/// Work on the whole that somebody's coming or going has made necessary, and that is done when there is time.
+/// Work on the whole that changes have made necessary, and that waits for its turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Due {
-    /// Open connections may be denied by now.
+    /// Sweep of open connections that may be denied now.
     sweep: bool,
-    /// A generation of its own: entries are missing, or what programs have noted with sockets is no longer true.
+    /// New generation: entries are missing, or notes that programs keep with sockets are out of date.
     anew: bool,
 }
 
@@ -117,15 +117,15 @@ pub struct Keeper {
     names: Vec<String>,
     number: u32,
     in_force: Option<Kept>,
-    /// Waits for the conductor's word; without one the policy binds nothing here.
+    /// Staged policy, until the conductor's word. `Some(None)`: the policy binds nothing here.
     staged: Option<Option<Kept>>,
     sealed: Vec<Sealed>,
     retired: VecDeque<(Instant, Generation)>,
     due: Due,
-    /// Work on the whole rests until then.
+    /// End of the pause after work on the whole.
     rests_until: Instant,
     health: Health,
-    /// When the listeners of proxies are looked at.
+    /// Time of the next look at the listeners of proxies.
     proxies_at: Instant,
 }
 
@@ -133,7 +133,7 @@ impl Gate {
     /// Loads the programs, and starts the process that probes backends. The driver must not be confined yet.
     ///
     /// # Errors
-    /// What the kernel lacks.
+    /// A sentence on what the kernel lacks.
     pub fn open(
         admin_socket: &Path,
         clock: &dyn Clock,
@@ -173,12 +173,12 @@ impl Gate {
         Ok((Self { words, slots, inbox, choices }, keeper))
     }
 
-    /// Whether a policy is in force on the kernel.
+    /// Tells whether a policy is in force on the kernel.
     pub fn is_in_force(&self) -> bool {
         self.words.generation() != 0
     }
 
-    /// Has the kernel connect the socket with this cookie to the backend that was chosen. Where that fails the kernel chooses.
+    /// Has the kernel connect the socket with this cookie to the chosen backend. On failure the kernel chooses.
     pub fn choose(&self, cookie: u64, chosen: &Chosen) {
         let (service, backend) = (chosen.service as u16, chosen.backend as u16);
         let choice = Choice { generation: self.words.generation(), service, backend };
@@ -189,8 +189,8 @@ impl Gate {
 }
 
 impl Keeper {
-    /// Runs until the driver stops. A driver that stops in order takes its programs along, unless another one has taken over: that takes them
-    /// away when its own are in force.
+    /// Runs until the driver stops. A driver that stops in order removes its programs. After a take-over the successor removes them, once
+    /// its own are in force.
     pub fn run(mut self, stop: &AtomicBool, handed_over: &AtomicBool) {
         let (mut messages, mut look_at) = (VecDeque::new(), Instant::now() + LOOK);
         while !stop.load(Ordering::Acquire) {
@@ -233,7 +233,7 @@ impl Keeper {
             let inbox = PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN);
             let replies = self.health.replies().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let mut fds: Vec<_> = [inbox].into_iter().chain(self.spaces.news(now)).chain(replies).collect();
-            // Rounded up, so that it is not too early.
+            // Rounded up, so that the thread does not wake too early.
             let nanos = (timeout + Duration::from_micros(1)).as_nanos() as i64;
             let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: nanos }));
         }
@@ -268,7 +268,7 @@ impl Keeper {
                     }
                 }
                 self.sealed.extend(sealed);
-                // By a policy that is staged whoever asked is told of once that is in force.
+                // Answers wait for the staged policy to be in force.
                 if self.staged.is_none() {
                     self.unseal();
                 }
@@ -282,12 +282,12 @@ impl Keeper {
 
     fn unseal(&mut self) {
         for Sealed { to, answer } in self.sealed.drain(..) {
-            // Who asked may have gone.
+            // The asker may be gone.
             let _ = to.send(answer);
         }
     }
 
-    /// Something has changed that holds for each policy that is kept.
+    /// Applies a change to each policy that is kept.
     fn change_all(&mut self, mut change: impl FnMut(&mut Scene, &mut Spaces) -> Vec<Change>) {
         let (mut in_force, mut staged) = (self.in_force.take(), self.staged.take());
         for kept in in_force.iter_mut().chain(staged.iter_mut().flatten()) {
@@ -297,7 +297,7 @@ impl Keeper {
         (self.in_force, self.staged) = (in_force, staged);
     }
 
-    /// Adds and removes the entries of what has changed.
+    /// Adds and removes the entries that changes concern.
     fn change(&mut self, kept: &mut Kept, changes: &[Change]) {
         if changes.is_empty() {
             return;
@@ -317,7 +317,7 @@ impl Keeper {
         self.due.anew |= kept.generation.is_short() || kept.is_rated && is_noted;
     }
 
-    /// Looks for what nobody tells of, and does what is due.
+    /// Looks for unreported changes, and does the work that is due.
     fn look(&mut self) {
         let root = self.root.clone();
         self.change_all(|scene, spaces| scene.look(&root, spaces));
@@ -360,8 +360,7 @@ impl Keeper {
         self.in_force = Some(Kept { scene, generation, is_rated, levels });
     }
 
-    /// The entries of a new generation, or none of them.
-    /// `beside`: the generation in force.
+    /// Fills a new generation with all entries, or with none. `beside`: the generation in force.
     fn fill(
         &mut self,
         policy: Arc<Policy>,
@@ -435,13 +434,13 @@ impl Keeper {
         let (cut_on_kernel, kept) = self.sweep(&twins);
         self.due = Due::default();
         if !is_bound {
-            // Nobody tells of namespaces that go.
+            // Namespaces that go are not reported.
             self.spaces = Spaces::default();
             self.unseal();
         }
         match reply {
             Some(reply) => {
-                // Who asked may have gone.
+                // The asker may be gone.
                 let _ = reply.send(Answer::Applied {
                     cut,
                     cut_on_kernel,
@@ -454,7 +453,7 @@ impl Keeper {
         }
     }
 
-    /// Has a look at the backends of services that are due, and at proxies.
+    /// Looks at the backends of services that are due, and at proxies.
     fn look_at_backends(&mut self, now: Instant) {
         let Some(Kept { scene, generation, .. }) = &self.in_force else { return };
         if leads(generation.policy()) && now >= self.proxies_at {
@@ -464,7 +463,8 @@ impl Keeper {
         self.health.look(now, |ip| scene.known().owners(ip), &self.spaces, &self.slots);
     }
 
-    /// Ends open connections that are denied. How many, without those of `twins`; and how many the kernel would not end.
+    /// Ends open connections that are denied. Returns the number ended, without those of `twins`, and the number that the kernel
+    /// would not end.
     fn sweep(&mut self, twins: &HashSet<u32>) -> (u64, u64) {
         let Some(Kept { scene, generation, .. }) = &self.in_force else { return (0, 0) };
         let policy = generation.policy();
@@ -493,14 +493,14 @@ impl Keeper {
                     || scene.known().owner(network, to).is_some_and(|(_, space)| space == number);
                 let from = members.get(&socket.group).copied().unwrap_or(tenant);
                 let (port, sidecars) = (socket.peer.port(), generation.sidecars());
-                // It has come to mean another one.
+                // The address now means one of another network.
                 let is_far = scene.maps().real(network, to).is_some();
                 let verdict = generation.plan().decide(from, network, to, port);
                 let Some(verdict) = verdict.or(is_far.then_some(Verdict::DENIED)) else { continue };
                 let may_stay = || match verdict.is_denied() {
                     _ if is_far => false,
                     true => sidecars.rules_at(policy, number).iter().any(|&rule| {
-                        // It connects as one of the rule's proxies.
+                        // The connection is one of the rule's proxies'.
                         (rule as usize) < verdict.rule() && policy.rules[rule as usize].names(to, port)
                     }),
                     false => !sidecars.has_to_be_led(policy, verdict.rule(), number),
@@ -524,7 +524,7 @@ impl Keeper {
 }
 
 impl Kept {
-    /// What the programs have to know of the generation beside its entries.
+    /// Returns the facts of the generation that programs need beside its entries.
     fn words(&self) -> OfGeneration {
         let otherwise = self.generation.plan().otherwise();
         let policy = self.generation.policy();
@@ -539,13 +539,13 @@ fn leads(policy: &Policy) -> bool {
     policy.chains().next().is_some()
 }
 
-/// Tells whether connections may lead elsewhere than was asked, so that the accepting side may ask what was.
+/// Tells whether connections may lead elsewhere than was asked, so that the accepting side may ask for the original address.
 fn has_origins(policy: &Policy) -> bool {
     leads(policy) || !policy.services.is_empty()
 }
 
-/// The number of one more generation. 0 is none; and programs keep a place for what they know of even ones and one for odd ones, so
-/// that the one beside it has another parity.
+/// Returns the number of the next generation, never 0. Programs keep separate words for even and odd generations. Its parity
+/// therefore differs from that of `beside`.
 fn following(mut number: u32, beside: Option<u32>) -> u32 {
     loop {
         number = number.checked_add(1).unwrap_or(1);
@@ -563,14 +563,14 @@ mod tests {
     use crate::SystemClock;
     use std::net::TcpStream;
 
-    /// Nobody else connects there.
+    /// Address that no other test connects to.
     const PLACE: &str = "127.0.0.77";
 
     fn errno(port: u16) -> i32 {
         TcpStream::connect((PLACE, port)).unwrap_err().raw_os_error().unwrap()
     }
 
-    /// Takes the programs of whoever opened a gate there away.
+    /// Removes the programs of a gate that was opened there.
     struct End(PathBuf);
 
     impl Drop for End {
@@ -587,12 +587,12 @@ mod tests {
     fn two_generations_never_share_a_place() {
         assert_eq!(following(0, None), 1);
         assert_eq!(following(1, Some(1)), 2);
-        // One was staged in between that the kernel did not take.
+        // The kernel did not take the one staged in between.
         assert_eq!(following(2, Some(1)), 4);
         assert_eq!(following(u32::MAX, Some(2)), 1);
     }
 
-    /// In this process's own network namespace, towards an address that a rule names.
+    /// Runs in this process's own network namespace, towards an address that a rule names.
     #[test]
     fn a_staged_policy_binds_when_it_is_in_force_and_a_dead_drivers_until_the_next() {
         assert!(rustix::process::geteuid().is_root(), "attaching programs needs root");
@@ -605,7 +605,7 @@ mod tests {
             gate.words.tenant(TenantId::default()).set(None, &crate::policy::Limits::default());
             (gate, keeper)
         };
-        // However the test ends, nothing stays attached.
+        // Nothing stays attached, however the test ends.
         let _end = End(folder.path().join("admin.sock"));
         let (gate, mut keeper) = open();
         let (id, file) = network_namespace(rustix::process::getpid()).unwrap();
@@ -625,11 +625,11 @@ mod tests {
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
         assert_eq!([0, 1].map(|rule| gate.words.hits(staged.hits, rule).load(Ordering::Relaxed)), [1, 1]);
         assert_eq!(gate.words.tenant(tenant).denied.load(Ordering::Relaxed), 1);
-        // What was staged and is not wanted leaves no trace.
+        // A discarded policy leaves no trace.
         keeper.stage_policy(rules(2), world()).unwrap();
         keeper.hear(ToGate::Discard);
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
-        // A namespace that goes takes its own entries along, and one that comes brings them, without a new generation.
+        // A namespace that goes takes its entries along, and a new one brings them, without a new generation.
         let tell = |keeper: &mut Keeper, space: Option<Space>| {
             let spaces = vec![(id, space)];
             keeper.hear(ToGate::Changed(Changes { spaces, ..Changes::default() }, None));

@@ -1,7 +1,7 @@
-//! Whose network namespaces, control groups and addresses are. Pure: each change tells what it changes of the whole, in the time of what
-//! has changed.
+//! Owners of network namespaces, control groups and addresses. Pure: each change returns its effects, in time proportional to them.
 //!
-//! Within a network an address belongs to the namespace that `pd run` registered it for, else to the one of those that hold it which was known first.
+//! Within a network an address belongs to the namespace that `pd run` registered it for. Otherwise it belongs to the first known
+//! namespace that holds it.
 use crate::ids::TenantId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use std::net::IpAddr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub cookie: u64,
-    /// How many were known before.
+    /// Number of namespaces that were known before.
     pub before: u64,
     pub tenant: TenantId,
     /// The number of its network.
@@ -26,7 +26,8 @@ pub struct Holder {
 /// A control group: number, depth, tenant.
 pub type Group = (u64, u32, TenantId);
 
-/// Whose a namespace or a control group is, the number of the namespace, and that of its network; 0: of a control group.
+/// Owner of a namespace or a control group, the number of the namespace, and the number of its network. Both are 0 for a control
+/// group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whose {
     pub tenant: TenantId,
@@ -34,14 +35,14 @@ pub struct Whose {
     pub network: u32,
 }
 
-/// What has changed for the programs.
+/// A change for the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Whose a namespace or a control group is; or nobody's.
+    /// Owner of a namespace or a control group, if any.
     Source { id: u64, is_group: bool, is: Option<Whose> },
-    /// Whose an address of a network is, and in which namespace.
+    /// Owner of an address of a network, if any, and the owner's namespace.
     Place { network: u32, ip: IpAddr, is: Option<(TenantId, u32)> },
-    /// Where a container is that `pd run` registered: number and network of the namespace, and its addresses.
+    /// Place of a container that `pd run` registered: number and network of the namespace, and the container's addresses.
     Container { name: String, is: Option<(u32, u32, Vec<IpAddr>)> },
 }
 
@@ -51,22 +52,22 @@ impl Holder {
     }
 }
 
-/// A claim to an address: whether it is not registered, how many namespaces were known before, and the number of its own.
+/// A claim to an address: false if it is registered, the number of namespaces that were known before, and the number of its own.
 type Claim = (bool, u64, u32);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Known {
-    /// By number.
+    /// Namespaces by number.
     spaces: BTreeMap<u32, Holder>,
-    /// By network, the owner's first.
+    /// Claims by network, the owner's first.
     claims: HashMap<IpAddr, BTreeMap<u32, BTreeSet<Claim>>>,
-    /// By path.
+    /// Control groups by path.
     groups: BTreeMap<String, Group>,
 }
 
 impl Known {
-    /// A namespace is so from now on; or there is none.
+    /// Sets or removes a namespace.
     pub fn set_space(&mut self, number: u32, new: Option<Holder>) -> Vec<Change> {
         let old = self.spaces.get(&number).cloned();
         if old == new {
@@ -133,7 +134,7 @@ impl Known {
         changes
     }
 
-    /// A control group is so from now on; or there is none.
+    /// Sets or removes a control group.
     pub fn set_group(&mut self, path: &str, new: Option<Group>) -> Vec<Change> {
         let old = match new {
             Some(new) => self.groups.insert(path.to_owned(), new),
@@ -152,7 +153,7 @@ impl Known {
         numbers.into_iter().map(|id| Change::Source { id, is_group: true, is: of(id) }).collect()
     }
 
-    /// Where a container is.
+    /// Returns the place of a container.
     fn container(&self, name: String) -> Change {
         let mut named = self.spaces.iter().filter(|(_, holder)| holder.container.as_ref() == Some(&name));
         let is = named.next().map(|(number, holder)| {
@@ -162,34 +163,34 @@ impl Known {
         Change::Container { name, is }
     }
 
-    /// Whose an address of a network is, and in which namespace.
+    /// Returns the owner of an address of a network, and the owner's namespace.
     pub fn owner(&self, network: u32, ip: IpAddr) -> Option<(TenantId, u32)> {
         let (_, _, number) = self.claims.get(&ip)?.get(&network)?.first()?;
         Some((self.spaces.get(number)?.tenant, *number))
     }
 
-    /// Numbers of the namespaces that have an address, of whichever network.
+    /// Returns the numbers of the namespaces that have an address, in any network.
     pub fn owners(&self, ip: IpAddr) -> Vec<u32> {
         let networks = self.claims.get(&ip).into_iter().flat_map(|networks| networks.values());
         networks.filter_map(|claims| Some(claims.first()?.2)).collect()
     }
 
-    /// Namespaces: cookie, and whose they are.
+    /// Returns the namespaces: cookie and owner.
     pub fn spaces(&self) -> impl Iterator<Item = (u64, Whose)> + '_ {
         self.spaces.iter().map(|(number, holder)| (holder.cookie, holder.whose(*number)))
     }
 
-    /// Control groups: path, tenant.
+    /// Returns the control groups: path and tenant.
     pub fn groups(&self) -> impl Iterator<Item = (&str, TenantId)> {
         self.groups.iter().map(|(path, (.., tenant))| (&**path, *tenant))
     }
 
-    /// Depths at which there are control groups, a bit each.
+    /// Returns the depths of all control groups, a bit each.
     pub fn levels(&self) -> u32 {
         self.groups.values().fold(0, |all, (_, depth, _)| all | 1 << depth)
     }
 
-    /// All that there is, as if it had come just now.
+    /// Returns all that is known, as changes from nothing.
     pub fn all(&self) -> Vec<Change> {
         let spaces = self.spaces.iter().map(|(number, holder)| Change::Source {
             id: holder.cookie,
@@ -238,7 +239,7 @@ mod tests {
         assert_eq!(known.owner(0, ip(1)), Some((TenantId::at(2), 12)), "the first, whatever the numbers");
         known.set_space(4, holder(4, &[1], &[]));
         assert_eq!(known.owner(0, ip(1)), Some((TenantId::at(4), 4)));
-        // The next one has it.
+        // The next namespace has it.
         let gone = known.set_space(4, None);
         let is = Some((TenantId::at(2), 12));
         let expected = [
@@ -271,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// What changes have told adds up to what there is.
+        /// Checks that changes add up to the whole.
         #[test]
         fn changes_add_up(
             steps in holders(),

@@ -1,22 +1,23 @@
 //! The gate: the kernel's half of the policy.
 //!
-//! Connections that stay on the kernel pass two programs at the root of the control groups (`gate.bpf.c`): one decides on each `connect`,
-//! one counts connections. A third drops what a tenant sends beyond its rate. They look up what the [`Keeper`] has put
-//! into their maps: whose a network namespace or a control group is, whose an address is, and the verdicts of the policy.
+//! Connections that stay on the kernel pass two programs at the root of the control groups (`gate.bpf.c`). One decides on each `connect`,
+//! one counts connections. A third drops packets that a tenant sends beyond its rate. They look up entries that the [`Keeper`] has put
+//! into their maps: owners of network namespaces, control groups and addresses, and the verdicts of the policy.
 //!
 //! - [`plan`] compiles a policy into these entries, and does nothing else.
 //! - [`services`] puts service addresses and their backends there, too, and [`sidecars`] the proxies of rules.
 //! - [`health`] finds out which backends are up.
 //! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
-//! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that are denied by now.
-//! - [`scene`] is what a policy can name, and [`known`] says what a change of it changes. [`generation`] has the entries.
-//! - [`keeper`] is the thread that does all this.
+//! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that a new policy denies.
+//! - [`scene`] has everything that a policy can name, and [`known`] derives the effects of a change. [`generation`] has the
+//!   entries.
+//! - [`keeper`] is the thread that drives the others.
 //!
-//! A policy is *staged* first: its entries are added under a new generation, where nothing finds them. Then the conductor puts its own half and
-//! this one in force by one store ([`Words::flip`]), or discards the entries. What comes and goes under a policy in force adds and removes entries
-//! of its own. The programs and their maps belong to the kernel: they
-//! stay in force when the driver dies, until the next one takes their place.
+//! A policy is *staged* first: its entries are added under a new generation, where nothing finds them. Then the conductor puts its own
+//! half and this one in force by one store ([`Words::flip`]), or discards the entries. Namespaces and groups that come and go under a
+//! policy in force add and remove their own entries. The programs and their maps belong to the kernel. They stay in force when the driver
+//! dies, until the next driver replaces them.
 mod generation;
 mod health;
 mod keeper;

@@ -1,9 +1,9 @@
-//! A policy compiled into what the kernel's programs look up. Pure: nothing here knows maps or namespaces.
+//! A policy compiled into the entries of the kernel's maps. Pure: nothing here knows maps or namespaces.
 //!
-//! A connect is decided by two classes and a port. The class of a tenant that connects is the list of rules that name it as `from`; that of an
-//! address is the list of rules that name its tenant as `to` and the address itself. For a pair of classes the rules that are in both lists, from the
-//! first on, give disjoint ranges of ports, each with the rule that decides. A range is stored as prefixes of the port's 16 bits, and the longest one that matches
-//! counts: one look-up, however many rules there are. A pair that no rule names is not stored.
+//! Two classes and a port decide a connect. The class of a tenant that connects is the list of rules that name it as `from`. The class of
+//! an address is the list of rules that name its tenant as `to` and the address itself. The rules that are in both lists of a pair, in
+//! order, give disjoint ranges of ports, each with its deciding rule. A range is stored as prefixes of the port's 16 bits, and the
+//! longest match counts: one look-up, whatever the number of rules. A pair that no rule names is not stored.
 use crate::ids::TenantId;
 use crate::policy::via::{At, Hop};
 use crate::policy::{Action, Limits, Policy, Rule, DEFAULT_TENANT};
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Entries of one policy; more are refused.
+/// Most entries of one policy; a policy with more is refused.
 const ENTRIES_MAX: usize = 1 << 18;
 /// Bits of a port.
 const PORT_BITS: u32 = 16;
@@ -21,15 +21,15 @@ const PORT_BITS: u32 = 16;
 /// Numbers of rules, ascending.
 type Rules = Vec<u32>;
 
-/// In a verdict: the rule leads through proxies.
+/// Flag of a verdict: the rule leads through proxies.
 const LEADS: u32 = 1 << 31;
 
-/// The rule that decides, and whether it denies. A rule's number, doubled, and 1 if it denies; [`LEADS`].
+/// The deciding rule: its number, doubled, plus 1 if it denies; and [`LEADS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict(pub u32);
 
 impl Verdict {
-    /// A denial that is no rule's.
+    /// Denial without a rule.
     pub const DENIED: Self = Self(1);
 
     fn new(rule: usize, action: Action) -> Self {
@@ -41,34 +41,34 @@ impl Verdict {
         Self(if rule.via.is_some() { word | LEADS } else { word })
     }
 
-    /// The rule's number.
+    /// Returns the rule's number.
     pub fn rule(self) -> usize {
         ((self.0 & !LEADS) >> 1) as usize
     }
 
-    /// Whether the connection is denied.
+    /// Tells whether the connection is denied.
     pub fn is_denied(self) -> bool {
         self.0 & 1 == 1
     }
 }
 
-/// Who a party of a connection is to the rules.
+/// Tenant and class of a party of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Party {
     pub tenant: TenantId,
     pub class: u32,
 }
 
-/// A pair of classes, a port, and how many of the port's bits count.
+/// A pair of classes, a port, and the number of the port's leading bits that count.
 pub type Key = (u32, u32, u16, u8);
 
 /// Verdicts that a new class brings.
 pub type Verdicts = Vec<(Key, Verdict)>;
 
-/// A service's backend, and its class to rules that name the service's address.
+/// A service's backend, and its class in the rules that name the service's address.
 pub type Led = ((usize, usize), u32);
 
-/// See the module. Tenants and addresses may come later: what they bring is told, and what was there stays.
+/// See the module. Tenants and addresses may be added later: each call returns the new verdicts, and earlier ones stay.
 #[derive(Debug)]
 pub struct Plan {
     policy: Arc<Policy>,
@@ -76,23 +76,23 @@ pub struct Plan {
     from: HashMap<TenantId, Party>,
     /// Known addresses, by network.
     places: HashMap<(u32, IpAddr), Party>,
-    /// Networks that rules name: whoever is there and is not known is of the default tenant.
+    /// Networks that rules name: an unknown party there is of the default tenant.
     networks: BTreeMap<IpNet, Party>,
     nets: Nets,
     from_classes: Classes,
     to_classes: Classes,
-    /// Rules that name a tenant as `to` whatever the address.
+    /// Rules that name a tenant as `to` without an address.
     bare: HashMap<TenantId, Rules>,
-    /// For each service, the class of each backend to rules that name the service's address.
+    /// Class of each backend of each service, in the rules that name the service's address.
     services: Vec<Vec<u32>>,
-    /// Backends by address: the place of the service, and that of the backend there.
+    /// Backends by address: index of the service, and index of the backend in it.
     backends: HashMap<IpAddr, Vec<(usize, usize)>>,
-    /// By pair and prefix of the port.
+    /// Verdicts by pair and prefix of the port.
     verdicts: HashMap<Key, Verdict>,
     otherwise: Verdict,
 }
 
-/// Whether anything of the policy concerns the kernel.
+/// Tells whether anything in the policy concerns the kernel.
 pub fn binds(policy: &Policy) -> bool {
     let limits = |tenant: &crate::policy::Tenant| {
         tenant.connections_max.is_some()
@@ -106,7 +106,7 @@ pub fn binds(policy: &Policy) -> bool {
         || policy.tenants.iter().any(limits)
 }
 
-/// What of the policy the kernel cannot hold, a sentence for each.
+/// Returns the parts of the policy that the kernel cannot hold, a sentence for each.
 pub fn unbound(policy: &Policy) -> Vec<String> {
     let mut sentences = Vec::new();
     for tenant in &policy.tenants {
@@ -190,10 +190,10 @@ impl Plan {
         Ok(this)
     }
 
-    /// A tenant connects, and is called `name`. Returns what it is to the rules, and the verdicts that are new.
+    /// Adds a tenant, called `name`, that connects. Returns its class, and the new verdicts.
     ///
     /// # Errors
-    /// If these are too many, a sentence; then it does not connect.
+    /// If there are too many verdicts, a sentence; the tenant is not added then.
     pub fn connects(&mut self, tenant: TenantId, name: &str) -> Result<(Party, Verdicts), String> {
         if let Some(party) = self.from.get(&tenant) {
             return Ok((*party, Vec::new()));
@@ -205,10 +205,10 @@ impl Plan {
         Ok((party, new))
     }
 
-    /// An address of a network is the tenant's, which is called `name`. Returns what it is to the rules, and the verdicts that are new.
+    /// Gives an address of a network to the tenant that is called `name`. Returns its class, and the new verdicts.
     ///
     /// # Errors
-    /// If these are too many, a sentence; then it is nobody's.
+    /// If there are too many verdicts, a sentence; the address has no owner then.
     pub fn holds(
         &mut self,
         tenant: TenantId,
@@ -223,23 +223,22 @@ impl Plan {
         Ok((party, new))
     }
 
-    /// In a network an address means one that is this to the rules.
+    /// Records that an address means, in a network, one with the class of `party`.
     pub fn means(&mut self, network: u32, ip: IpAddr, party: Party) {
         self.places.insert((network, ip.to_canonical()), party);
     }
 
-    /// An address of a network is nobody's. Returns what a prefix of that one address is to the rules, if they name it.
+    /// Removes the owner of an address of a network. Returns the class of the address as a prefix, if rules name it.
     pub fn frees(&mut self, network: u32, ip: IpAddr) -> Option<Party> {
         let ip = ip.to_canonical();
         self.places.remove(&(network, ip));
         self.networks.get(&IpNet::from(ip)).copied()
     }
 
-    /// An address is of the tenant that is called `name`. Returns the services' backends there, with their classes, and the verdicts that
-    /// are new.
+    /// Records the tenant `name` of an address. Returns the backends of services there, with their classes, and the new verdicts.
     ///
     /// # Errors
-    /// If these are too many, a sentence.
+    /// If there are too many verdicts, a sentence.
     pub fn leads(&mut self, ip: IpAddr, name: &str) -> Result<(Vec<Led>, Verdicts), String> {
         let (policy, mut led, mut all) = (Arc::clone(&self.policy), Vec::new(), Verdicts::new());
         for (service, backend) in self.backends.get(&ip.to_canonical()).cloned().unwrap_or_default() {
@@ -255,25 +254,25 @@ impl Plan {
         Ok((led, all))
     }
 
-    /// Backends of services at an address.
+    /// Returns the backends of services at an address.
     pub fn backends(&self, ip: IpAddr) -> Vec<(usize, usize)> {
         self.backends.get(&ip.to_canonical()).cloned().unwrap_or_default()
     }
 
-    /// The class of whatever connects as the proxy of these rules, and the verdicts that are new.
+    /// Returns the class of connections by the proxies of these rules, and the new verdicts.
     ///
     /// # Errors
-    /// If these are too many, a sentence.
+    /// If there are too many verdicts, a sentence.
     pub fn passes(&mut self, rules: Vec<u32>) -> Result<(u32, Verdicts), String> {
         self.class(rules, true)
     }
 
-    /// For each service, the class of each backend to rules that name the service's address.
+    /// Returns the class of each backend of each service, in the rules that name the service's address.
     pub fn services(&self) -> &[Vec<u32>] {
         &self.services
     }
 
-    /// Networks that rules name, and what they are to the rules.
+    /// Returns the networks that rules name, and their classes.
     pub fn networks(&self) -> impl Iterator<Item = (IpNet, Party)> + '_ {
         self.networks.iter().map(|(net, party)| (*net, *party))
     }
@@ -293,7 +292,7 @@ impl Plan {
         Ok((Party { tenant, class }, new))
     }
 
-    /// The number of a class, and its verdicts with all classes of the other side if it is new.
+    /// Returns the number of a class, and its verdicts with all classes of the other side if it is new.
     fn class(&mut self, rules: Rules, is_from: bool) -> Result<(u32, Verdicts), String> {
         let (own, others) = match is_from {
             true => (&self.from_classes, &self.to_classes),
@@ -318,13 +317,13 @@ impl Plan {
         Ok((class, new))
     }
 
-    /// The verdict on a connect, as the kernel's programs find it; nothing: no party of the policy's.
+    /// Returns the verdict on a connect, as the kernel's programs find it. None: the policy has no such party.
     pub fn decide(&self, from: TenantId, network: u32, to: IpAddr, port: u16) -> Option<Verdict> {
         let (from, to) = (self.from.get(&from)?, self.place(network, to)?);
         Some(self.named(from.class, to.class, port).unwrap_or(self.otherwise))
     }
 
-    /// The verdict on a connect through a service, by the steps of the kernel's programs.
+    /// Returns the verdict on a connect through a service, by the steps of the kernel's programs.
     #[cfg(test)]
     fn decide_service(
         &self,
@@ -343,7 +342,7 @@ impl Plan {
         self.named(from, to.class, reached.port()).or(named).or(Some(self.otherwise))
     }
 
-    /// The verdict of the rules that name a pair.
+    /// Returns the verdict of the rules that name a pair.
     fn named(&self, from: u32, to: u32, port: u16) -> Option<Verdict> {
         (0..=PORT_BITS as u8).rev().find_map(|bits| {
             let mask = (u32::from(u16::MAX) << (PORT_BITS - u32::from(bits))) as u16;
@@ -351,7 +350,7 @@ impl Plan {
         })
     }
 
-    /// Whose an address of a network is: its own, or the smallest prefix's around it.
+    /// Returns the party at an address of a network: its own, or that of the smallest prefix around it.
     fn place(&self, network: u32, ip: IpAddr) -> Option<Party> {
         let ip = ip.to_canonical();
         let around = || {
@@ -361,13 +360,13 @@ impl Plan {
         self.places.get(&(network, ip)).copied().or_else(around)
     }
 
-    /// The verdict where no rule is named.
+    /// Returns the verdict where no rule is named.
     pub fn otherwise(&self) -> u32 {
         self.otherwise.0
     }
 }
 
-/// The verdicts of a pair of classes that both are in these rules.
+/// Adds the verdicts of a pair of classes that both contain these rules.
 fn pair_up(policy: &Policy, (from, to): (u32, u32), rules: &[u32], into: &mut Verdicts) {
     // Ranges of ports that no rule has decided yet: first port, last port.
     let mut open = BTreeMap::from([(0u16, u16::MAX)]);
@@ -375,7 +374,7 @@ fn pair_up(policy: &Policy, (from, to): (u32, u32), rules: &[u32], into: &mut Ve
         let rule = &policy.rules[number as usize];
         let verdict = Verdict::of(number, rule);
         if rule.ports.is_empty() {
-            // All that is left.
+            // The remaining ports.
             into.push(((from, to, 0, 0), verdict));
             return;
         }
@@ -416,7 +415,7 @@ impl Classes {
 #[derive(Debug)]
 struct Nets {
     rules: BTreeMap<IpNet, Rules>,
-    /// Lengths of prefixes, of IPv4 and of IPv6.
+    /// Lengths of prefixes, of IPv4 (true) and of IPv6.
     lens: BTreeSet<(bool, u8)>,
 }
 
@@ -436,7 +435,7 @@ impl Nets {
         self.rules.keys().copied()
     }
 
-    /// The rules of all networks that this one is in.
+    /// Returns the rules of all networks that contain this one.
     fn around(&self, net: IpNet) -> Rules {
         let family = net.addr().is_ipv4();
         let lens = self.lens.range((family, 0)..=(family, net.prefix_len()));
@@ -454,13 +453,13 @@ fn numbers(policy: &Policy, names: impl Fn(&Rule) -> bool) -> Rules {
     all.filter(|(_, rule)| names(rule)).map(|(number, _)| number as u32).collect()
 }
 
-/// What two ascending lists have in common.
+/// Returns the common elements of two ascending lists.
 fn common(a: &[u32], b: &[u32]) -> Rules {
     let (short, long) = if a.len() <= b.len() { (a, b) } else { (b, a) };
     short.iter().copied().filter(|rule| long.binary_search(rule).is_ok()).collect()
 }
 
-/// Takes from `open` what lies in `ports`.
+/// Takes from `open` the ports that lie in `ports`.
 fn take(open: &mut BTreeMap<u16, u16>, ports: &RangeInclusive<u16>) -> Vec<RangeInclusive<u16>> {
     let (first, last) = (*ports.start(), *ports.end());
     let before = open.range(..first).next_back().map(|(begin, _)| *begin);
@@ -481,7 +480,7 @@ fn take(open: &mut BTreeMap<u16, u16>, ports: &RangeInclusive<u16>) -> Vec<Range
     taken
 }
 
-/// A range of ports as prefixes: the first port, and how many bits count.
+/// Splits a range of ports into prefixes: the first port, and the number of bits that count.
 fn prefixes(range: RangeInclusive<u16>) -> Vec<(u16, u8)> {
     let (mut at, end) = (u32::from(*range.start()), u32::from(*range.end()) + 1);
     let mut found = Vec::new();
@@ -528,7 +527,7 @@ mod tests {
     }
 
     proptest! {
-        /// The kernel's entries and the policy itself say the same, rule and verdict.
+        /// Checks that the kernel's entries and the policy itself give the same rule and verdict.
         #[test]
         fn the_kernel_decides_as_the_policy_does(
             rules in prop::collection::vec(rule(), 0..12),
@@ -540,11 +539,11 @@ mod tests {
             let policy = Policy { rules, default, ..Policy::default() };
             let tenants: Vec<_> = (0..4).map(TenantId::at).collect();
             let ips: Vec<IpAddr> = ADDRESSES.iter().map(|ip| ip.parse().unwrap()).collect();
-            // Two of them are nobody's.
+            // Two of them have no owner.
             let places: Vec<_> = ips[..4].iter().zip(&owners).map(|(ip, owner)| (*ip, TenantId::at(*owner)))
                 .filter(|(ip, _)| *ip != ips[3]).collect();
             let mut plan = Plan::new(Arc::new(policy.clone())).unwrap();
-            // In any order: an address may be another's before.
+            // In any order: an address may have had another owner.
             for (tenant, name) in tenants.iter().zip(NAMES) {
                 plan.holds(*tenant, name, 0, ips[0]).unwrap();
             }
@@ -574,7 +573,7 @@ mod tests {
             }
         }
 
-        /// The same through a service.
+        /// Checks that entries and policy agree on connects through a service.
         #[test]
         fn the_kernel_decides_on_services_as_the_policy_does(
             rules in prop::collection::vec(rule(), 0..12),
@@ -595,7 +594,7 @@ mod tests {
             for (tenant, name) in tenants.iter().zip(NAMES) {
                 plan.connects(*tenant, name).unwrap();
             }
-            // An address may be another's before, and nobody's.
+            // An address may have had another owner, or none.
             for owners in [[3; 3].as_slice(), &[0; 3], &owners] {
                 for (backend, &owner) in service.backends.iter().zip(owners) {
                     plan.holds(TenantId::at(owner), NAMES[owner], 0, backend.address.ip()).unwrap();

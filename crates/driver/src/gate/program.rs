@@ -1,7 +1,7 @@
 //! The kernel's programs: loaded once, before the driver is confined; attached while a policy needs them.
 //!
-//! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of those that this driver loaded, so that
-//! the next driver there can take the place of one that was killed.
+//! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of the programs that this driver
+//! loaded. The next driver there reads it, and can replace the programs of a driver that was killed.
 use super::services::ServiceMaps;
 use super::sidecars::SidecarMaps;
 use super::words::Words;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 /// Inode of the host's namespace of control groups (`PROC_CGROUP_INIT_INO`).
 pub(crate) const HOST_CGROUP: u64 = 0xefff_fffb;
 
-/// Compiled by `build.sh`.
+/// The programs, compiled by `build.sh`.
 static OBJECT: &[u8] = include_bytes_aligned!("gate.bpf.o");
 
-/// Attach types of linux/bpf.h, by the name of the program.
+/// Attach types of linux/bpf.h, by name of the program.
 const KINDS: [(&str, u32); 7] = [
     ("pd_connect4", 10),
     ("pd_connect6", 11),
@@ -35,7 +35,7 @@ const KINDS: [(&str, u32); 7] = [
     ("pd_origin", GETSOCKOPT),
 ];
 
-/// The attach type of the program that answers for what was asked for. Each `getsockopt` of the machine passes it while it is attached.
+/// Attach type of the program that answers `SO_ORIGINAL_DST`. While it is attached, each `getsockopt` of the machine passes it.
 const GETSOCKOPT: u32 = 21;
 
 /// Descriptors of the maps that the keeper fills.
@@ -54,15 +54,15 @@ pub struct Maps {
 pub struct Programs {
     root: OwnedFd,
     programs: Vec<(OwnedFd, u32)>,
-    /// Of a driver that is no more.
+    /// Programs of drivers that have ended.
     stale: Vec<(OwnedFd, u32)>,
     attached: bool,
-    /// The one of `getsockopt` is.
+    /// Set while the program of `getsockopt` is attached.
     answers: bool,
     file: PathBuf,
 }
 
-/// The root of the unified hierarchy of control groups, if it is mounted.
+/// Returns the root of the unified hierarchy of control groups, if it is mounted.
 pub fn hierarchy() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
@@ -72,7 +72,7 @@ pub fn hierarchy() -> Option<PathBuf> {
     })
 }
 
-/// Why the kernel cannot hold a policy here; nothing: it can, as far as can be told without loading a program.
+/// Returns the reason why the kernel cannot hold a policy here. None: it can, as far as can be told without loading a program.
 pub fn unavailable() -> Option<String> {
     let Some(root) = hierarchy() else {
         return Some("no cgroup2 file system is mounted".to_owned());
@@ -90,10 +90,10 @@ fn attempt<T, E: std::fmt::Display>(
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// The programs, loaded and not attached, with the descriptors of their maps.
+/// Loads the programs, not attached, and returns them with the descriptors of their maps.
 ///
 /// # Errors
-/// What the kernel lacks, a sentence.
+/// A sentence on what the kernel lacks.
 pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, Arc<Slots>), String> {
     if let Some(why) = unavailable() {
         return Err(why);
@@ -101,7 +101,7 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
     let place = hierarchy().unwrap_or_default();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = attempt(&format!("{}", place.display()), open(&place, flags, Mode::empty()))?;
-    // The loader warns of a map that it has no type for. Nobody here uses its types.
+    // The loader warns of a map that it has no type for. Its types are not used here.
     let load = || EbpfLoader::new().allow_unsupported_maps().load(OBJECT);
     let loaded = tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), load);
     let mut loaded = attempt("loading programs", loaded)?;
@@ -167,13 +167,13 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
     };
     let file = admin_socket.with_extension("gate");
     let stale = predecessors(&file, &mut ids);
-    // Without it a killed driver's programs stay when the next one comes: better no gate.
+    // Without the file, a killed driver's programs would stay when the next one starts: better no gate.
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
     Ok((Programs { root, programs, stale, attached: false, answers: false, file }, maps, words, slots))
 }
 
-/// Programs of earlier drivers of the same socket that are still there. Their numbers are added to `ids`.
+/// Opens the programs of earlier drivers of the same socket that still exist. Their numbers are added to `ids`.
 fn predecessors(file: &Path, ids: &mut Vec<u32>) -> Vec<(OwnedFd, u32)> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let known: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).collect();
@@ -191,10 +191,10 @@ fn predecessors(file: &Path, ids: &mut Vec<u32>) -> Vec<(OwnedFd, u32)> {
 }
 
 impl Programs {
-    /// Has the kernel ask the programs; that of `getsockopt` only if it `answers`. Those of a predecessor go afterwards.
+    /// Attaches the programs; that of `getsockopt` only if `answers`. Programs of a predecessor are removed afterwards.
     ///
     /// # Errors
-    /// Errors of bpf(2); then none is attached that was not.
+    /// Errors of bpf(2); no program is newly attached then.
     pub fn attach(&mut self, words: &Words, slots: &Slots, answers: bool) -> Result<()> {
         if !self.attached {
             words.begin_epoch();
@@ -219,7 +219,7 @@ impl Programs {
         Ok(())
     }
 
-    /// The policy in force does not need the program of `getsockopt`.
+    /// Detaches the program of `getsockopt`, which the policy in force does not need.
     pub fn fall_silent(&mut self) {
         if std::mem::take(&mut self.answers) {
             for (program, kind) in self.programs.iter().filter(|(_, kind)| *kind == GETSOCKOPT) {
@@ -228,15 +228,15 @@ impl Programs {
         }
     }
 
-    /// Takes the programs of a predecessor away.
+    /// Removes the programs of a predecessor.
     pub fn succeed(&mut self) {
         for (program, kind) in self.stale.drain(..) {
-            // Where it was not attached, there is nothing to do.
+            // A program that was not attached needs no detaching.
             let _ = bpf::detach(&self.root, &program, kind);
         }
     }
 
-    /// The opposite of [`Self::attach`]: a connect costs what it cost without a driver.
+    /// Detaches the programs: the opposite of [`Self::attach`]. A connect then costs what it does without a driver.
     pub fn detach(&mut self) {
         self.fall_silent();
         if std::mem::take(&mut self.attached) {
@@ -246,7 +246,7 @@ impl Programs {
         }
     }
 
-    /// The driver ends in order, and leaves nothing behind.
+    /// Removes programs and file when the driver ends in order.
     pub fn end(&mut self) {
         self.succeed();
         self.detach();

@@ -1,4 +1,4 @@
-//! What a policy can name: what the conductor tells, what is looked up beside that, and all of it in the terms of the kernel's programs.
+//! Things that a policy can name: those that the conductor reports and those that are looked up, in the terms of the kernel's programs.
 use super::known::{Change, Holder, Known};
 use super::spaces::{self, Spaces};
 use crate::identity::NamespaceId;
@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Deepest control group that programs tell apart.
+/// Deepest level of control groups that programs tell apart.
 const LEVELS_MAX: u32 = 8;
 
-/// A network namespace as the conductor knows it: that of clients, or of a container.
+/// A network namespace as the conductor knows it: of clients, or of a container.
 #[derive(Clone, Debug)]
 pub struct Space {
     pub file: Arc<OwnedFd>,
@@ -25,7 +25,7 @@ pub struct Space {
     pub addresses: Vec<IpAddr>,
 }
 
-/// All that the conductor knows of what a policy can name.
+/// Everything that the conductor knows and a policy can name.
 #[derive(Clone, Debug, Default)]
 pub struct World {
     pub spaces: HashMap<NamespaceId, Space>,
@@ -40,7 +40,7 @@ pub struct World {
     pub maps: Arc<Maps<u32>>,
 }
 
-/// What has changed of a [`World`].
+/// Changes of a [`World`].
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
     pub spaces: Vec<(NamespaceId, Option<Space>)>,
@@ -69,7 +69,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Nothing is looked at yet.
+    /// Begins with a world; nothing is looked at yet.
     pub fn new(world: World) -> Self {
         let unentered = world.spaces.keys().copied().collect();
         let (files, below, networks, numbers, known) = Default::default();
@@ -81,17 +81,17 @@ impl Scene {
         &self.world.maps
     }
 
-    /// The whole in the terms of the kernel's programs.
+    /// Returns the world in the terms of the kernel's programs.
     pub fn known(&self) -> &Known {
         &self.known
     }
 
-    /// Whether a namespace is of it.
+    /// Tells whether a namespace belongs to the scene.
     pub fn has(&self, id: NamespaceId) -> bool {
         self.world.spaces.contains_key(&id) || self.files.contains_key(&id) || self.below.contains_key(&id)
     }
 
-    /// Looks for what nobody tells of: files of namespaces, control groups and their processes.
+    /// Looks for unreported changes: files of namespaces, control groups and their processes.
     pub fn look(&mut self, root: &Path, spaces: &mut Spaces) -> Vec<Change> {
         let (mut files, mut below, mut changes) = (Found::new(), Found::new(), Vec::new());
         for (path, tenant) in &self.world.files {
@@ -124,7 +124,7 @@ impl Scene {
             let tenant = |found: &Found, id| found.get(&id).map(|(_, tenant)| *tenant);
             let ids: BTreeSet<_> = old.keys().chain(new.keys()).copied().collect();
             changed.extend(ids.into_iter().filter(|id| tenant(old, *id) != tenant(&new, *id)));
-            // A file that is open already does.
+            // A file that is open already stays.
             old.retain(|id, _| new.contains_key(id));
             for (id, (file, tenant)) in new {
                 old.entry(id).and_modify(|known| known.1 = tenant).or_insert((file, tenant));
@@ -134,7 +134,7 @@ impl Scene {
         changes
     }
 
-    /// Takes over what the conductor tells.
+    /// Applies changes that the conductor reports.
     pub fn tell(&mut self, told: &Changes, root: &Path, spaces: &mut Spaces) -> Vec<Change> {
         let mut changes = Vec::new();
         for (id, space) in &told.spaces {
@@ -155,7 +155,7 @@ impl Scene {
         changes
     }
 
-    /// A namespace may be another tenant's, hold other addresses, or be gone.
+    /// Applies changes of one namespace: another tenant, other addresses, or its end.
     pub fn refresh(&mut self, id: NamespaceId, spaces: &mut Spaces) -> Vec<Change> {
         let holder = self.space(id).and_then(|(file, (tenant, network), (container, registered))| {
             let seen = spaces.enter(id, &file);
@@ -180,8 +180,8 @@ impl Scene {
         changes
     }
 
-    /// A namespace: its file, tenant, and registered container and addresses. The conductor's word goes before that of a file, and both before the
-    /// processes there.
+    /// Returns file, tenant, and registered container and addresses of a namespace. The conductor's report goes before that of a file,
+    /// and both before the processes there.
     fn space(&self, id: NamespaceId) -> Option<Whose> {
         let file = self.files.get(&id);
         if let Some(Space { file: open, tenant, network, container, addresses }) = self.world.spaces.get(&id)
@@ -196,7 +196,7 @@ impl Scene {
     }
 }
 
-/// A control group that exists.
+/// Returns number, depth and tenant of a control group that exists.
 fn group(root: &Path, path: &str, tenant: TenantId) -> Option<(u64, u32, TenantId)> {
     let depth = path.split('/').filter(|part| !part.is_empty()).count() as u32;
     let number = spaces::group(root, path).filter(|_| depth <= LEVELS_MAX)?;

@@ -21,7 +21,7 @@ pub struct ServiceMaps {
     pub services: Arc<OwnedFd>,
     pub backends: Arc<OwnedFd>,
     pub tables: Arc<OwnedFd>,
-    /// Where the services of a policy have their slots.
+    /// Slots of the services of a policy.
     pub slots: Arc<Slots>,
 }
 
@@ -61,7 +61,7 @@ struct PartKey {
     part: u16,
 }
 
-/// Of a backend, in the network with a holder of its address, or [`ANY`].
+/// Key of a backend, in the network with a holder of its address, or [`ANY`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 struct BackendKey {
@@ -106,11 +106,11 @@ unsafe impl Plain for Chunk {}
 // SAFETY: see above.
 unsafe impl Plain for Choice {}
 
-/// What one generation has there. Its backends may be of other classes later.
+/// Entries of one generation. Its backends may change their class later.
 #[derive(Debug)]
 pub struct Services {
     generation: u32,
-    /// None in tests of what would be there.
+    /// Maps of the kernel; none in tests of the entries.
     maps: Option<ServiceMaps>,
     services: Vec<ServiceKey>,
     backends: Table<BackendKey, Backend>,
@@ -126,16 +126,16 @@ fn name(at: SocketAddr) -> ([u8; 16], [u8; 2]) {
 }
 
 impl Services {
-    /// Of a generation without any service.
+    /// Begins a generation without any service.
     pub fn new(generation: u32, maps: Option<&ServiceMaps>) -> Self {
         let backends = Table::new(maps.map(|maps| &maps.backends));
         Self { generation, maps: maps.cloned(), services: Vec::new(), backends, tables: Vec::new() }
     }
 
-    /// Adds services, which have slots. `classes`: of their backends.
+    /// Adds services, which have slots. `classes`: classes of their backends.
     ///
     /// # Errors
-    /// `ENOMEM`, `E2BIG`. Then some of them are there.
+    /// `ENOMEM`, `E2BIG`. Some services are added then.
     pub fn fill(&mut self, services: &[OfPolicy], classes: &[Vec<u32>]) -> Result<(), Errno> {
         for (number, (service, classes)) in services.iter().zip(classes).enumerate() {
             let mut list = [Member { slot: 0, weight: 0 }; BACKENDS_MAX];
@@ -166,28 +166,28 @@ impl Services {
                 affinity_ms: service.affinity.map_or(0, |affinity| affinity.as_millis() as u64),
                 list,
             };
-            // Last: programs that find it find all of it.
+            // Last, so that programs that find the service find all of its entries.
             bpf::update(&maps.services, &key, &value)?;
             self.services.push(key);
         }
         Ok(())
     }
 
-    /// In a network a backend is of this class from now on.
+    /// Sets the class of a backend in a network.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub fn classify(&mut self, backend: (usize, usize), network: u32, class: u32) -> Result<(), Errno> {
         let Some(&known) = self.backends.there.get(&self.backend(backend, ANY)) else { return Ok(()) };
         self.backends.put(self.backend(backend, network), Backend { class, ..known })
     }
 
-    /// In a network nobody has the address of a backend from now on.
+    /// Removes a backend's entry of a network, where its address has no holder now.
     pub fn free(&mut self, backend: (usize, usize), network: u32) {
         self.backends.take(self.backend(backend, network));
     }
 
-    /// The class of a backend in the common network.
+    /// Returns the class of a backend in the common network.
     #[cfg(test)]
     pub fn class(&self, backend: (usize, usize)) -> Option<u32> {
         let in_network = |network| self.backends.there.get(&self.backend(backend, network));

@@ -1,5 +1,5 @@
-//! The policy's proxies as the kernel's programs look them up: an entry for each rule that leads through some, and one for each network namespace that
-//! has one. Where a proxy is changes while a policy is in force.
+//! The policy's proxies as the kernel's programs look them up: an entry for each rule that leads through some, and one for each network
+//! namespace that has one. Proxies may move while a policy is in force.
 //!
 //! The structures are those of `gate.bpf.c`.
 use super::spaces::Spaces;
@@ -16,7 +16,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the listeners of proxies are looked at.
+/// Interval of looks at the listeners of proxies.
 pub const LOOK: Duration = Duration::from_millis(100);
 
 /// Descriptors of the maps, and the slots.
@@ -24,7 +24,7 @@ pub const LOOK: Duration = Duration::from_millis(100);
 pub struct SidecarMaps {
     pub vias: Arc<OwnedFd>,
     pub proxies: Arc<OwnedFd>,
-    /// Where rules and proxies have their slots.
+    /// Slots of rules and proxies.
     pub slots: Arc<Slots>,
 }
 
@@ -72,7 +72,7 @@ unsafe impl Plain for Via {}
 // SAFETY: see above.
 unsafe impl Plain for ProxyKey {}
 
-/// The namespace that a proxy is in and its network, by number, and its addresses.
+/// Place of a proxy: its namespace and network, by number, and its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct There {
     pub space: u32,
@@ -84,7 +84,7 @@ pub struct There {
 #[derive(Debug)]
 pub struct Sidecars {
     generation: u32,
-    /// None in tests of what would be there.
+    /// Slots; none in tests of the entries.
     slots: Option<Arc<Slots>>,
     vias: Table<ViaKey, Via>,
     proxies: Table<ProxyKey, u32>,
@@ -92,7 +92,7 @@ pub struct Sidecars {
 }
 
 impl Sidecars {
-    /// Of a generation without any rule.
+    /// Begins a generation without any rule.
     pub fn new(generation: u32, maps: Option<&SidecarMaps>) -> Self {
         Self {
             generation,
@@ -108,7 +108,7 @@ impl Sidecars {
         policy.chains().any(|(_, _, via)| via.hops.iter().any(|hop| hop.at == *at))
     }
 
-    /// A proxy is there from now on, or nowhere. Returns the namespaces that have another proxy than before.
+    /// Sets the place of a proxy, or removes it. Returns the namespaces whose proxies have changed.
     pub fn set(&mut self, at: At, is: Option<There>) -> Vec<u32> {
         let was = match is.clone() {
             Some(is) => self.there.insert(at, is),
@@ -118,14 +118,14 @@ impl Sidecars {
         spaces.into_iter().collect()
     }
 
-    /// Rules that lead through a proxy in this namespace, ascending.
+    /// Returns the rules that lead through a proxy in this namespace, ascending.
     pub fn rules_at(&self, policy: &Policy, space: u32) -> Vec<u32> {
         let here = |at: &At| self.there.get(at).is_some_and(|there| there.space == space);
         let chains = policy.chains().filter(|(_, _, via)| via.hops.iter().any(|hop| here(&hop.at)));
         chains.map(|(number, ..)| number as u32).collect()
     }
 
-    /// The class of the rules that lead through a namespace; none: it has no proxy.
+    /// Sets the class of the rules that lead through a namespace; none: the namespace has no proxy.
     ///
     /// # Errors
     /// Errors of bpf(2).
@@ -140,10 +140,10 @@ impl Sidecars {
         }
     }
 
-    /// Has the entries of all rules be as proxies are.
+    /// Updates the entries of all rules to the places of proxies.
     ///
     /// # Errors
-    /// Errors of bpf(2); `ENOSPC` if something has no slot.
+    /// Errors of bpf(2); `ENOSPC` if a rule or a proxy has no slot.
     pub fn fill(&mut self, policy: &Policy) -> Result<(), Errno> {
         for (number, rule, via) in policy.chains() {
             let mut hops = [Hop::default(); HOPS_MAX];
@@ -171,7 +171,7 @@ impl Sidecars {
         Ok(())
     }
 
-    /// Tells whether connections may be on their way from a rule's clients or proxies to one of its proxies there.
+    /// Tells whether connections from `from` to `to` may be on their way from a rule's clients or proxies to one of its proxies.
     pub fn is_leg(&self, policy: &Policy, tenant: &str, from: u32, to: IpAddr, port: u16) -> bool {
         policy.chains().any(|(_, rule, via)| {
             let here = |at: &At| self.there.get(at).is_some_and(|there| there.space == from);
@@ -184,13 +184,14 @@ impl Sidecars {
         })
     }
 
-    /// Tells whether a rule leads connections from a namespace, which has none of its proxies, through one that is there and has to be passed.
+    /// Tells whether a rule leads connections from a namespace through a proxy that must be passed. False if the namespace has one of its
+    /// proxies.
     pub fn has_to_be_led(&self, policy: &Policy, rule: usize, from: u32) -> bool {
         let Some(via) = policy.rules.get(rule).and_then(|rule| rule.via.as_ref()) else { return false };
         via.on_failure == OnFailure::Close && !self.rules_at(policy, from).contains(&(rule as u32))
     }
 
-    /// Finds out which proxies have a listener. One that has none, or is nowhere, gets no connections.
+    /// Finds out which proxies have a listener. Proxies without a listener, or without a place, get no connections.
     pub fn look(&self, policy: &Policy, spaces: &Spaces) {
         let Some(slots) = &self.slots else { return };
         let mut seen: HashMap<u32, Vec<Found>> = HashMap::new();

@@ -1,4 +1,5 @@
-//! Network namespaces as the kernel's programs know them: by a cookie. Their addresses, and sockets that tell of others and of connections.
+//! Network namespaces as the kernel's programs know them: by a cookie. Also their addresses, and sockets that report changes and
+//! connections.
 use crate::addresses;
 use crate::identity::NamespaceId;
 use rustix::event::{PollFd, PollFlags};
@@ -20,27 +21,27 @@ use std::time::Instant;
 const SO_NETNS_COOKIE: i32 = 71;
 /// `RTMGRP_IPV4_IFADDR` and `RTMGRP_IPV6_IFADDR`.
 const ADDRESSES: u32 = 0x10 | 0x100;
-/// Control groups below one that are looked at.
+/// Most control groups below one that are looked at.
 const GROUPS_MAX: usize = 4096;
-/// After its addresses were read a namespace is left alone for so many times as long as that took.
+/// Pause after a namespace's addresses were read, as a multiple of the time that it took.
 const PAUSE_FACTOR: u32 = 9;
 
 /// A namespace that the driver has looked at.
 #[derive(Debug)]
 pub struct Seen {
-    /// Holds it.
+    /// Open file, which holds the namespace.
     pub file: Arc<OwnedFd>,
-    /// What programs are told.
+    /// The kernel's name of the namespace for programs.
     pub cookie: u64,
-    /// Its number in entries.
+    /// The namespace's number in entries.
     pub number: u32,
-    /// How many were looked at before.
+    /// Number of namespaces that were looked at before.
     pub before: u64,
     /// Asks about TCP sockets there (`sock_diag`).
     pub diag: OwnedFd,
-    /// Readable when addresses have come or gone.
+    /// Socket that is readable when addresses have come or gone.
     news: OwnedFd,
-    /// The end of the pause after its addresses were read: reading takes a tenth of this thread's time at most.
+    /// End of the pause after its addresses were read: reading takes a tenth of this thread's time at most.
     resume_at: Instant,
     pub addresses: Vec<IpAddr>,
 }
@@ -53,10 +54,10 @@ pub struct Spaces {
 }
 
 impl Spaces {
-    /// Has a look at a namespace, once.
+    /// Looks at a namespace, once.
     ///
     /// # Errors
-    /// Those of `setns` and of sockets.
+    /// Errors of `setns` and of sockets.
     pub fn enter(&mut self, id: NamespaceId, file: &Arc<OwnedFd>) -> Result<&Seen> {
         match self.seen.entry(id) {
             Entry::Occupied(seen) => Ok(seen.into_mut()),
@@ -72,38 +73,38 @@ impl Spaces {
         }
     }
 
-    /// The namespace of this cookie.
+    /// Returns the namespace of this cookie.
     pub fn by_cookie(&self, cookie: u64) -> Option<&Seen> {
         self.seen.values().find(|seen| seen.cookie == cookie)
     }
 
-    /// The namespace of this number.
+    /// Returns the namespace of this number.
     pub fn by_number(&self, number: u32) -> Option<&Seen> {
         self.seen.values().find(|seen| seen.number == number)
     }
 
-    /// Forgets one.
+    /// Forgets a namespace.
     pub fn forget(&mut self, id: NamespaceId) {
         self.seen.remove(&id);
     }
 
-    /// Forgets all others.
+    /// Forgets all namespaces that `known` does not accept.
     pub fn retain(&mut self, known: impl Fn(NamespaceId) -> bool) {
         self.seen.retain(|id, _| known(*id));
     }
 
-    /// What to wait for: news of any namespace that is read by now.
+    /// Returns the descriptors to wait for: news of the namespaces that are not in a pause.
     pub fn news(&self, now: Instant) -> impl Iterator<Item = PollFd<'_>> {
         let read = self.seen.values().filter(move |seen| seen.resume_at <= now);
         read.map(|seen| PollFd::new(&seen.news, PollFlags::IN))
     }
 
-    /// When the next pause ends.
+    /// Returns the time at which the next pause ends.
     pub fn wake_by(&self, now: Instant) -> Option<Instant> {
         self.seen.values().map(|seen| seen.resume_at).filter(|at| *at > now).min()
     }
 
-    /// Reads the addresses of those that have news. Returns those that have others than before.
+    /// Reads the addresses of namespaces that have news. Returns the namespaces whose addresses have changed.
     pub fn refresh(&mut self, now: Instant) -> Vec<NamespaceId> {
         let mut changed = Vec::new();
         for (id, seen) in self.seen.iter_mut().filter(|(_, seen)| seen.resume_at <= now) {
@@ -124,7 +125,7 @@ impl Spaces {
     }
 }
 
-/// The addresses of a namespace, and when they are read again at the earliest.
+/// Returns the addresses of a namespace, and the earliest time to read them again.
 fn read(file: &OwnedFd) -> Result<(Vec<IpAddr>, Instant)> {
     let begun = Instant::now();
     let own = |ip: &IpAddr| !ip.is_loopback() && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -134,7 +135,7 @@ fn read(file: &OwnedFd) -> Result<(Vec<IpAddr>, Instant)> {
     Ok((found, now + (now - begun) * PAUSE_FACTOR))
 }
 
-/// Cookie of a namespace, and two sockets there.
+/// Returns the cookie of a namespace, and two sockets there.
 fn look(file: &OwnedFd) -> Result<(u64, OwnedFd, OwnedFd)> {
     let run = || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
@@ -152,7 +153,7 @@ fn look(file: &OwnedFd) -> Result<(u64, OwnedFd, OwnedFd)> {
     })
 }
 
-/// The cookie of the namespace that a socket is of.
+/// Returns the cookie of a socket's namespace.
 fn cookie(socket: &OwnedFd) -> Result<u64> {
     let (mut value, mut len) = (0u64, size_of::<u64>() as libc::socklen_t);
     // SAFETY: the kernel writes at most `len` bytes into `value`.
@@ -172,28 +173,28 @@ fn cookie(socket: &OwnedFd) -> Result<u64> {
     }
 }
 
-/// The namespace that a file stands for, opened.
+/// Opens the namespace that a file stands for.
 ///
 /// # Errors
-/// Those of opening it.
+/// Errors of opening it.
 pub fn open_file(path: &Path) -> Result<(NamespaceId, Arc<OwnedFd>)> {
     let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok((NamespaceId::of(&fstat(&fd)?), Arc::new(fd)))
 }
 
-/// The number of a control group, by its path in the hierarchy.
+/// Returns the number of a control group, by its path in the hierarchy.
 pub fn group(root: &Path, path: &str) -> Option<u64> {
     stat(root.join(path.trim_start_matches('/'))).ok().map(|found| found.st_ino)
 }
 
-/// Numbers of a control group and of those below, and the network namespaces of their processes.
+/// Returns the numbers of a control group and of those below, and the network namespaces of their processes.
 pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<OwnedFd>>) {
     let (mut numbers, mut spaces) = (Vec::new(), HashMap::new());
     let mut folders = vec![root.join(path.trim_start_matches('/'))];
     while let Some(folder) = folders.pop().filter(|_| numbers.len() < GROUPS_MAX) {
         let Ok(found) = stat(&folder) else { continue };
         numbers.push(found.st_ino);
-        // One process tells: those of a container share its namespace.
+        // One process is enough: those of a container share its namespace.
         let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         if let Some(first) = processes.lines().next() {
             if let Ok((id, file)) = open_file(Path::new(&format!("/proc/{first}/ns/net"))) {

@@ -16,7 +16,7 @@ const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 const NAME_AT: usize = HEADER_BYTES + 8;
 /// `struct inet_diag_sockid`: ports, addresses, interface, cookie.
 const NAME_BYTES: usize = 48;
-/// Where it begins in a reply, and where attributes do.
+/// Offsets of the socket's name and of attributes in a reply.
 const REPLY_NAME_AT: usize = HEADER_BYTES + 4;
 const QUEUED_AT: usize = HEADER_BYTES + 56;
 const INODE_AT: usize = HEADER_BYTES + 68;
@@ -24,12 +24,12 @@ const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const LISTEN: u32 = 1 << 10;
-/// All that are connected or about to be: ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
+/// States of connected and connecting sockets: ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
 const CONNECTED: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 /// The kernel's usual range of ephemeral ports.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
-/// A TCP socket of the kernel's.
+/// A TCP socket of the kernel.
 #[derive(Clone, Debug)]
 pub struct Found {
     family: u8,
@@ -37,16 +37,16 @@ pub struct Found {
     pub local: SocketAddr,
     pub peer: SocketAddr,
     pub inode: u32,
-    /// Its control group.
+    /// The socket's control group.
     pub group: u64,
-    /// Of a listener: connections in its backlog, and how many that takes.
+    /// Of a listener: connections in its backlog, and the backlog's size.
     queued: u32,
     room: u32,
     v6_only: bool,
 }
 
 impl Found {
-    /// Whether a listener takes connections to an address.
+    /// Tells whether a listener takes connections to an address.
     pub fn takes(&self, to: SocketAddr) -> bool {
         let own = self.local.ip();
         let is_any =
@@ -54,14 +54,14 @@ impl Found {
         self.local.port() == to.port() && (own == to.ip() || is_any)
     }
 
-    /// Whether nothing more fits into a listener's backlog.
+    /// Tells whether a listener's backlog is full.
     pub fn is_full(&self) -> bool {
         self.queued > self.room
     }
 
-    /// Whether it is the side that connected, where `listened` are the local ports that somebody listens on.
+    /// Tells whether the socket is the side that connected. `listened`: local ports with a listener.
     pub fn connects(&self, listened: &HashSet<u16>) -> bool {
-        // Where the listener is gone, the ephemeral port is the one of the side that connected.
+        // Without a listener, the side with the ephemeral port is the one that connected.
         !listened.contains(&self.local.port())
             && (EPHEMERAL.contains(&self.local.port()) || !EPHEMERAL.contains(&self.peer.port()))
     }
@@ -91,15 +91,15 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// All sockets of these states.
+/// Returns all sockets of these states.
 fn dump(diag: &OwnedFd, states: u32) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     let mut bytes = vec![0u8; 64 << 10];
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
-        // What an earlier question left behind.
+        // Replies to an earlier question.
         while recv(diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
         send(diag, &request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, states, None), SendFlags::empty())?;
-        // A dump is answered within the calls: the socket need not wait.
+        // The kernel answers a dump within the calls: the socket need not wait.
         'dump: loop {
             let (count, _) = recv(diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
             let mut rest = &bytes[..count];
@@ -149,24 +149,24 @@ fn parse(message: &[u8]) -> Option<Found> {
     Some(Found { family, name, local, peer, inode, group, queued, room, v6_only })
 }
 
-/// The connected sockets of a namespace, and the ports on which somebody listens there.
+/// Returns the connected sockets of a namespace, and the ports with a listener there.
 ///
 /// # Errors
-/// Those of the calls.
+/// Errors of the calls.
 pub fn sockets(diag: &OwnedFd) -> Result<(Vec<Found>, HashSet<u16>)> {
     let listened = dump(diag, LISTEN)?.iter().map(|found| found.local.port()).collect();
     Ok((dump(diag, CONNECTED)?, listened))
 }
 
-/// The listeners of a namespace.
+/// Returns the listeners of a namespace.
 ///
 /// # Errors
-/// Those of the calls.
+/// Errors of the calls.
 pub fn listeners(diag: &OwnedFd) -> Result<Vec<Found>> {
     dump(diag, LISTEN)
 }
 
-/// Ends a connection: both sides are told.
+/// Ends a connection: both sides get a reset.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN, `EOPNOTSUPP` without CONFIG_INET_DIAG_DESTROY, `ENOENT` if it is gone.

@@ -6,27 +6,27 @@ use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// In keys with a network: any one that has no entry of its own.
+/// Network in keys: any network without an entry of its own.
 pub const ANY: u32 = u32::MAX;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Table<K, V> {
-    /// None in tests of what would be there.
+    /// The kernel's map; none in tests of the entries.
     map: Option<Arc<OwnedFd>>,
     pub there: HashMap<K, V>,
 }
 
 impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Table<K, V> {
-    /// Without any entry.
+    /// Makes a table without any entry.
     pub fn new(map: Option<&Arc<OwnedFd>>) -> Self {
         Self { map: map.cloned(), there: HashMap::new() }
     }
 
-    /// Has an entry be so.
+    /// Adds or replaces an entry, if it differs.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub fn put(&mut self, key: K, value: V) -> Result<(), Errno> {
         if self.there.get(&key) == Some(&value) {
             return Ok(());
@@ -39,12 +39,12 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Table<K, V> {
     /// Removes an entry, if it is there.
     pub fn take(&mut self, key: K) {
         if let (Some(_), Some(map)) = (self.there.remove(&key), &self.map) {
-            // Nobody else removes entries.
+            // Only this driver removes entries.
             let _ = bpf::delete(map, &key);
         }
     }
 
-    /// Removes all of them.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         for (key, _) in self.there.drain() {
             if let Some(map) = &self.map {

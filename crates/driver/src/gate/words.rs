@@ -9,7 +9,7 @@ use rustix::io::Result;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// Tenants that the arrays have room for: as many as the conductor knows.
+/// Tenants that the arrays have room for: all that the conductor knows.
 pub const TENANTS: usize = 4096;
 /// Rules of a policy, with the default behind them.
 pub const RULES: usize = 65_536;
@@ -17,17 +17,17 @@ pub const RULES: usize = 65_536;
 const CONFIG_WORDS: usize = 6;
 const MIB: u128 = 1 << 20;
 
-/// What a tenant has on the kernel, and may have.
+/// A tenant's use and limits on the kernel.
 #[derive(Debug)]
 #[repr(C)]
 pub struct TenantWords {
-    /// Open connections on the kernel that it has made,
+    /// Open connections on the kernel that the tenant has made.
     pub open: AtomicU64,
-    /// on the fabric,
+    /// Open connections on the fabric that the tenant has made.
     pub open_on_fabric: AtomicU64,
-    /// and at most.
+    /// Most open connections of the tenant.
     pub max: AtomicU64,
-    /// Connections on the kernel: made, made to it, denied, beyond the quota.
+    /// Connections that the tenant made on the kernel. The next three count those made to it, denied, and beyond the quota.
     pub made: AtomicU64,
     /// See [`Self::made`].
     pub accepted: AtomicU64,
@@ -39,25 +39,26 @@ pub struct TenantWords {
     pub sent: AtomicU64,
     /// See [`Self::sent`].
     pub received: AtomicU64,
-    /// Its bucket of bytes, which the fabric draws from as well (`policy/rate.rs`).
+    /// Time of the tenant's bucket of bytes, which the fabric draws from as well (`policy/rate.rs`).
     pub spent_until_ns: AtomicU64,
-    /// How far the bucket's time may lie behind.
+    /// Longest distance of the bucket's time behind the present.
     burst_ns: AtomicU64,
     /// Nanoseconds in which 1 MiB of tokens come; 0: no rate.
     ns_per_mib: AtomicU64,
-    /// The same of the bucket that each connection has.
+    /// Values of the bucket that each connection has.
     one_burst_ns: AtomicU64,
     one_ns_per_mib: AtomicU64,
-    /// Packets that were dropped for want of tokens.
+    /// Packets dropped for lack of tokens.
     pub drops: AtomicU64,
 }
 
-/// In the flags of a generation: some tenant has a rate; some rule leads through proxies; accepted sockets know what was asked for.
+/// Flags of a generation: some tenant has a rate; some rule leads through proxies; accepted sockets know the address that was asked
+/// for.
 pub const RATED: u32 = 1;
 pub const VIAS: u32 = 2;
 pub const ORIGINS: u32 = 4;
 
-/// What the conductor tells the programs when a generation is staged.
+/// Facts of a generation that the conductor gives the programs when it is staged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfGeneration {
     pub levels: u32,
@@ -69,9 +70,9 @@ pub struct OfGeneration {
 /// A staged policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
-    /// To be put in force ([`Words::flip`]).
+    /// Generation to be put in force ([`Words::flip`]).
     pub generation: u32,
-    /// Where its hits begin.
+    /// Index of the policy's first hit counter.
     pub hits: u32,
 }
 
@@ -87,7 +88,7 @@ impl Words {
     /// Maps the three arrays.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// Errors of `mmap`.
     pub fn new(config: impl AsFd, tenants: impl AsFd, hits: impl AsFd) -> Result<Self> {
         let per_tenant = size_of::<TenantWords>() / 8;
         Ok(Self {
@@ -97,18 +98,19 @@ impl Words {
         })
     }
 
-    /// The generation in force; 0: none.
+    /// Returns the generation in force; 0: none.
     pub fn generation(&self) -> u32 {
         self.config.word(0).load(Acquire) as u32
     }
 
-    /// Puts a staged generation in force, or none: from the next connect on it decides.
+    /// Puts a staged generation in force, or none. The next connect is decided by it.
     pub fn flip(&self, generation: u32) {
         let epoch = self.config.word(0).load(Relaxed) >> 32 << 32;
         self.config.word(0).store(epoch | u64::from(generation), Release);
     }
 
-    /// The programs are about to be attached: connections from now on are counted, and none that closed unseen.
+    /// Begins an epoch, before the programs are attached. Only connections from now on are counted, and connections that closed
+    /// unseen are not counted as open.
     pub(super) fn begin_epoch(&self) {
         (0..TENANTS).for_each(|id| self.tenant(TenantId::at(id)).open.store(0, Relaxed));
         self.config.word(0).fetch_add(1 << 32, Relaxed);
@@ -120,12 +122,12 @@ impl Words {
         self.config.word(at + 1).store(u64::from(of.flags) | u64::from(of.hits) << 32, Release);
     }
 
-    /// Tells the programs what lies between the kernel's clock and that of buckets.
+    /// Sets the offset from the kernel's clock to the clock of buckets.
     pub(super) fn set_shift(&self, shift_ns: u64) {
         self.config.word(5).store(shift_ns, Release);
     }
 
-    /// A tenant's words.
+    /// Returns a tenant's words.
     pub fn tenant(&self, id: TenantId) -> &TenantWords {
         let (index, per_tenant) = (id.index().min(TENANTS - 1), size_of::<TenantWords>() / 8);
         let first = self.tenants.word(index * per_tenant);
@@ -133,14 +135,14 @@ impl Words {
         unsafe { &*std::ptr::from_ref(first).cast::<TenantWords>() }
     }
 
-    /// Connects that a rule decided, of the policy whose hits begin at `base`.
+    /// Returns the counter of connects that a rule decided, of the policy whose hits begin at `base`.
     pub fn hits(&self, base: u32, rule: usize) -> &AtomicU64 {
         self.hits.word(base as usize + rule.min(RULES - 1))
     }
 }
 
 impl TenantWords {
-    /// Takes over what a policy says of the tenant.
+    /// Sets the tenant's limits from a policy.
     pub fn set(&self, connections_max: Option<u64>, limits: &Limits) {
         self.max.store(connections_max.unwrap_or(u64::MAX), Relaxed);
         let words = |rate: Option<Rate>| {

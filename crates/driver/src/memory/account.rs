@@ -1,17 +1,17 @@
-//! Who pays for what clients hold: accounts, each a part of the one above it, and leases of their amounts.
+//! Accounts of clients' resources, each a part of the one above it, and leases of their amounts.
 //!
-//! The pool's account has all there is. Below it each payer ([`crate::messages::Payer`]) has one, and below that each of its
-//! clients. A lease is taken of an account and of all above it, or of none. It is given back when it is dropped, whatever has
-//! become of the client meanwhile.
+//! The pool's account has everything. Below it each payer ([`crate::messages::Payer`]) has one, and below that each of its
+//! clients. A lease is taken of an account and of all above it, or of none. Dropping it gives the amounts back, even if the
+//! client has gone or changed its payer.
 //!
-//! A payer may hold as much as its cap; without one, half of what others leave. What is reserved for a payer is taken of the
-//! pool from the start, so that others cannot have it.
+//! A payer may hold as much as its cap; without a cap, half of the amount that others leave. A payer's reserve is taken of
+//! the pool from the start, so that others cannot have it.
 //!
 //! The last sixteenth of a payer's memory is kept from send regions, direct rings and large receive regions. Control memory and
-//! receive regions of at most 64 KiB may have it, and only these its last quarter: a process can then still attach, and a stream that
-//! has begun goes on.
+//! receive regions of at most 64 KiB may have it, and only these regions its last quarter. A process can then still attach, and a
+//! stream that has begun goes on.
 //!
-//! All accounts of a pool share one lock. It is held for a few steps, and never for a message or a request in a ring.
+//! All accounts of a pool share one lock. It is held for a few steps only, and never taken for each message or request.
 use super::pool::Exhausted;
 use pd_abi::layout::CHANNEL_STRIDE;
 use pd_abi::limits::PAGE_BYTES;
@@ -19,20 +19,20 @@ use std::ops::{Add, AddAssign, SubAssign};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is counted.
+/// Amounts of all resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amounts {
     pub clients: u64,
-    /// Of the driver.
+    /// Descriptors of the driver.
     pub descriptors: u64,
-    /// Pages that the driver has made of control and status regions. The pool's budget is for regions alone; the limit on clients
-    /// bounds these.
+    /// Pages of control and status regions that the driver has made. The pool's budget does not cover them; the limit on clients
+    /// bounds them.
     pub lines_bytes: u64,
-    /// Regions and direct rings.
+    /// Bytes of regions and direct rings.
     pub memory_bytes: u64,
 }
 
-/// What runs out.
+/// A resource that can run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resource {
     Clients,
@@ -41,7 +41,7 @@ pub enum Resource {
     Memory,
 }
 
-/// Whose account it is that has too little.
+/// The account with too little left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Whose {
     Pool,
@@ -49,7 +49,7 @@ pub enum Whose {
     Client,
 }
 
-/// What a payer may hold, and what is kept for it.
+/// Caps and reserves of a payer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caps {
     /// Clients.
@@ -60,22 +60,22 @@ pub struct Caps {
     pub memory_bytes: Cap,
 }
 
-/// One of them.
+/// Cap and reserve of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cap {
-    /// None: half of what others leave.
+    /// Most that the payer may hold. None: half of the amount that others leave.
     pub most: Option<u64>,
-    /// What others cannot have.
+    /// Amount that others cannot have.
     pub reserved: u64,
 }
 
-/// How a payer stands with one resource.
+/// A payer's use of one resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub used: u64,
     pub most: u64,
     pub reserved: u64,
-    /// Times that it was refused more.
+    /// Requests for more that were refused.
     pub refused: u64,
 }
 
@@ -84,7 +84,7 @@ pub struct Standing {
 pub struct Account {
     books: Arc<Mutex<Books>>,
     index: usize,
-    /// The node on which memory that it pays for is to lie; [`NOWHERE`].
+    /// Node for memory that the account pays for; [`NOWHERE`]: the kernel chooses.
     near: AtomicU32,
 }
 
@@ -102,7 +102,7 @@ pub struct Lease {
 struct Books {
     entries: Vec<Option<Entry>>,
     free: Vec<usize>,
-    /// What is used of the pool; its account counts what is reserved, too.
+    /// Amounts in use of the pool; `used` of its account includes reserves.
     held: Amounts,
 }
 
@@ -116,10 +116,10 @@ struct Entry {
 
 #[derive(Debug)]
 enum Kind {
-    /// All there is; `used` with what is reserved.
+    /// The pool, with its total. Its `used` includes reserves.
     Pool(Amounts),
     Payer(Caps),
-    /// Bytes that it may have, and its payer.
+    /// A client: most bytes of regions, and its payer.
     Client(u64, Arc<Account>),
 }
 
@@ -132,13 +132,13 @@ const KEPT_PART: u64 = 16;
 const KEPT_BYTES_MAX: u64 = 16 << 20;
 /// A payer with less memory than this keeps none.
 const KEEPS_FROM_BYTES: u64 = 4 << 20;
-/// Largest receive region that may have it.
+/// Largest receive region that may have kept memory.
 const KEPT_REGION_BYTES: u64 = 64 << 10;
 
-/// Part of that which only receive regions may have: processes that attach are not to take what they wait for then.
+/// Part of the kept memory for receive regions alone, so that attaching processes do not take it.
 const KEPT_OF_RINGS_PART: u64 = 4;
 
-/// Bytes that a payer keeps of `most` bytes.
+/// Returns the bytes that a payer keeps of `most` bytes.
 fn kept(most: u64) -> u64 {
     match most {
         0..KEEPS_FROM_BYTES => 0,
@@ -148,46 +148,46 @@ fn kept(most: u64) -> u64 {
 
 /// Descriptors of a client without channels: its socket, its process, its network namespace, and one of an answer that is held.
 const CLIENT_DESCRIPTORS: u64 = 4;
-/// Of its two regions.
+/// Descriptors of a client's control and status regions.
 const LINES_DESCRIPTORS: u64 = 2;
-/// Doorbell and wake pipe.
+/// Descriptors of a channel: doorbell and wake pipe.
 const CHANNEL_DESCRIPTORS: u64 = 2;
-/// A page of each of the two regions.
+/// Bytes of one page in each of the two regions.
 const PAGE_OF_LINES_BYTES: u64 = 2 * PAGE_BYTES as u64;
 
 impl Amounts {
-    /// What a client takes by being there.
+    /// Amounts of a client without channels.
     pub const CLIENT: Self =
         Self { clients: 1, descriptors: CLIENT_DESCRIPTORS, lines_bytes: 0, memory_bytes: 0 };
-    /// What its control and status regions take, until nobody holds them.
+    /// Amounts of a client's control and status regions, until nobody holds them.
     pub const LINES: Self = Self {
         clients: 0,
         descriptors: LINES_DESCRIPTORS,
         lines_bytes: PAGE_OF_LINES_BYTES,
         memory_bytes: 0,
     };
-    /// What a channel takes.
+    /// Amounts of a channel.
     pub const CHANNEL: Self =
         Self { clients: 0, descriptors: CHANNEL_DESCRIPTORS, lines_bytes: 0, memory_bytes: 0 };
-    /// What a channel takes of the two regions.
+    /// Amounts of a channel's pages in the two regions.
     pub const LINES_OF_CHANNEL: Self =
         Self { clients: 0, descriptors: 0, lines_bytes: 2 * CHANNEL_STRIDE as u64, memory_bytes: 0 };
-    /// What a page of sockets' lines takes.
+    /// Amounts of a page of sockets' lines.
     pub const PAGE_OF_LINES: Self =
         Self { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };
 
-    /// Bytes of regions.
+    /// Returns the amounts of bytes of regions.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn memory(memory_bytes: u64) -> Self {
         Self { memory_bytes, ..Self::default() }
     }
 
-    /// A region or a direct ring of so many bytes, and the driver's descriptor of it.
+    /// Returns the amounts of a region or a direct ring of `memory_bytes`, with the driver's descriptor of it.
     pub fn region(memory_bytes: u64) -> Self {
         Self { memory_bytes, ..Self::descriptor() }
     }
 
-    /// Bytes of `most` that a payer does not have for this. `is_ring`: it is a receive region.
+    /// Returns the bytes of `most` that a payer cannot use for this request. `is_ring`: the request is for a receive region.
     fn kept_from(&self, most: u64, is_ring: bool) -> u64 {
         match self.memory_bytes {
             0 => kept(most) / KEPT_OF_RINGS_PART,
@@ -196,12 +196,12 @@ impl Amounts {
         }
     }
 
-    /// One of the driver's.
+    /// Returns the amounts of one descriptor of the driver.
     pub fn descriptor() -> Self {
         Self { descriptors: 1, ..Self::default() }
     }
 
-    /// What a payer is charged.
+    /// Returns the amount that a payer is charged.
     fn of_payer(&self, resource: Resource) -> u64 {
         match resource {
             Resource::Clients => self.clients,
@@ -210,7 +210,7 @@ impl Amounts {
         }
     }
 
-    /// What is taken of the pool.
+    /// Returns the amount that is taken of the pool.
     pub fn of_pool(&self, resource: Resource) -> u64 {
         match resource {
             Resource::Memory => self.memory_bytes,
@@ -247,7 +247,7 @@ impl SubAssign for Amounts {
 }
 
 impl Caps {
-    /// Of one resource.
+    /// Returns the cap of one resource.
     pub fn of(&self, resource: Resource) -> Cap {
         match resource {
             Resource::Clients => self.clients,
@@ -256,7 +256,7 @@ impl Caps {
         }
     }
 
-    /// What such a payer takes of the pool by using so much.
+    /// Returns the amounts that a payer with these caps takes of the pool when it uses `used`.
     fn taken(&self, used: &Amounts) -> Amounts {
         let of = |resource| used.of_pool(resource).max(self.of(resource).reserved);
         Amounts {
@@ -298,7 +298,7 @@ impl Books {
         }
     }
 
-    /// What a payer may use at the moment.
+    /// Returns the most that a payer may use at the moment.
     fn most(&self, payer: usize, caps: &Caps, resource: Resource) -> u64 {
         let Cap { most, reserved } = caps.of(resource);
         most.unwrap_or_else(|| {
@@ -308,7 +308,7 @@ impl Books {
         })
     }
 
-    /// Changes what is used of an account and those above it.
+    /// Changes the used amounts of an account and those above it.
     fn change(&mut self, index: usize, change: &dyn Fn(&mut Amounts)) {
         let entry = self.entry_mut(index);
         let before = entry.used;
@@ -358,7 +358,7 @@ impl Books {
         for resource in Resource::ALL {
             let (more, want, total) =
                 (more.of_pool(resource), want.of_pool(resource), total.of_pool(resource));
-            // A reserve that came when others had all of it is there when they have given back.
+            // A reserve made while others hold everything becomes available as they give back.
             let is_held = want > 0 && self.held.of_pool(resource).saturating_add(want) > total;
             if is_held || more > 0 && used.of_pool(resource).saturating_add(more) > total {
                 return Err(self.refuse(at, resource, Whose::Pool, total));
@@ -378,21 +378,21 @@ impl Books {
 const POOL: usize = 0;
 
 impl Account {
-    /// The account of a pool of so much.
+    /// Makes the account of a pool with this total.
     pub fn new(total: Amounts) -> Arc<Self> {
         let mut books = Books::default();
         let index = books.open(Kind::Pool(total));
         Arc::new(Self { books: Arc::new(Mutex::new(books)), index, near: AtomicU32::new(NOWHERE) })
     }
 
-    /// A payer's account, below the pool's.
+    /// Makes a payer's account, below the pool's.
     pub fn payer(self: &Arc<Self>, caps: Caps) -> Arc<Self> {
         let payer = self.below(Kind::Payer(Caps::default()));
         payer.set_caps(caps);
         payer
     }
 
-    /// A client's account, below a payer's, of so many bytes of regions.
+    /// Makes a client's account, below a payer's, of up to `budget` bytes of regions.
     pub fn client(self: &Arc<Self>, budget: u64) -> Arc<Self> {
         self.below(Kind::Client(budget, Arc::clone(self)))
     }
@@ -402,12 +402,12 @@ impl Account {
         Arc::new(Self { books: Arc::clone(&self.books), index, near: AtomicU32::new(NOWHERE) })
     }
 
-    /// Memory that it pays for from now on is to lie on this node; where it likes, if on none.
+    /// Sets the node for memory that the account pays for from now on; none: the kernel chooses.
     pub fn set_near(&self, node: Option<u32>) {
         self.near.store(node.unwrap_or(NOWHERE), Relaxed);
     }
 
-    /// The node on which memory is to lie, if it matters.
+    /// Returns the node for memory, if one is preferred.
     pub fn near(&self) -> Option<u32> {
         Some(self.near.load(Relaxed)).filter(|node| *node != NOWHERE)
     }
@@ -416,7 +416,7 @@ impl Account {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a payer may hold from now on. What it holds beyond stays with it.
+    /// Sets the caps of a payer. Amounts that it holds beyond them stay.
     pub fn set_caps(&self, caps: Caps) {
         let mut books = self.lock();
         let used = books.entry(self.index).used;
@@ -427,7 +427,7 @@ impl Account {
         *pool -= before;
     }
 
-    /// A client and all that it holds is another payer's from now on, whatever that may hold.
+    /// Moves a client and all that it holds to another payer, whatever that payer may hold.
     pub fn move_below(&self, payer: &Arc<Self>) {
         let mut books = self.lock();
         let used = books.entry(self.index).used;
@@ -435,12 +435,12 @@ impl Account {
         let before = std::mem::replace(above, Arc::clone(payer));
         books.change(before.index, &|amounts| *amounts -= used);
         books.change(payer.index, &|amounts| *amounts += used);
-        // It may be the last that holds its former payer's.
+        // The former payer's account may end with this reference.
         drop(books);
         drop(before);
     }
 
-    /// What is held.
+    /// Returns the amounts that are held.
     pub fn used(&self) -> Amounts {
         let books = self.lock();
         if self.index == POOL {
@@ -450,17 +450,17 @@ impl Account {
         }
     }
 
-    /// What the pool has.
+    /// Returns the pool's total.
     pub fn total(&self) -> Amounts {
         self.lock().total()
     }
 
-    /// Leases there are.
+    /// Returns the number of leases.
     pub fn leases(&self) -> usize {
         self.lock().entry(self.index).leases
     }
 
-    /// How a payer stands with a resource.
+    /// Returns a payer's use of a resource.
     pub fn standing(&self, resource: Resource) -> Standing {
         let books = self.lock();
         let entry = books.entry(self.index);
@@ -473,7 +473,7 @@ impl Account {
         }
     }
 
-    /// Bytes of regions that can be leased at the moment.
+    /// Returns the bytes of regions that can be leased at the moment.
     pub fn free(&self) -> u64 {
         let books = self.lock();
         let entry = books.entry(self.index);
@@ -494,15 +494,15 @@ impl Account {
     /// Takes amounts of this account and of those above it.
     ///
     /// # Errors
-    /// [`Exhausted::Budget`], which says what is too small.
+    /// [`Exhausted::Budget`], which names the account that has too little.
     pub fn lease(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
         self.lease_of(amounts, false)
     }
 
-    /// The same of a receive region, which may have what is kept for small ones.
+    /// Takes amounts as [`Self::lease`] does, for a receive region, which may use the kept memory for small ones.
     ///
     /// # Errors
-    /// [`Exhausted::Budget`], which says what is too small.
+    /// [`Exhausted::Budget`], which names the account that has too little.
     pub fn lease_ring(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
         self.lease_of(amounts, true)
     }
@@ -528,18 +528,18 @@ impl Drop for Account {
         }
         books.free.push(self.index);
         drop(books);
-        // With it goes what it holds of the one above, which locks the books.
+        // Dropping the entry drops its reference to the account above, which locks the books.
         drop(entry);
     }
 }
 
 impl Lease {
-    /// The node on which what it is for is to lie, if it matters.
+    /// Returns the node for the leased memory, if one is preferred.
     pub fn near(&self) -> Option<u32> {
         self.account.near()
     }
 
-    /// Bytes of regions.
+    /// Returns the bytes of regions.
     pub fn bytes(&self) -> u64 {
         self.amounts.memory_bytes
     }

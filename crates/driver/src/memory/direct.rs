@@ -1,5 +1,5 @@
-//! Rings of the direct path: one memory file for each direction of a connection, which one client writes and the
-//! other reads.
+//! Rings of the direct path: one memory file for each direction of a connection, written by one client and read
+//! by the other.
 use super::account::{Account, Amounts, Lease};
 use super::pool::{Exhausted, HugepageUse, Pool};
 use crate::calls::{may, simulated, Call};
@@ -16,12 +16,12 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Of the descriptors that the driver may have, one in so many is not for rings, which take one each: clients attach, and rings
-/// are passed on.
+/// Inverse of the part of the driver's descriptors that is not for rings, which take one each. It keeps descriptors for
+/// attaching clients and for passing rings on.
 const DESCRIPTORS_LEFT: u64 = 8;
 
-/// An index page and a ring. The driver maps the index page, to read; the ring only when its reader's end goes to
-/// another client.
+/// An index page and a ring. The driver maps the index page, to read. It maps the ring only when the end of its
+/// reader goes to another client.
 ///
 /// The memory stays on the budget until [`Self::is_let_go`]: clients may keep what they have mapped.
 #[derive(Debug)]
@@ -31,29 +31,30 @@ pub struct DirectRing {
     pages: Pages,
     bytes: u64,
     sealed: bool,
-    /// Whom its maker counts it for.
+    /// Payer that counts the ring.
     pub payer: Payer,
     _lease: Lease,
 }
 
-/// What the former receiver of a direct flow has not read of the sender's ring, and what the sender may still write
-/// there until it hears that it shall not.
+/// Bytes of a direct flow that its former receiver has not read. The sender may write more of them until it learns
+/// that it must leave the ring.
 #[derive(Debug)]
 pub struct Remainder {
     /// The sender's memory file, from its index page on.
     pub map: Mapping,
-    /// Where the ring begins, and its bytes.
+    /// Offset of the ring's first byte, behind the index page.
     pub head: usize,
-    /// A power of two.
+    /// Size of the ring; a power of two.
     pub bytes: u64,
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub read: u64,
-    /// Its writer has left it.
+    /// Set when the writer has left the ring.
     pub is_last: bool,
 }
 
 impl Pool {
-    /// A ring of `bytes` bytes, a power of two of pages, behind an index page; of hugepages if it fills one. `account` pays.
+    /// Makes a ring of `bytes` bytes, a power of two of pages, behind an index page. It has hugepages if it fills one. `account`
+    /// pays.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -87,17 +88,17 @@ impl Pool {
             may(Call::MakeMemory)?;
             let made = memfd::create("pd-direct", len, pages)?;
             if account.near().is_some() {
-                // The place is the file's, whichever mapping it was said of.
+                // Placement is a property of the file, set through any mapping.
                 let map = Mapping::new(&made, len, Protection::Read)?;
                 nodes::place(&map, account.near());
             }
-            // A lack of memory shows here, and not by a client's access.
+            // A lack of memory shows here, not on a client's access.
             may(Call::Populate)?;
             memfd::allocate(&made, len)?;
-            // What a lease is asked for later has to come of an opening, like what the others hold.
+            // Every file behind a lease has to be an opening of its own, to tell later whether clients hold it.
             may(Call::Reopen)?;
             let fd = memfd::reopen(&made, OFlags::RDWR)?;
-            // The kernel gives the lowest number that is free: that many are in use.
+            // The kernel gives the lowest free number, so that all numbers below are in use.
             let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
             if fd.as_raw_fd() as u64 >= most - most / DESCRIPTORS_LEFT && !simulated::is_on() {
                 return Err(Errno::MFILE);
@@ -114,10 +115,10 @@ impl Pool {
 }
 
 impl DirectRing {
-    /// A ring of `bytes` bytes that another driver has made.
+    /// Takes over a ring of `bytes` bytes that another driver has made.
     ///
     /// # Errors
-    /// `EINVAL` if it is not such a file, or `account` may not hold it; those of mapping memory.
+    /// `EINVAL` if it is not such a file, or `account` may not hold it; errors of mapping memory.
     pub fn resume(
         fd: OwnedFd,
         (pages, bytes, sealed): (Pages, u64, bool),
@@ -137,25 +138,25 @@ impl DirectRing {
         Ok(Self { fd, index, pages, bytes, sealed, payer, _lease: lease })
     }
 
-    /// Its file, for another driver.
+    /// Returns the ring's file, for another driver.
     pub fn file(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// For its owner, to be mapped before [`Self::seal`].
+    /// Opens the file for its owner, to be mapped before [`Self::seal`].
     ///
     /// # Errors
-    /// Those of opening a file.
+    /// Errors of opening a file.
     pub fn for_owner(&self) -> Result<OwnedFd> {
         may(Call::Reopen)?;
         memfd::reopen(&self.fd, OFlags::RDWR)
     }
 
-    /// The owner has mapped it: nobody maps it writable any more.
+    /// Seals the file, which the owner has mapped: it cannot be mapped writable any more.
     ///
     /// # Errors
-    /// `EPERM` if somebody else has sealed it; `EFAULT` if its owner has punched a hole before: the reader would die of it
-    /// where memory is short.
+    /// `EPERM` if somebody else has sealed it. `EFAULT` if its owner has punched a hole before: without memory to fill it,
+    /// the reader would be killed.
     pub fn seal(&mut self) -> Result<()> {
         memfd::seal_against_all(&self.fd)?;
         if !memfd::is_whole(&self.fd, self.pages.bytes() + self.bytes as usize)? {
@@ -165,10 +166,10 @@ impl DirectRing {
         Ok(())
     }
 
-    /// For the reader.
+    /// Opens the file for the reader.
     ///
     /// # Errors
-    /// `EAGAIN` before it is sealed; those of opening a file.
+    /// `EAGAIN` before it is sealed; errors of opening a file.
     pub fn for_peer(&self) -> Result<OwnedFd> {
         if !self.sealed {
             return Err(Errno::AGAIN);
@@ -177,48 +178,48 @@ impl DirectRing {
         memfd::reopen(&self.fd, OFlags::RDONLY)
     }
 
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes of a page, which the index page takes.
+    /// Returns the bytes of a page, which the index page takes.
     pub fn page_bytes(&self) -> u64 {
         self.pages.bytes() as u64
     }
 
-    /// Bytes and sends that the owner says it has written: anything.
+    /// Returns the bytes and sends that the owner says it has written. Hostile.
     pub fn said(&self) -> (u64, u64) {
         let load = |word| self.index.load_u64(word, Ordering::Relaxed);
         (load(direct::PRODUCER), load(direct::MESSAGES))
     }
 
-    /// Bytes of the peer's ring that the owner says it has given back: anything.
+    /// Returns the bytes of the peer's ring that the owner says it has given back. Hostile.
     pub fn said_read(&self) -> u64 {
         self.index.load_u64(direct::CONSUMER, Ordering::Relaxed)
     }
 
-    /// Whether its owner has mapped it, and may write.
+    /// Tells whether the ring is sealed, so that its owner has mapped it and may write.
     pub fn is_sealed(&self) -> bool {
         self.sealed
     }
 
-    /// All of it, to be read for a client that cannot.
+    /// Maps the whole ring, to read it for a client that cannot.
     ///
     /// # Errors
-    /// Those of `mmap`; when there is no memory.
+    /// Errors of `mmap`; a lack of memory.
     pub fn remainder(&self, read: u64, is_last: bool) -> Result<Remainder> {
         let head = self.pages.bytes();
         let len = head + self.bytes as usize;
         may(Call::Map)?;
         let map = Mapping::new(&self.fd, len, Protection::Read)?;
         may(Call::Populate)?;
-        // It has all its pages; what the mapping needs of its own is found out here, and not by a copy's access.
+        // The file has all its pages. A lack of memory for page tables shows here, not on a copy's access.
         map.populate(0, len)?;
         Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
     }
 
-    /// Whether no client holds it any more.
+    /// Tells whether no client holds the ring any more.
     pub fn is_let_go(&self) -> bool {
         simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
     }

@@ -31,31 +31,31 @@ pub type Requests = Consumer<RequestCells>;
 /// A client's event ring, which the driver writes.
 pub type Events = Producer<EventCells>;
 
-/// The words of a wait of a client, whom the driver wakes.
+/// The words of a client's wait, by which the driver wakes it.
 pub type WaitCells<'a> = wait::SharedCells<'a, Theirs, Own>;
 
 /// The driver's mappings of one client's control region (read only) and status region.
 ///
-/// Loads of the control region return what the client wrote: anything. Each accessor says what its
-/// caller must check.
+/// Loads of the control region return hostile values. Each accessor names the check that its caller
+/// owes.
 #[derive(Debug)]
 pub struct ClientMemory {
     control: Arc<Region<Theirs>>,
     status: Arc<Region<Own>>,
     /// Control and status region, opened by the driver.
     files: [OwnedFd; 2],
-    /// For the pages of both that the driver has made: as long as anybody holds them.
+    /// Leases of the pages of both that the driver has made. Held while anybody holds the regions.
     leases: Mutex<Vec<Lease>>,
-    /// Requests that one agent has passed on and the other not carried out yet.
+    /// Requests that one agent has forwarded and the other has not yet carried out.
     pub forwarded: AtomicUsize,
 }
 
 impl ClientMemory {
-    /// Makes both regions. The client cannot write the status region, which lies in the shelf if there is one, or is sealed. Seal the control
-    /// region when the client has mapped it. Returns the descriptors in the order of the `Welcome` frame.
+    /// Makes both regions. The client cannot write the status region, which lies in the shelf if there is one, and is sealed otherwise. Seal
+    /// the control region when the client has mapped it. Returns the descriptors in the order of the `Welcome` frame.
     ///
     /// # Errors
-    /// Those of making memory.
+    /// Errors of making memory.
     pub fn new(client: u32, shelf: Option<&Shelf>) -> Result<(Self, [OwnedFd; 2])> {
         let bytes = layout::REGION_BYTES;
         let open = |name| {
@@ -95,11 +95,11 @@ impl ClientMemory {
         Ok((Self { control, status, files, leases, forwarded: AtomicUsize::new(0) }, theirs))
     }
 
-    /// The regions that another driver has made for a client, as [`Self::files`] tells them: the client has mapped them, and so many
-    /// pages of sockets' lines exist.
+    /// Takes over the regions that another driver has made for a client, in the order of [`Self::files`]. The client has mapped
+    /// them, and `pages_of_lines` pages of sockets' lines exist.
     ///
     /// # Errors
-    /// `EINVAL` if they are not such regions, or not the client's; those of mapping memory.
+    /// `EINVAL` if they are not such regions, or not the client's; errors of mapping memory.
     pub fn resume(files: [OwnedFd; 2], client: u32, pages_of_lines: usize) -> Result<Self> {
         let bytes = layout::REGION_BYTES;
         memfd::check(&files[0], bytes, Pages::Ordinary, true)?;
@@ -120,7 +120,7 @@ impl ClientMemory {
         Ok(Self { control, status, files, leases, forwarded })
     }
 
-    /// Control and status region, for another driver.
+    /// Returns control and status region, for another driver.
     pub fn files(&self) -> &[OwnedFd; 2] {
         &self.files
     }
@@ -138,25 +138,26 @@ impl ClientMemory {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
     }
 
-    /// Has both regions lie on a node, if it matters.
+    /// Asks the kernel to place both regions on a node, if one is preferred.
     pub fn place(&self, near: Option<u32>) {
         nodes::place(&self.control, near);
         nodes::place(&self.status, near);
     }
 
-    /// Brings the pages of a channel, and the header, into being and returns its rings.
+    /// Populates the pages of a channel, and the header. Returns the channel's rings.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// A lack of memory.
     pub fn channel(&self, index: usize) -> Result<(Requests, Events)> {
         let (requests, events) = self.channel_cells(index)?;
         Ok((Consumer::new(requests), Producer::new(events)))
     }
 
-    /// The same of a channel that another driver has left, after so many requests and events.
+    /// Populates a channel as [`Self::channel`] does, after another driver has left it with these numbers of requests read and
+    /// events written.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// A lack of memory.
     pub fn resume_channel(&self, index: usize, read: u64, written: u64) -> Result<(Requests, Events)> {
         let (requests, events) = self.channel_cells(index)?;
         Ok((Consumer::resume(requests, read), Producer::resume(events, written)))
@@ -186,10 +187,10 @@ impl ClientMemory {
         Ok((requests, events))
     }
 
-    /// Brings the page of a slot's lines into being.
+    /// Populates the page of a slot's lines.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// A lack of memory.
     pub fn populate_slot(&self, slot: Slot) -> Result<()> {
         let page = socket_offset(slot.get()) / PAGE_BYTES * PAGE_BYTES;
         may(Call::Populate)?;
@@ -214,15 +215,15 @@ impl ClientMemory {
         self.status.store_u32(socket_offset(slot.get()) + socket_status::GENERATION, 0, Release);
     }
 
-    /// Whether the client has taken the slot into use for this generation. Until then its control
-    /// line means nothing.
+    /// Tells whether the client has taken the slot into use for this generation. Until then its
+    /// control line is meaningless.
     pub fn slot_taken(&self, slot: Slot, generation: u16) -> bool {
         // SYNC POINT: line-in-use (the client clears its line, then stores the generation, release)
         let word = self.control.load_u32(socket_offset(slot.get()) + socket_control::GENERATION, Acquire);
         word == u32::from(generation)
     }
 
-    /// Bytes given back, as the client says. Check against what was delivered.
+    /// Returns the bytes given back, as the client says. Check against the bytes delivered.
     pub fn recv_consumer(&self, slot: Slot) -> u64 {
         self.control.load_u64(socket_offset(slot.get()) + socket_control::RECV_CONSUMER, Acquire)
     }
@@ -232,22 +233,22 @@ impl ClientMemory {
         self.status.load_u64(socket_offset(slot.get()) + socket_status::RECV_PRODUCER, Relaxed)
     }
 
-    /// Whether the client wants `Ready` events of the socket.
+    /// Tells whether the client wants `Ready` events of the socket.
     pub fn subscribed(&self, slot: Slot) -> bool {
         self.control.load_u32(socket_offset(slot.get()) + socket_control::SUBSCRIBED, Relaxed) != 0
     }
 
-    /// The last `Ready` event that the client says it took note of.
+    /// Returns the last `Ready` event that the client says it has seen.
     pub fn event_ack(&self, slot: Slot) -> u32 {
         self.control.load_u32(socket_offset(slot.get()) + socket_control::EVENT_ACK, Relaxed)
     }
 
-    /// The last `Ready` event posted.
+    /// Returns the last `Ready` event posted.
     pub fn event_number(&self, slot: Slot) -> u32 {
         self.status.load_u32(socket_offset(slot.get()) + socket_status::EVENT_NUMBER, Relaxed)
     }
 
-    /// What was stored last in a word of the slot's status line.
+    /// Returns the last value stored in a word of the slot's status line.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn published(&self, slot: Slot, word: usize) -> u64 {
         self.status.load_u64(socket_offset(slot.get()) + word, Relaxed)
@@ -263,7 +264,7 @@ impl ClientMemory {
         self.status.store_u32(socket_offset(slot.get()) + word, value, Release);
     }
 
-    /// The words by which a receiver is woken.
+    /// Returns the words by which a receiver is woken.
     pub fn recv_wait(&self, slot: Slot) -> WaitCells<'_> {
         let at = socket_offset(slot.get());
         WaitCells {
@@ -272,7 +273,7 @@ impl ClientMemory {
         }
     }
 
-    /// The words by which a sender is woken.
+    /// Returns the words by which a sender is woken.
     pub fn send_wait(&self, slot: Slot) -> WaitCells<'_> {
         let at = socket_offset(slot.get());
         WaitCells {
@@ -281,7 +282,7 @@ impl ClientMemory {
         }
     }
 
-    /// The words by which a reader of events is woken.
+    /// Returns the words by which a reader of events is woken.
     pub fn event_wait(&self, channel: usize) -> WaitCells<'_> {
         let at = channel_offset(channel);
         WaitCells {
@@ -290,32 +291,32 @@ impl ClientMemory {
         }
     }
 
-    /// Whether the channel's wake pipe shall be written as well.
+    /// Tells whether the channel's wake pipe has to be written as well.
     pub fn pipe_wanted(&self, channel: usize) -> bool {
         self.control.load_u32(channel_offset(channel) + channel_control::PIPE_WANTED, Relaxed) != 0
     }
 
-    /// Tells the client how many twins it may find when it accepts.
+    /// Tells the client the number of twins that it may find when it accepts.
     pub fn set_claimable(&self, twins: u32) {
         self.status.store_u32(header::CLAIMABLE, twins, Release);
     }
 
-    /// Tells the client which file is open in a slot: a `FileId`, or 0.
+    /// Tells the client the file that is open in a slot: a `FileId`, or 0.
     pub fn set_file(&self, slot: usize, file: u32) {
         self.status.store_u32(header::FILES + 4 * slot, file, Release);
     }
 
-    /// Sends of the slot's file, as the client says.
+    /// Returns the number of sends of the slot's file, as the client says.
     pub fn file_uses(&self, slot: usize) -> u32 {
         self.control.load_u32(control_header::FILE_USES + 4 * slot, Acquire)
     }
 
-    /// Connections on the kernel for one reason, as the client says.
+    /// Returns the number of connections on the kernel for one reason, as the client says.
     pub fn kernel_count(&self, reason: usize) -> u32 {
         self.control.load_u32(control_header::KERNEL_COUNTS + 4 * reason, Relaxed)
     }
 
-    /// A connection on the kernel and its reason, as the client says: see [`control_header::KERNEL_CONNECTIONS`].
+    /// Returns a connection on the kernel and its reason, as the client says: see [`control_header::KERNEL_CONNECTIONS`].
     pub fn kernel_connection(&self, index: usize) -> u64 {
         self.control.load_u64(control_header::KERNEL_CONNECTIONS + 8 * index, Relaxed)
     }
@@ -337,7 +338,7 @@ impl ClientMemory {
 
 impl Lent for ClientMemory {
     fn is_let_go(&self) -> bool {
-        // Simulated clients keep their mappings, in this process, beyond their ends.
+        // Simulated clients run in this process, and their mappings outlive them.
         simulated::is_on() || self.files.iter().all(memfd::is_let_go)
     }
 }

@@ -6,7 +6,7 @@ mod pool;
 mod space;
 mod takeover;
 
-/// Memory that clients may still hold when the driver needs it no more.
+/// Memory that clients may still hold when the driver no longer needs it.
 pub trait Lent: std::fmt::Debug + Send + Sync {
     /// Returns whether no client holds it any more. A dead client's memory may have gone to another process.
     fn is_let_go(&self) -> bool;

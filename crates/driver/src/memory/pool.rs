@@ -12,31 +12,31 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Whether regions are made of hugepages.
+/// Use of hugepages for regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HugepageUse {
-    /// If the machine has free ones, with a warning once if not.
+    /// Hugepages if the machine has free ones, with one warning if not.
     #[default]
     Auto,
-    /// Never.
+    /// No hugepages.
     Off,
-    /// Always; no region otherwise.
+    /// Hugepages only; otherwise the region is refused.
     Require,
 }
 
-/// Bytes that all regions together may have, and what they are made of.
+/// Bytes that all regions together may have, and the kinds of memory for them.
 #[derive(Debug)]
 pub struct Pool {
     root: Arc<Account>,
     pub(super) hugepages: HugepageUse,
-    /// For memory that only the driver writes.
+    /// Shelves of memory that only the driver writes.
     shelves: Shelves,
     warned: AtomicBool,
 }
 
-/// Where memory is made that only the driver writes, so that another driver can take it over; without one the memory is sealed, and stays this
-/// process's.
+/// Places of memory that only the driver writes, which another driver can take over. Without a shelf the memory is sealed, and ends with
+/// this process.
 #[derive(Debug, Default)]
 pub struct Shelves {
     ordinary: Option<Shelf>,
@@ -44,7 +44,7 @@ pub struct Shelves {
 }
 
 impl Shelves {
-    /// As far as the process may have them. Says why not otherwise.
+    /// Opens the shelves that the process may have. Logs the reason for each missing one.
     pub fn open(hugepages: HugepageUse) -> Self {
         let open = |pages| {
             let refused = |error: &std::io::Error| {
@@ -67,20 +67,20 @@ impl Shelves {
 /// There is no memory for a region.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Exhausted {
-    /// An account may hold no more.
+    /// An account's limit.
     #[error("{}", remedy(*resource, *whose, *most))]
     Budget {
-        /// Of what.
+        /// The resource.
         resource: Resource,
-        /// Whose account.
+        /// The kind of account.
         whose: Whose,
-        /// What it may hold.
+        /// The account's limit.
         most: u64,
     },
-    /// The machine's hugepages, when they are required.
+    /// A lack of hugepages, when they are required.
     #[error("no free hugepages: raise vm.nr_hugepages or set memory.hugepages = \"auto\"")]
     Hugepages,
-    /// The machine's memory.
+    /// A lack of memory of the machine.
     #[error("out of memory: {0}")]
     Memory(Errno),
 }
@@ -110,7 +110,7 @@ fn remedy(resource: Resource, whose: Whose, most: u64) -> String {
 }
 
 impl Exhausted {
-    /// What a client learns.
+    /// Returns the errno that a client receives.
     pub fn errno(&self) -> Errno {
         match *self {
             Self::Budget { resource: Resource::Clients, .. } => Errno::USERS,
@@ -120,7 +120,7 @@ impl Exhausted {
         }
     }
 
-    /// Whether less would do: it is bytes that are short.
+    /// Tells whether a smaller request may succeed, because bytes are short.
     pub fn is_of_bytes(&self) -> bool {
         !matches!(
             self,
@@ -130,23 +130,23 @@ impl Exhausted {
     }
 }
 
-/// A region as the driver holds it: every page exists, and the budget knows of it. It stays there until [`Self::is_let_go`]:
-/// clients may keep what they have mapped, and pass it on.
+/// A region as the driver holds it: every page exists, and the budget counts it. It stays in the budget until
+/// [`Self::is_let_go`]: clients may keep their mappings, and pass the file on.
 #[derive(Debug)]
 pub struct Region {
     /// The driver's mapping.
     pub map: Arc<Mapping>,
-    /// Its pages.
+    /// The kind of the region's pages.
     pub pages: Pages,
     fd: OwnedFd,
-    /// For the client, of a region that lies in a shelf.
+    /// Read-only descriptor for the client, of a region that lies in a shelf.
     readable: Option<OwnedFd>,
-    /// Its share of the budget, given back with it.
+    /// The region's share of the budget, given back on drop.
     _lease: Lease,
 }
 
 impl Pool {
-    /// A pool of `budget` bytes, and of any number of clients and descriptors.
+    /// Makes a pool of `budget` bytes, and of any number of clients and descriptors.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn new(budget: u64, hugepages: HugepageUse) -> Arc<Self> {
         let (clients, descriptors, lines_bytes) = (u64::MAX, u64::MAX, u64::MAX);
@@ -154,34 +154,34 @@ impl Pool {
         Self::of(total, hugepages, Shelves::default())
     }
 
-    /// A pool of so much.
+    /// Makes a pool with these totals.
     pub fn of(total: Amounts, hugepages: HugepageUse, shelves: Shelves) -> Arc<Self> {
         Arc::new(Self { root: Account::new(total), hugepages, shelves, warned: AtomicBool::new(false) })
     }
 
-    /// Where lines are made that only the driver writes.
+    /// Returns the shelf for lines that only the driver writes.
     pub fn shelf(&self) -> Option<&Shelf> {
         self.shelves.of(Pages::Ordinary)
     }
 
-    /// Bytes in use and bytes in all.
+    /// Returns the bytes in use and the bytes in all.
     pub fn usage(&self) -> (u64, u64) {
         (self.root.used().memory_bytes, self.root.total().memory_bytes)
     }
 
-    /// What all accounts draw on.
+    /// Returns the account that all others draw on.
     pub fn root(&self) -> &Arc<Account> {
         &self.root
     }
 
-    /// Bytes that a region of at least `bytes` bytes takes: whole hugepages, if it may be made of them.
+    /// Returns the bytes that a region of at least `bytes` bytes takes: whole hugepages, if it may have them.
     pub fn bytes_of(&self, bytes: u64, is_large: bool) -> u64 {
         let page = if is_large && self.hugepages != HugepageUse::Off { HUGEPAGE_BYTES } else { PAGE_BYTES };
         bytes.next_multiple_of(page as u64)
     }
 
-    /// A region of the lease's bytes ([`Self::bytes_of`]) for rings of `ring_bytes`, that only the driver writes: sealed
-    /// already. A ring has pages of its own, so that only large ones lie in hugepages.
+    /// Makes a region of the lease's bytes ([`Self::bytes_of`]) for rings of `ring_bytes`, sealed, which only the driver
+    /// writes. A ring has pages of its own, so that only large ones lie in hugepages.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -196,8 +196,8 @@ impl Pool {
         Ok((region, fd))
     }
 
-    /// A region of the lease's bytes ([`Self::bytes_of`]) for a client to write: the driver's mapping is read-only. Seal it
-    /// when the client has mapped it.
+    /// Makes a region of the lease's bytes ([`Self::bytes_of`]) for a client to write. The driver's mapping is read-only.
+    /// Seal it when the client has mapped it.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -238,14 +238,15 @@ impl Pool {
         Ok(Region { map: Arc::new(map), pages, fd, readable, _lease: lease })
     }
 
-    /// The mapping, its pages, the driver's descriptor, and that of a client that only reads.
+    /// Makes memory. Returns the mapping, the kind of pages, the driver's descriptor, and the descriptor of a client that only
+    /// reads.
     fn pages(
         name: &str,
         bytes: usize,
         near: Option<u32>,
         (pages, shelf): (Pages, Option<&Shelf>),
     ) -> rustix::io::Result<(Mapping, Pages, OwnedFd, Option<OwnedFd>)> {
-        // A lease is granted only if all that others hold, and what it is asked for, come of openings.
+        // Every file behind a lease has to be an opening of its own, to tell later whether clients hold it.
         may(Call::MakeMemory)?;
         let (fd, readable) = match shelf {
             Some(shelf) => shelf.make(bytes).map(|(own, theirs)| (own, Some(theirs)))?,
@@ -274,19 +275,20 @@ impl Pool {
 }
 
 impl Region {
-    /// A region of the lease's bytes that another driver has made and a client writes, which `is_sealed` by now.
+    /// Takes over a region of the lease's bytes that another driver has made and a client writes. `is_sealed`: the client has
+    /// mapped it.
     ///
     /// # Errors
-    /// `EINVAL` if it is not such a file; those of mapping memory.
+    /// `EINVAL` if it is not such a file; errors of mapping memory.
     pub fn resume_send(fd: OwnedFd, lease: Lease, pages: Pages, is_sealed: bool) -> rustix::io::Result<Self> {
         memfd::check(&fd, lease.bytes() as usize, pages, is_sealed)?;
         Self::resume(fd, lease, pages, Protection::Read)
     }
 
-    /// The same of one that the driver writes.
+    /// Takes over a region that the driver writes.
     ///
     /// # Errors
-    /// As for [`Self::resume_send`].
+    /// As of [`Self::resume_send`].
     pub fn resume_receive(fd: OwnedFd, lease: Lease, pages: Pages) -> rustix::io::Result<Self> {
         shelf::check(&fd, lease.bytes() as usize, pages)?;
         Self::resume(fd, lease, pages, Protection::ReadWrite)
@@ -299,7 +301,7 @@ impl Region {
         Ok(Self { map: Arc::new(map), pages, fd, readable: None, _lease: lease })
     }
 
-    /// Its file, for another driver.
+    /// Returns the region's file, for another driver.
     pub fn file(&self) -> &OwnedFd {
         &self.fd
     }
@@ -308,16 +310,16 @@ impl Region {
         may(Call::Reopen).and_then(|()| memfd::reopen(&self.fd, OFlags::RDWR)).map_err(Exhausted::Memory)
     }
 
-    /// The driver's descriptor, to seal it.
+    /// Duplicates the driver's descriptor, to seal the file.
     ///
     /// # Errors
-    /// Those of `dup`.
+    /// Errors of `dup`.
     pub fn descriptor(&self) -> rustix::io::Result<OwnedFd> {
         may(Call::Duplicate)?;
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
     }
 
-    /// Whether no client holds it any more.
+    /// Tells whether no client holds the region any more.
     pub fn is_let_go(&self) -> bool {
         simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
     }

@@ -1,8 +1,8 @@
-//! Which pages of a receive region are taken by rings.
+//! Allocator of a receive region's pages.
 use std::collections::BTreeMap;
 
-/// Free pages of one region as maximal runs; first fit, aligned to the size asked for: then there are so few
-/// places for rings that a client soon has all of them mapped.
+/// Free pages of one region as maximal runs. First fit, aligned to the size asked for. Rings then have few
+/// different places, and a client soon has all of them mapped.
 #[derive(Debug)]
 pub struct Space {
     free: BTreeMap<u32, u32>,
@@ -11,7 +11,7 @@ pub struct Space {
 }
 
 impl Space {
-    /// `pages` pages, all free.
+    /// Begins with `pages` pages, all free.
     pub fn new(pages: u32) -> Self {
         Self { free: BTreeMap::from([(0, pages)]), pages, taken: 0 }
     }
@@ -72,7 +72,7 @@ impl Space {
         self.free.insert(at, count);
     }
 
-    /// Pages taken.
+    /// Returns the number of pages taken.
     pub fn taken(&self) -> u32 {
         self.taken
     }
@@ -110,7 +110,7 @@ mod tests {
                 }
                 prop_assert_eq!(space.taken(), taken.iter().map(|t| t.1).sum::<u32>());
             }
-            // Another one claims the same, once.
+            // Another call claims the same pages, once.
             let mut next = Space::new(64);
             for &(at, run) in &taken {
                 prop_assert!(next.claim(at, run) && !next.claim(at, run));

@@ -1,4 +1,4 @@
-//! Regions as another driver goes on with them.
+//! State of regions that a take-over passes on.
 use super::account::{Account, Amounts, Lease};
 use super::pool::Region;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A region of a client's.
+/// A region of a client.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionState {
-    /// Its number.
+    /// The region's number.
     pub number: u32,
     file: Fd,
     bytes: u64,
@@ -19,7 +19,7 @@ pub struct RegionState {
 }
 
 impl RegionState {
-    /// That of a region.
+    /// Returns the state of a region.
     ///
     /// # Errors
     /// The hindrance.
@@ -28,7 +28,7 @@ impl RegionState {
         Ok(Self { number, file: pack.add(region.file())?, bytes, page_bytes })
     }
 
-    /// The region, for which `account` pays, made of the file by `resume`.
+    /// Takes over the region, made by `resume` of the file. `account` pays for it.
     ///
     /// # Errors
     /// The fault in it.

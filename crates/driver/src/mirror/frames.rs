@@ -1,8 +1,8 @@
-//! Segments of TCP, made of what a mirror has copied of connections.
+//! Segments of TCP, made of a mirror's copies of connections.
 //!
-//! They are as a network would have carried the stream: Ethernet, IPv4 or IPv6, and TCP, with sequence numbers, acknowledgements and
-//! checksums that fit. A stream that is shown from its begin has a handshake; each that ends has a `FIN`. Bytes that were lost are a gap of
-//! the sequence numbers. MAC addresses are made of addresses, and options there are none.
+//! Frames look as a network would have carried the stream: Ethernet, IPv4 or IPv6, and TCP, with fitting sequence numbers, acknowledgements
+//! and checksums. A stream that is shown from its beginning has a handshake, and each that ends has a `FIN`. Lost bytes are a gap of the
+//! sequence numbers. MAC addresses derive from IP addresses. There are no options.
 use super::lane::{Copies, Kind, Lane, Record, LANES};
 use super::SEGMENT_BYTES_MAX;
 use crate::ids::Side;
@@ -21,7 +21,7 @@ const SYN: u8 = 2;
 const PSH: u8 = 8;
 const ACK: u8 = 16;
 
-/// A segment, but for its payload.
+/// A segment without its payload.
 #[derive(Clone, Copy)]
 struct Segment {
     from: SocketAddr,
@@ -31,7 +31,7 @@ struct Segment {
     flags: u8,
 }
 
-/// A device that has copies of connections as frames.
+/// A device whose frames are a mirror's copies of connections.
 #[derive(Debug)]
 pub struct Frames {
     copies: Arc<Copies>,
@@ -46,7 +46,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Of a mirror.
+    /// Makes the device of a mirror.
     pub fn new(copies: Arc<Copies>) -> Self {
         Self {
             copies,
@@ -58,7 +58,7 @@ impl Frames {
         }
     }
 
-    /// Makes the next frame.
+    /// Makes the next frame. Returns its length.
     fn make(&mut self) -> Option<usize> {
         let at = loop {
             let numbers =
@@ -101,7 +101,7 @@ impl Drop for Frames {
     }
 }
 
-/// A segment of a side's stream, `at` bytes behind the record's first.
+/// Returns a segment of a side's stream, `at` bytes after the record's first byte.
 fn segment(of: &Record, at: u64, flags: u8) -> Segment {
     let [from, to] = [of.subject.addresses[of.side], of.subject.addresses[of.side.other()]];
     // The handshake has taken a number on both sides.
@@ -176,7 +176,7 @@ impl Segment {
     }
 }
 
-/// A MAC address that nobody was given by its maker: the last bytes of the IP address behind 02:00.
+/// Returns a locally administered MAC address: the last bytes of the IP address behind 02:00.
 fn mac(of: SocketAddr) -> [u8; 6] {
     let [a, b, c, d] = match of.ip() {
         IpAddr::V4(ip) => ip.octets(),
@@ -188,7 +188,7 @@ fn mac(of: SocketAddr) -> [u8; 6] {
     [2, 0, a, b, c, d]
 }
 
-/// The sum of the words of the internet checksum.
+/// Returns the sum of 16-bit words for the internet checksum.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(2);
     let last = words.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
@@ -261,10 +261,10 @@ mod tests {
         })
     }
 
-    /// Whose a frame is, its flags, its numbers, its payload.
+    /// Source of a frame, its flags, its numbers, its payload.
     type Shown = ((IpAddr, u16), u8, u32, u32, Vec<u8>);
 
-    /// What an observer makes of a frame. Checks lengths and sums.
+    /// Parses a frame as an observer does. Checks lengths and sums.
     fn read(frame: &[u8]) -> Shown {
         let v4 = frame[12..14] == [8, 0];
         let (ip, rest) = frame[14..].split_at(if v4 { 20 } else { 40 });
@@ -354,7 +354,7 @@ mod tests {
         put(&copies, 0, of, b"behind", 6);
         let behind = drain(&mut frames);
         assert_eq!((behind.len(), behind[0].2 as usize), (1, 1 + 3 * bytes.len()));
-        // One whose lane another has.
+        // A copy whose lane is held.
         let (held, missed) = (super::super::lane::tests::hold(&copies, 1), frames.missed());
         assert_eq!(put(&copies, 1, of, b"lost", 0), 0);
         assert_eq!(frames.missed(), missed + 1);
@@ -363,8 +363,8 @@ mod tests {
     }
 
     proptest! {
-        /// Streams of several connections, in pieces of any size and by several movers, taken at any moment: what was not lost is there, at its
-        /// place, and acknowledgements never go beyond what was delivered.
+        /// Sends streams of several connections, in pieces of any size and by several movers, taken at any moment. All bytes that were
+        /// not lost are present, in place. Acknowledgements never go beyond delivered bytes.
         #[test]
         fn an_observer_has_each_stream_but_for_what_was_counted(
             steps in prop::collection::vec((0..3usize, any::<bool>(), 0..40_000usize, 0..40_000usize, 0..10u8), 1..40),

@@ -9,17 +9,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Lanes of a mirror. Movers beyond share them.
 pub(super) const LANES: usize = 8;
-/// Bytes that a lane has room for: what a mover moves in four turns of a flow.
+/// Bytes of a lane: those that a mover moves in four turns of a flow.
 pub const LANE_BYTES: usize = 1 << 20;
-/// Records that a lane has room for.
+/// Records of a lane.
 const LANE_RECORDS: usize = 8192;
-/// Times that a mover tries a lane before its bytes are lost. The agent has one for the time of an exchange of pointers.
+/// Times that a mover tries a lane before its bytes are lost. The agent holds a lane for the time of an exchange of pointers.
 const TRIES_MAX: usize = 256;
 
-/// What befell a connection.
+/// Event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It began.
+    /// The connection began.
     Begin,
     /// Bytes were delivered.
     Bytes,
@@ -46,13 +46,13 @@ pub(super) struct Record {
 pub(super) struct Lane {
     pub records: Vec<Record>,
     pub bytes: Vec<u8>,
-    /// Records that the agent is done with.
+    /// Records that the agent has handled.
     pub done: usize,
 }
 
 impl Lane {
     fn new() -> Self {
-        // Pages that nobody has written to take no memory.
+        // Pages that were never written take no memory.
         Self { records: Vec::with_capacity(LANE_RECORDS), bytes: Vec::with_capacity(LANE_BYTES), done: 0 }
     }
 
@@ -62,7 +62,7 @@ impl Lane {
         self.done = 0;
     }
 
-    /// The oldest record that the agent is not done with.
+    /// Returns the oldest record that the agent has not handled.
     pub fn next(&self) -> Option<&Record> {
         self.records.get(self.done)
     }
@@ -72,23 +72,23 @@ impl Lane {
 #[derive(Debug)]
 pub struct Copies {
     lanes: [Mutex<Lane>; LANES],
-    /// Number of the next record. Taken while its lane is held.
+    /// Number of the next record, taken while its lane is held.
     next_number: AtomicU64,
-    /// There is something in a lane.
+    /// Set when a lane has records.
     is_filled: AtomicBool,
-    /// Somebody sees the copies.
+    /// Set while somebody sees the copies.
     is_watched: AtomicBool,
-    /// The agent is to be woken.
+    /// Set while the agent has to be woken.
     is_asleep: AtomicBool,
     doorbell: OwnedFd,
     frames_lost: AtomicU64,
 }
 
 impl Copies {
-    /// Without any.
+    /// Begins without copies.
     ///
     /// # Errors
-    /// Those of `eventfd`.
+    /// Errors of `eventfd`.
     pub fn new() -> rustix::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             lanes: std::array::from_fn(|_| Mutex::new(Lane::new())),
@@ -101,8 +101,8 @@ impl Copies {
         }))
     }
 
-    /// Copies `pieces` of a side's stream for the agent, as far as there is room; of another record than bytes there are none. `copy`
-    /// appends a piece to memory that has room for it. Returns how many bytes were copied. Neither waits nor allocates.
+    /// Copies `pieces` of a side's stream for the agent, as far as there is room. Records of other kinds than bytes have no pieces.
+    /// `copy` appends a piece to memory that has room for it. Returns the number of bytes copied. Neither waits nor allocates.
     pub fn put(
         &self,
         mover: MoverId,
@@ -168,15 +168,16 @@ impl Copies {
         }
     }
 
-    /// The agent is about to sleep, and looks once more after this and a fence.
+    /// Records that the agent is about to sleep. The agent looks once more after this and a fence.
     pub(super) fn rest(&self) {
         self.is_asleep.store(true, Ordering::Relaxed);
         // SYNC POINT: mirror-dekker
         fence(Ordering::SeqCst);
     }
 
-    /// Exchanges lanes for those of `taken` that the agent is done with. Returns the number before which all records are in `taken`; none if there
-    /// is nothing new. A record's number is taken while its lane is held: a number seen before the lane was held is that of a record in it.
+    /// Exchanges lanes for those of `taken` that the agent has handled. Returns the number before which all records are in `taken`; none
+    /// if there is nothing new. A record's number is taken while its lane is held: a number seen before the lane was held is that of a
+    /// record in it.
     pub(super) fn take(&self, taken: &mut [Lane; LANES]) -> Option<u64> {
         if !self.is_filled.swap(false, Ordering::Acquire) {
             return None;
@@ -184,7 +185,7 @@ impl Copies {
         let mut end = self.next_number.load(Ordering::Relaxed);
         for (lane, taken) in self.lanes.iter().zip(taken) {
             if let Some(last) = taken.records.last().filter(|_| taken.next().is_some()) {
-                // What is in the lane comes behind these.
+                // Later records of the lane come behind these.
                 end = end.min(last.number + 1);
                 self.is_filled.store(true, Ordering::Relaxed);
                 continue;
@@ -223,7 +224,7 @@ fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
 pub(super) mod tests {
     use super::*;
 
-    /// Keeps a mover's lane from it.
+    /// Holds a mover's lane.
     pub fn hold(copies: &Copies, mover: usize) -> MutexGuard<'_, Lane> {
         lock(&copies.lanes[mover % LANES])
     }
@@ -249,7 +250,7 @@ pub(super) mod tests {
         let mut taken = Copies::empty_lanes();
         assert_eq!(copies.take(&mut taken), Some(4));
         assert_eq!((taken[0].records.len(), copies.take(&mut taken)), (4, None));
-        // What was not looked at stays, and what comes behind it waits.
+        // An unread record stays, and later ones wait behind it.
         put();
         assert_eq!((copies.take(&mut taken), taken[0].records.len()), (Some(4), 4));
         taken[0].done = 4;

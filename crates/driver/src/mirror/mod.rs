@@ -1,15 +1,15 @@
-//! Mirrors of connections: copies of what movers deliver, as frames of a port.
+//! Mirrors of connections: copies of delivered bytes, as frames of a port.
 //!
 //! ```text
 //!     mover ── copy ──▶ lane ┐
 //!     mover ── copy ──▶ lane ┴─ Copies ──▶ Frames, a device of the agent of pipes
 //! ```
 //!
-//! A mover copies bytes out of the receive ring after it has published them, into a *lane* of its own. It waits for nobody: bytes for which
-//! there is no room, or whose lane is not free at once, are lost and counted. The agent takes lanes whole, and makes segments of TCP of them.
+//! A mover copies bytes out of the receive ring after it has published them, into a *lane* of its own. It never waits: bytes without
+//! room, or whose lane is not free at once, are lost and counted. The agent takes lanes whole, and makes segments of TCP of them.
 //!
-//! A mover knows by a table of its own which flows have mirrors; a flow knows nothing of it. The bytes are read from memory that the driver
-//! alone writes, so nothing here depends on what a client does.
+//! A mover has a table of its own of the flows with mirrors; flows know nothing of them. The bytes are read from memory that the driver
+//! alone writes, so that clients cannot change them.
 mod frames;
 mod lane;
 
@@ -21,23 +21,23 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// What `--of` says before the name of a tenant, or before nothing: all connections.
+/// Prefix of `--of` before the name of a tenant. Alone, it means all connections.
 pub const OF_CONNECTIONS: &str = "connections:";
 
-/// Payload of a segment: a frame of it has 9,000 bytes behind its Ethernet header, as a jumbo frame.
+/// Most payload bytes of a segment. The frame has 9,000 bytes behind its Ethernet header, as a jumbo frame.
 const SEGMENT_BYTES_MAX: usize = 9000 - 40 - 20;
 
 /// A connection as its mirrors show it.
 #[derive(Debug)]
 pub struct Subject {
-    /// By side.
+    /// Addresses by side.
     addresses: [SocketAddr; 2],
     /// Bytes delivered from each side since it is shown: sequence numbers of one, acknowledgements of the other.
     delivered: [AtomicU64; 2],
 }
 
 impl Subject {
-    /// A connection between these addresses.
+    /// Makes a subject for a connection between these addresses.
     pub fn new(addresses: [SocketAddr; 2]) -> Arc<Self> {
         let addresses = addresses.map(|at| SocketAddr::new(at.ip().to_canonical(), at.port()));
         Arc::new(Self { addresses, delivered: Default::default() })
@@ -54,10 +54,10 @@ impl Subject {
 /// A flow's mirrors.
 #[derive(Debug)]
 pub struct Showing {
-    /// Its connection.
+    /// The flow's connection.
     pub subject: Arc<Subject>,
-    /// Where copies go, and the account that pays for the copying.
+    /// Destinations of the copies, and the account that pays for each.
     pub to: Vec<(Arc<Copies>, Payer)>,
-    /// The connection has just begun.
+    /// Set if the connection has just begun.
     pub begins: bool,
 }

@@ -1,4 +1,4 @@
-//! The call of bpf(2) that has an interface's frames pass a program as long as a descriptor is open.
+//! The call of bpf(2) that has an interface's frames pass a program while a descriptor is open.
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::io::{Errno, Result};
 use std::ffi::c_int;
@@ -8,7 +8,7 @@ const LINK_CREATE: c_int = 28;
 const XDP: u32 = 37;
 
 /// Attaches a program to an interface of the thread's network namespace. It is detached when the last descriptor of the link is
-/// closed, however its holder ends.
+/// closed, in whichever way the holder ends.
 ///
 /// # Errors
 /// `EBUSY`, `EEXIST` where the interface has a program; `ENODEV`; `EPERM`.

@@ -7,7 +7,7 @@ use rustix::net::{
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// What the driver gets: a socket that listens under this path.
+/// Opens the driver's descriptor: a socket that listens under this path.
 pub fn open(path: &Path) -> Result<Vec<OwnedFd>, String> {
     let wrong = |why: Errno| format!("socket {}: {why}", path.display());
     let socket = || {
@@ -17,14 +17,14 @@ pub fn open(path: &Path) -> Result<Vec<OwnedFd>, String> {
     let address = SocketAddrUnix::new(path).map_err(wrong)?;
     let made = socket()?;
     match bind(&made, &address) {
-        // Of a port that is no more.
+        // Left by a port that was removed.
         Err(Errno::ADDRINUSE) if connect(socket()?, &address) == Err(Errno::CONNREFUSED) => {
             unlink(path).map_err(wrong)?;
             bind(&made, &address).map_err(wrong)?;
         }
         bound => bound.map_err(wrong)?,
     }
-    // Before it listens nobody can connect.
+    // Nobody can connect before it listens.
     chmod(path, Mode::RUSR | Mode::WUSR).map_err(wrong)?;
     listen(&made, 1).map_err(wrong)?;
     Ok(vec![made])

@@ -1,8 +1,8 @@
-//! Openers: what an administrator's process opens for a port that leads out, and passes to the driver.
+//! Openers: an administrator's process opens descriptors for a port that leads out, and passes them to the driver.
 //!
 //! Opening takes rights that the driver does not keep: sockets of `AF_XDP`, programs of interfaces, devices, names of sockets. The
-//! process that asks for the port has them, and opens what the port needs in the network namespace of its choice ([`open`]). The
-//! driver gets descriptors. None of this code runs in the driver.
+//! process that asks for the port has them, and opens the descriptors in the network namespace of its choice ([`open`]). The
+//! driver receives descriptors. None of this code runs in the driver.
 mod bpf;
 mod memif;
 mod tap;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// Folder of the namespaces that `ip netns` has named.
 const NAMED: &str = "/run/netns";
 
-/// The file of a network namespace: a name as `ip netns` knows them, or a path.
+/// Returns the file of a network namespace, given by its name in `ip netns`, or by a path.
 pub fn namespace_file(name: &str) -> PathBuf {
     if name.contains('/') {
         PathBuf::from(name)
@@ -26,10 +26,10 @@ pub fn namespace_file(name: &str) -> PathBuf {
     }
 }
 
-/// Opens what a port needs, in a network namespace or in that of the process.
+/// Opens the descriptors of a port, in a network namespace or in that of the process.
 ///
 /// # Errors
-/// A sentence that names what is missing.
+/// A sentence that names the missing thing.
 pub fn open(port: &PortSpec, namespace: Option<&Path>) -> Result<Vec<OwnedFd>, String> {
     let opened = || match port {
         PortSpec::Veth { interface } => veth::open(interface),
@@ -40,7 +40,7 @@ pub fn open(port: &PortSpec, namespace: Option<&Path>) -> Result<Vec<OwnedFd>, S
     let Some(path) = namespace else { return opened() };
     let wrong = |why: &dyn std::fmt::Display| format!("network namespace {}: {why}", path.display());
     let file = open_file(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(|why| wrong(&why))?;
-    // A thread of its own: the process stays where the driver has seen it.
+    // A thread of its own: the process stays in the namespace that the driver knows.
     let inside = || {
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|why| wrong(&why))?;
@@ -50,13 +50,13 @@ pub fn open(port: &PortSpec, namespace: Option<&Path>) -> Result<Vec<OwnedFd>, S
         .unwrap_or_else(|_| Err(wrong(&"the thread that entered it ended")))
 }
 
-/// Kinds of ports that take something of the kernel.
+/// Kinds of ports that need descriptors of the kernel.
 pub const KINDS: [&str; 3] = ["veth", "tap", "memif"];
 
 /// Tells whether ports of a kind can be opened here.
 ///
 /// # Errors
-/// A sentence that names what is missing.
+/// A sentence that names the missing thing.
 pub fn check(kind: &str) -> Result<(), String> {
     match kind {
         "veth" => veth::check(),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Redirects frames of flows that pipes are bound to into a socket of AF_XDP, and leaves all others to the kernel. The driver fills the
-// maps (`pipes/steer.rs`). `steer.bpf.o` is this file compiled; `build.sh` says how.
+// maps (`pipes/steer.rs`). `build.sh` compiles this file into `steer.bpf.o`.
 #include <linux/bpf.h>
 
 #define SEC(name) __attribute__((section(name), used))
@@ -13,14 +13,14 @@ static long (*redirect_map)(void *, __u64, __u64) = (void *)BPF_FUNC_redirect_ma
 #define FLOWS 64
 #define FRAME_MIN 14
 #define IPV4 8
-// Of the network's order, as they lie in the frame.
+// Values in network order, as they lie in the frame.
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define ORDER(word) __builtin_bswap16(word)
 #else
 #define ORDER(word) (word)
 #endif
 
-// Addresses and ports are as they lie in a frame. A mask without bits, a port or a protocol of 0: any.
+// A flow. Addresses and ports are as they lie in a frame. A mask without bits, a port or a protocol of 0: any.
 struct flow {
     __u32 from, from_mask, to, to_mask;
     __u16 from_port, to_port;
@@ -29,7 +29,7 @@ struct flow {
 
 struct flows {
     __u32 count;
-    // All frames, of whatever kind.
+    // Set if all frames of any kind are redirected.
     __u32 any;
     struct flow list[FLOWS];
 };
@@ -67,7 +67,7 @@ int pd_steer(struct xdp_md *ctx)
     struct flows *bound = map_lookup(&flows, &index);
     if (!bound || frame + FRAME_MIN > end)
         return XDP_PASS;
-    // The socket is of the first queue; what comes by another stays with the kernel.
+    // The socket is bound to the first queue; frames of other queues stay with the kernel.
     if (bound->any)
         return redirect_map(&sockets, ctx->rx_queue_index, XDP_PASS);
     __u32 count = bound->count;
@@ -75,7 +75,7 @@ int pd_steer(struct xdp_md *ctx)
         return XDP_PASS;
     __u8 protocol = frame[23];
     __u32 from = *(__u32 *)(frame + 26), to = *(__u32 *)(frame + 30);
-    // Ports are those of a first piece behind a header without options.
+    // Ports are read only of first fragments behind a header without options.
     __u16 from_port = 0, to_port = 0;
     int has_ports = frame[14] == 0x45 && !(*(__u16 *)(frame + 20) & ORDER(0x1fff)) && frame + 38 <= end;
     if (has_ports) {

@@ -1,11 +1,11 @@
-//! Makes a TAP device for a port. It is gone when the driver closes its descriptor, however it ends.
+//! Makes a TAP device for a port. The device is gone when the driver closes its descriptor, in whichever way it ends.
 use rustix::fs::{open as open_file, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{c_short, c_ulong};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const DEVICE: &str = "/dev/net/tun";
-/// `TUNSETIFF`, and flags of linux/if_tun.h: frames of Ethernet, and nothing before them.
+/// `TUNSETIFF`, and flags of linux/if_tun.h: Ethernet frames without a header before them.
 const SET_INTERFACE: c_ulong = 0x4004_54ca;
 const TAP: c_short = 0x0002;
 const NO_INFORMATION: c_short = 0x1000;
@@ -22,7 +22,7 @@ fn device() -> Result<OwnedFd, String> {
     })
 }
 
-/// What the driver gets: the device, an interface of this name in the thread's network namespace.
+/// Opens the driver's descriptor: the device, an interface of this name in the thread's network namespace.
 pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
     if !(1..=NAME_BYTES_MAX).contains(&interface.len()) || interface.contains(['/', '%', '\0', ' ']) {
         return Err(format!("'{interface}' is no name of an interface; use 1 to {NAME_BYTES_MAX} letters"));

@@ -1,7 +1,7 @@
 //! Opens an interface for a port: a socket of `AF_XDP` with its memory, and a program that redirects frames of some flows into it.
 //!
-//! The link that attaches the program is a descriptor, which the driver holds: when it removes the port, ends or is killed, the
-//! interface is as it was.
+//! The link that attaches the program is a descriptor, which the driver holds. The interface is as before when the driver
+//! removes the port, ends or is killed.
 use super::bpf::link_to_interface;
 use aya::maps::Map;
 use aya::programs::Xdp;
@@ -17,16 +17,16 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Compiled by `build.sh`.
+/// The program, compiled by `build.sh`.
 static OBJECT: &[u8] = include_bytes_aligned!("steer.bpf.o");
 const NAME: &str = "pd_steer";
 
-/// The kernel lets go of a queue some time after the last descriptor of its socket is closed, in a work queue...
+/// Longest time for which the kernel keeps a queue after the last descriptor of its socket is closed: a work queue releases it.
 const QUEUE_BUSY_FOR: Duration = Duration::from_secs(2);
-/// ...so that binding is tried again after this.
+/// Interval of attempts to bind meanwhile.
 const BIND_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// What the driver gets: the socket, its memory, the two maps that it fills, and the link.
+/// Opens the driver's descriptors: the socket, its memory, the two maps that the driver fills, and the link.
 pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
     let wrong = |what: &str, why: &dyn Display| format!("interface {interface}: {what}: {why}");
     let index = {
@@ -36,7 +36,7 @@ pub fn open(interface: &str) -> Result<Vec<OwnedFd>, String> {
     };
     let socket = socket().map_err(|why| format!("interface {interface}: {why}"))?;
     let memory = give_memory(&socket).map_err(|why| wrong("memory of the socket", &why))?;
-    // The kernel copies where the interface's driver cannot receive into the memory itself.
+    // The kernel copies if the interface's driver cannot receive into the memory itself.
     let address = SocketAddrXdp::new(SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, index, 0);
     bind_to_queue(&socket, &address).map_err(|errno| match errno {
         Errno::BUSY => wrong("its first queue", &"another socket of AF_XDP has it"),
@@ -71,7 +71,7 @@ fn socket() -> Result<OwnedFd, String> {
     })
 }
 
-/// Gives the socket rings, and memory of a file, which the driver maps, too.
+/// Gives the socket rings, and memory of a file that the driver maps, too.
 fn give_memory(socket: &OwnedFd) -> rustix::io::Result<OwnedFd> {
     let memory = memfd::create("pd-xsk", XSK_MEMORY_BYTES, Pages::Ordinary)?;
     let mapped = Region::<Own>::new(&memory, XSK_MEMORY_BYTES)?;
@@ -83,7 +83,7 @@ fn give_memory(socket: &OwnedFd) -> rustix::io::Result<OwnedFd> {
         flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
     };
-    // The kernel keeps the pages as long as there is the socket, mapped or not.
+    // The kernel keeps the pages while the socket exists, mapped or not.
     sockopt::set_xdp_umem_reg(socket, umem)?;
     sockopt::set_xdp_umem_fill_ring_size(socket, XSK_RING_ENTRIES)?;
     sockopt::set_xdp_umem_completion_ring_size(socket, XSK_RING_ENTRIES)?;
@@ -99,7 +99,7 @@ struct Program {
 }
 
 impl Program {
-    /// Loads the program, and leads it to the socket.
+    /// Loads the program, and puts the socket into its map.
     fn load(socket: &OwnedFd) -> Result<Self, String> {
         let mut loaded = EbpfLoader::new().load(OBJECT).map_err(|why| format!("loading a program: {why}"))?;
         let wrong = |what: &str, why: &dyn Display| format!("{what} of the program: {why}");
@@ -142,11 +142,11 @@ mod tests {
     use proptest::prelude::*;
     use std::os::fd::AsRawFd;
 
-    /// Has the kernel run the program over a frame. Returns whether the frame is the socket's.
+    /// Runs the program over a frame in the kernel. Returns whether the frame goes to the socket.
     fn is_redirected(program: &OwnedFd, frame: &[u8]) -> bool {
         const TEST_RUN: i32 = 10;
         const REDIRECT: u64 = 4;
-        // Program and its answer; length of the frame and of the room for what it becomes; the two; how often, and how long it took.
+        // Program and result; length of the frame and of the output; their addresses; repetitions and duration.
         let first = program.as_raw_fd() as u64;
         let mut attr = [first, frame.len() as u64, frame.as_ptr() as u64, 0, 1, 0, 0, 0];
         // SAFETY: the kernel reads the frame, and writes into `attr`, which both live through the call.
@@ -198,7 +198,7 @@ mod tests {
         })
     }
 
-    /// What the program redirects, and what the agent finds a pipe for, are the same frames.
+    /// Checks that the program redirects exactly the frames for which the agent finds a pipe.
     #[test]
     fn the_program_and_the_agent_agree_on_flows() {
         if !rustix::process::geteuid().is_root() {

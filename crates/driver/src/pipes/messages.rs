@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A tenant as it stands, in the order of their numbers.
+/// A tenant at present; messages list tenants in the order of their numbers.
 #[derive(Debug)]
 pub struct TenantNow {
     pub name: String,
@@ -31,27 +31,27 @@ pub enum NewPort {
     Mirror {
         of: String,
     },
-    /// Copies of what movers deliver between connections of a tenant, or of all.
+    /// Copies of delivered bytes of connections of a tenant, or of all.
     Connections {
         frames: Box<Frames>,
         tenant: Option<String>,
     },
 }
 
-/// The memory of a pipe, and what it is charged.
+/// The memory of a pipe, and the lease that pays for it.
 #[derive(Debug)]
 pub struct PipeMemory {
     files: Files,
-    /// Unmapped here, by the payer's helper, and not by the agent.
+    /// The agent's mapping, unmapped by the payer's helper, and not by the agent.
     mapped: Mutex<Option<Mapped>>,
     _lease: Lease,
 }
 
 impl PipeMemory {
-    /// Seals what the client has mapped.
+    /// Seals the memory that the client has mapped.
     ///
     /// # Errors
-    /// Where it has taken pages away.
+    /// A violation if the client has taken pages away.
     pub fn seal(&self) -> Result<(), pd_pipe::Violation> {
         self.files.seal()
     }
@@ -78,7 +78,7 @@ pub struct NewPipe {
 }
 
 impl NewPipe {
-    /// Makes it. The lease is for its memory.
+    /// Makes the pipe. The lease is for its memory.
     ///
     /// # Errors
     /// Errors of making memory.
@@ -113,10 +113,10 @@ pub struct Opening {
     pub offer: Offer,
 }
 
-/// To the agent. What concerns one client comes in order.
+/// Messages to the agent. Messages about one client come in order.
 #[derive(Debug)]
 pub enum ToNic {
-    /// From the conductor: what the policy says, and all tenants. Pipes that it denies end.
+    /// From the conductor: the policy's bindings, and all tenants. Pipes that it denies end.
     Policy {
         binds: Binds,
         tenants: Vec<TenantNow>,
@@ -144,28 +144,28 @@ pub enum ToNic {
         reply: Sender<Answer>,
     },
     Open(Box<Opening>),
-    /// Its memory is sealed.
+    /// A new pipe's memory is sealed.
     Start {
         client: ClientId,
         number: u32,
     },
-    /// Its client waits by this pipe of the kernel, whose writing end it is.
+    /// A pipe's client waits by this pipe of the kernel, whose writing end it is.
     WakeFd {
         client: ClientId,
         number: u32,
         wake_fd: OwnedFd,
     },
-    /// Its client needs it no more, or had taken pages away.
+    /// A client no longer needs a pipe, or had taken pages away.
     Close {
         client: ClientId,
         number: u32,
     },
-    /// Pass on to the door what pipes that were closed before had of memory.
+    /// Asks to pass the memory of closed pipes on to the door.
     LetGo {
         payer: Payer,
         memory: Vec<Arc<dyn Lent>>,
     },
-    /// All pipes of a client that is gone.
+    /// All pipes of a client that has gone.
     Left {
         client: ClientId,
     },

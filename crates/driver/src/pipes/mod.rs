@@ -1,8 +1,8 @@
 //! Pipes of clients ([`pd_pipe`]): packets of ports, in rings that a client shares with an agent of the driver.
 //!
-//! The door reads what clients ask, has memory made and sealed by the payer's helper, and keeps it until it is let go. A thread `pd-nic`
-//! has the agent: ports, pipes, what the policy says of them, and their accounts ([`nic`]). It starts with the first port and sleeps while
-//! nothing comes. The conductor tells it of tenants and policies. Nobody else touches a pipe, and no flow knows of one.
+//! The door reads clients' requests, has memory made and sealed by the payer's helper, and keeps it until it is let go. A thread `pd-nic`
+//! has the agent: ports, pipes, the bindings of the policy, and accounts ([`nic`]). The thread starts with the first port and sleeps while
+//! nothing comes. The conductor sends it tenants and policies. No other thread touches a pipe, and no flow knows of one.
 mod messages;
 pub mod nic;
 pub mod report;
@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 type Starter = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
 
-/// Where door and conductor reach the agent.
+/// Access of door and conductor to the agent.
 pub struct Pipes {
     inbox: Arc<Mailbox<ToNic>>,
     started: AtomicBool,
@@ -35,7 +35,7 @@ impl fmt::Debug for Pipes {
 }
 
 impl Pipes {
-    /// Without an agent.
+    /// Begins without an agent.
     ///
     /// # Errors
     /// Errors of `eventfd`.
@@ -44,7 +44,7 @@ impl Pipes {
         Ok(Arc::new(Self { inbox: Mailbox::new()?, started, starter }))
     }
 
-    /// Sets how the agent is started.
+    /// Sets the function that starts the agent.
     pub fn set_starter(&self, start: Starter) {
         *self.starter.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
     }
@@ -52,7 +52,7 @@ impl Pipes {
     /// Starts the agent, unless it runs.
     ///
     /// # Errors
-    /// Errors of making a thread, and where there is none to be made.
+    /// Errors of making a thread; an error if no starter is set.
     pub fn start(&self) -> std::io::Result<()> {
         if self.is_started() {
             return Ok(());
@@ -63,19 +63,19 @@ impl Pipes {
         Ok(())
     }
 
-    /// Tells whether there is or was a port.
+    /// Tells whether the agent has started, with the first port.
     pub fn is_started(&self) -> bool {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Tells the agent, if there is one.
+    /// Sends to the agent, if there is one.
     pub fn send(&self, message: ToNic) {
         if self.is_started() {
             self.inbox.send(message);
         }
     }
 
-    /// Where the agent is told things.
+    /// Returns the agent's mailbox.
     pub fn inbox(&self) -> &Arc<Mailbox<ToNic>> {
         &self.inbox
     }

@@ -1,7 +1,7 @@
 //! The agent of pipes, on a thread of its own: ports by name, pipes by client, policy, rates and accounts.
 //!
-//! It takes commands from its mailbox, fills the purses of tenants with rates, and has the agent take a turn. With nothing to do it sleeps
-//! on the doorbells of pipes and on its mailbox. Whatever a client writes, the agent alone looks at it ([`pd_pipe::Agent`]).
+//! The agent takes commands from its mailbox, fills the purses of tenants with rates, and takes a turn. With nothing to do it sleeps on
+//! the doorbells of pipes and on its mailbox. The agent alone reads clients' memory ([`pd_pipe::Agent`]).
 use super::messages::{NewPort, NewTap, Opening, TenantNow, ToNic};
 use super::report::{PipeReport, PipesReport, PortReport, TapOf, TenantCounts, TenantPipes};
 use super::taps::Taps;
@@ -28,7 +28,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ports of a driver.
+/// Most ports of a driver.
 const PORTS_MAX: usize = 1024;
 /// Longest name of a port.
 const NAME_BYTES_MAX: usize = 15;
@@ -38,9 +38,9 @@ const CUT_OFF: &str = "a pipe ended: its client broke the protocol";
 struct Port {
     id: PortId,
     kind: &'static str,
-    /// The port whose frames it copies.
+    /// The port whose frames are copied.
     of: Option<String>,
-    /// It shows connections: of this tenant, or of all.
+    /// Set if the port shows connections: of this tenant, or of all.
     connections: Option<Option<String>>,
 }
 
@@ -57,9 +57,9 @@ struct Pipe {
     ports: Vec<String>,
     flow: Flow,
     shape: Shape,
-    /// Lease of its tenant's account.
+    /// Counts that are on the tenant's account already.
     settled: PipeCounts,
-    /// Why it has ended.
+    /// Reason of the pipe's end.
     ended: Option<String>,
 }
 
@@ -69,9 +69,9 @@ struct Tenant {
     budget: Option<Arc<Budget>>,
     bytes: Meter,
     messages: Meter,
-    /// Tokens as they were put into the purse.
+    /// Tokens that were put into the purse.
     granted: Option<Tokens>,
-    /// Bytes sent beyond what was granted.
+    /// Bytes sent beyond the granted tokens.
     debt: u64,
     account: TenantCounts,
     opened: u64,
@@ -97,7 +97,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// Without ports.
+    /// Begins without ports.
     ///
     /// # Errors
     /// Errors of making an epoll set.
@@ -138,7 +138,7 @@ impl Nic {
                     turn.0 || until.is_some()
                 });
             }
-            // Where tokens are lacking all other work is done, too, and goes on after the sleep.
+            // Where tokens are lacking, all other work is done first, and the turn goes on after the sleep.
             if busy && until.is_none() {
                 continue;
             }
@@ -152,7 +152,7 @@ impl Nic {
         }
     }
 
-    /// One turn. Whether there was anything to do, and when those have tokens again who lack them.
+    /// Takes one turn. Returns whether there was work, and the time at which tenants without tokens have some again.
     fn turn(&mut self) -> (bool, Option<Duration>) {
         let mut busy = self.take_commands();
         let until = self.fill_purses();
@@ -226,7 +226,7 @@ impl Nic {
         }
     }
 
-    /// Numbers of a client's pipes.
+    /// Returns the numbers of a client's pipes.
     fn of(&self, client: ClientId) -> Vec<u32> {
         self.pipes.range((client, 0)..=(client, u32::MAX)).map(|((_, number), _)| *number).collect()
     }
@@ -275,7 +275,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Returns what is left to close of it.
+    /// Removes a port. Returns the part of it that is left to close.
     fn remove_port(&mut self, name: &str) -> Result<Option<pd_pipe::Port>, String> {
         let ends = [name.to_owned(), format!("{name}.0"), format!("{name}.1")];
         let gone: Vec<_> = ends.iter().filter_map(|end| Some((end, self.ports.get(end)?.id))).collect();
@@ -293,7 +293,7 @@ impl Nic {
             }
         }
         let names: Vec<_> = gone.iter().map(|(end, _)| (*end).clone()).collect();
-        // Of a link the first takes both.
+        // Removing the first end of a link removes both.
         let port = self.agent.remove_port(gone[0].1);
         self.ports.retain(|name, _| !names.contains(name));
         Ok(port)
@@ -317,7 +317,7 @@ impl Nic {
         self.ports.get(port).is_some_and(|port| port.of.is_some() || port.connections.is_some())
     }
 
-    /// Tells whether a tenant may see what its pipes on these ports would show of connections: its own alone, whatever a binding says.
+    /// Tells whether a tenant may see the connections that these ports show: its own alone, whatever a binding says.
     fn may_see<'a>(&self, tenant: &str, ports: impl IntoIterator<Item = &'a str>) -> Result<(), Denied> {
         for name in ports {
             let of = self.ports.get(name).and_then(|port| port.connections.as_ref());
@@ -404,7 +404,7 @@ impl Nic {
         Ok(())
     }
 
-    /// Tells whether a payer may have one more pipe: half of what others leave.
+    /// Tells whether a payer may have one more pipe: at most half of the pipes that others leave.
     fn check_share(&self, payer: Payer) -> Result<(), (Errno, String)> {
         let own = self.pipes.values().filter(|pipe| pipe.payer == payer).count();
         let others = self.pipes.len() - own;
@@ -440,7 +440,7 @@ impl Nic {
         self.rated.retain(|&tenant| pipes.values().any(|pipe| pipe.payer.0 == tenant));
     }
 
-    /// Puts what went through a pipe since the last time on its tenant's account.
+    /// Adds the traffic of a pipe since the last time to its tenant's account.
     fn settle(&mut self, client: ClientId, number: u32) {
         let Some(pipe) = self.pipes.get_mut(&(client, number)) else { return };
         let Some(now) = self.agent.counts(pipe.id) else { return };
@@ -475,7 +475,7 @@ impl Nic {
         self.forget_rates();
     }
 
-    /// Ends a pipe that the policy denies by now, or whose frames it wants to come from elsewhere.
+    /// Ends a pipe that the policy denies now. Otherwise updates its lease of source addresses.
     fn judge_again(&mut self, client: ClientId, number: u32) {
         let Some(pipe) = self.pipes.get(&(client, number)) else { return };
         let (id, payer) = (pipe.id, pipe.payer);
@@ -496,7 +496,8 @@ impl Nic {
         }
     }
 
-    /// Takes what was spent out of the meters of tenants with rates, and fills their purses. Returns when the first has tokens again.
+    /// Moves spent tokens from the meters of tenants with rates, and fills their purses. Returns the time at which the first has
+    /// tokens again.
     fn fill_purses(&mut self) -> Option<Duration> {
         let mut next: Option<Duration> = None;
         for id in &self.rated {
@@ -530,7 +531,7 @@ impl Nic {
                 tenant.debt -= paid;
                 bytes -= paid;
                 if bytes == 0 && paid > 0 {
-                    // The next look takes more.
+                    // The next look draws more.
                     wait(Err(now));
                 }
             }
@@ -586,7 +587,7 @@ impl Nic {
     }
 }
 
-/// Closes a port, and then says that it is done. The kernel takes some time to close an interface, in which pipes go on.
+/// Closes a port, and then answers. The kernel takes some time to close an interface, in which pipes go on.
 fn close(port: Option<pd_pipe::Port>, reply: Sender<Answer>) {
     let leads_out = matches!(port, Some(pd_pipe::Port::Device(_)));
     let run = move || {
@@ -594,7 +595,7 @@ fn close(port: Option<pd_pipe::Port>, reply: Sender<Answer>) {
         let _ = reply.send(Answer::Done);
     };
     if leads_out {
-        // Without a thread it is closed all the same, and nobody is told.
+        // Without a thread the port is closed all the same, and no answer is sent.
         let _ = std::thread::Builder::new().name("pd-close".into()).spawn(run);
     } else {
         run();
@@ -643,7 +644,7 @@ fn counts(of: &PipeCounts) -> TenantCounts {
     }
 }
 
-/// Adds what `now` has more than `was`.
+/// Adds the difference of `now` and `was`.
 fn add(to: &mut TenantCounts, now: &TenantCounts, was: &TenantCounts) {
     to.frames_received += now.frames_received - was.frames_received;
     to.bytes_received += now.bytes_received - was.bytes_received;

@@ -7,45 +7,45 @@ use std::io::{Cursor, Read};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// Largest capture: it is read whole before the port is there, so that no pipe waits for a disk.
+/// Largest capture. The whole file is read before the port exists, so that no pipe waits for a disk.
 const CAPTURE_BYTES_MAX: u64 = 256 << 20;
 
 /// Kind of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PortSpec {
-    /// Makes frames, and checks those that come back.
+    /// Generator of frames, which checks frames that come back.
     Gen {
         /// Sizes of frames, which take turns.
         sizes: Vec<usize>,
         /// Flows, which take turns.
         flows: usize,
-        /// Frames to make; 0 for as many as are taken.
+        /// Frames to make; 0 for no limit.
         frames: u64,
     },
-    /// Counts what is sent.
+    /// Counter of sent frames.
     Sink,
-    /// Plays a capture.
+    /// Player of a capture.
     Pcap {
         /// The file, as the driver sees it.
         file: PathBuf,
     },
-    /// Two ports, `NAME.0` and `NAME.1`: what is sent at one is received at the other.
+    /// Two ports, `NAME.0` and `NAME.1`: frames sent at one are received at the other.
     Link,
-    /// An interface of the kernel, by a socket of `AF_XDP`: takes frames of flows that pipes are bound to, and leaves others to the
+    /// An interface of the kernel, by a socket of `AF_XDP`. Takes frames of flows that pipes are bound to, and leaves others to the
     /// kernel.
     Veth {
-        /// Its name, in the network namespace of the process that opens it.
+        /// The interface's name, in the network namespace of the process that opens it.
         interface: String,
     },
-    /// An interface of the kernel that the port is the cable of. It goes with the port.
+    /// A TAP interface of the kernel, with the port at its other end. The interface ends with the port.
     Tap {
-        /// Its name, in the network namespace of the process that makes it.
+        /// The interface's name, in the network namespace of the process that makes it.
         interface: String,
     },
-    /// Copies of another port's frames, both ways, or of what connections carry. A pipe needs a binding that says `mirror = true`.
+    /// Copies of another port's frames, both ways, or of bytes of connections. A pipe needs a binding that says `mirror = true`.
     Mirror {
-        /// The other port; `connections:` and a tenant for its connections, `connections:` for all.
+        /// The other port. `connections:` and a tenant mean its connections; `connections:` alone means all.
         of: String,
     },
     /// Frames of a program with memif, which connects to a socket.
@@ -58,7 +58,7 @@ pub enum PortSpec {
 }
 
 impl PortSpec {
-    /// A word for it.
+    /// Returns the word for the kind.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Gen { .. } => "gen",
@@ -72,12 +72,13 @@ impl PortSpec {
         }
     }
 
-    /// Returns whether it is made of descriptors that an administrator's process has opened ([`crate::openers`]).
+    /// Returns whether the port is made of descriptors that an administrator's process has opened ([`crate::openers`]).
     pub fn takes_descriptors(&self) -> bool {
         matches!(self, Self::Veth { .. } | Self::Tap { .. } | Self::Memif { .. })
     }
 
-    /// The port; none of a link or a mirror, which the agent makes. May read a file. `opened` is what [`crate::openers`] returned.
+    /// Makes the port; none of a link or a mirror, which the agent makes. May read a file. `opened`: the descriptors of
+    /// [`crate::openers`].
     ///
     /// # Errors
     /// A sentence that names the fault.
@@ -118,7 +119,7 @@ impl PortSpec {
     }
 }
 
-/// As many descriptors as a port is made of.
+/// Returns the descriptors, if they are as many as the port needs.
 fn of<const N: usize>(opened: Vec<OwnedFd>) -> Result<[OwnedFd; N], String> {
     opened.try_into().map_err(|_| "pd is of another version, and passed other descriptors".to_owned())
 }
@@ -127,20 +128,20 @@ fn device<D: Device + 'static>(what: &str, made: rustix::io::Result<D>) -> Resul
     made.map(|device| Port::Device(Box::new(device))).map_err(|why| format!("{what}: {why}"))
 }
 
-/// What a tap copies.
+/// Source of a tap's copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TapOf {
     /// Frames of a port, both ways.
     Port {
-        /// Its name.
+        /// The port's name.
         name: String,
     },
     /// Frames of a pipe, both ways.
     Pipe {
         /// The client's number.
         client: u16,
-        /// The pipe's, of the client's.
+        /// The pipe's number within the client.
         number: u32,
     },
 }
@@ -157,7 +158,7 @@ impl std::fmt::Display for TapOf {
 /// A tap.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TapReport {
-    /// What it copies.
+    /// Source of the copies.
     pub of: TapOf,
     /// Frames copied.
     pub frames: u64,
@@ -165,7 +166,7 @@ pub struct TapReport {
     pub frames_lost: u64,
 }
 
-/// Ports and pipes of a driver. Counts of a port, a pipe or a tenant go on from when it came.
+/// Ports and pipes of a driver. Counts begin when the port, pipe or tenant came.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PipesReport {
     /// Ports.
@@ -182,7 +183,7 @@ pub struct PipesReport {
 /// A port.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PortReport {
-    /// Its name.
+    /// The port's name.
     pub name: String,
     /// `gen`, `sink`, `pcap`, `link`, `veth`, `tap`, `mirror` or `memif`.
     pub kind: String,
@@ -198,7 +199,7 @@ pub struct PortReport {
     pub bytes_sent: u64,
     /// Frames for which no pipe is bound, dropped.
     pub frames_unbound: u64,
-    /// Of a port that leads out: frames that came and were lost, since a pipe or the kernel's ring was full.
+    /// Of a port that leads out: received frames that were lost, since a pipe or the kernel's ring was full.
     #[serde(default)]
     pub frames_lost: u64,
     /// Of a port that leads out: frames that pipes sent and that could not leave.
@@ -206,7 +207,7 @@ pub struct PortReport {
     pub frames_unsent: u64,
     /// Of a generator: frames that came back twice, out of order or changed.
     pub frames_wrong: u64,
-    /// Of a generator: frames left out between those that came back.
+    /// Of a generator: frames missing between those that came back.
     pub frames_missing: u64,
 }
 
@@ -215,7 +216,7 @@ pub struct PortReport {
 pub struct PipeReport {
     /// The client's number.
     pub client: u16,
-    /// The pipe's, of the client's.
+    /// The pipe's number within the client.
     pub number: u32,
     /// The client's tenant.
     pub tenant: String,
@@ -227,7 +228,7 @@ pub struct PipeReport {
     pub unit: String,
     /// Size of its ring.
     pub ring_bytes: u64,
-    /// Why it has ended, if it has.
+    /// Reason of the pipe's end, if it has ended.
     pub ended: Option<String>,
     /// Counts.
     #[serde(flatten)]
@@ -247,7 +248,7 @@ pub struct TenantCounts {
     pub bytes_sent: u64,
     /// Frames dropped by verdict.
     pub frames_dropped: u64,
-    /// Frames sent and refused: a verdict names no port, or a source is another's.
+    /// Frames sent and refused: a verdict names no port, or the source address is not in the lease.
     pub frames_refused: u64,
     /// Frames sent to which no pipe is bound.
     pub frames_unbound: u64,
@@ -257,24 +258,24 @@ pub struct TenantCounts {
     /// Frames sent to ports that lead out and that could not leave.
     #[serde(default)]
     pub frames_unsent: u64,
-    /// Times that programs were told of bytes.
+    /// Times that programs were notified of bytes.
     pub notifications: u64,
 }
 
 /// Pipes of a tenant.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TenantPipes {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
     /// Pipes that it has.
     pub pipes_open: u64,
     /// Pipes that it opened.
     pub pipes_opened: u64,
-    /// Pipes that it was refused.
+    /// Pipes that the tenant was refused.
     pub pipes_refused: u64,
-    /// Pipes that ended because its client broke the protocol.
+    /// Pipes that ended because their client broke the protocol.
     pub pipes_cut_off: u64,
-    /// Counts of all of them.
+    /// Counts of all the tenant's pipes.
     #[serde(flatten)]
     pub counts: TenantCounts,
 }

@@ -1,12 +1,12 @@
-//! Tells the program of an interface which flows pipes are bound to (`openers/steer.bpf.c`).
+//! Tells the program of an interface (`openers/steer.bpf.c`) the flows that pipes are bound to.
 use crate::bpf::{update, Plain};
 use pd_pipe::{Flow, Steer};
 use std::os::fd::OwnedFd;
 
-/// Flows that the program looks through.
+/// Most flows that the program compares.
 const FLOWS: usize = 64;
 
-/// As the program has it.
+/// A flow, in the program's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Entry {
@@ -18,7 +18,7 @@ struct Entry {
     protocol: u32,
 }
 
-/// As the program has it.
+/// A list of flows, in the program's layout.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Entries {
@@ -45,7 +45,7 @@ impl Entries {
     }
 }
 
-/// The maps of the program, and what keeps it attached.
+/// The maps of the program, and the link that keeps it attached.
 #[derive(Debug)]
 pub struct Steering {
     which: OwnedFd,
@@ -55,7 +55,7 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// From the descriptors of [`crate::openers`].
+    /// Takes the descriptors of [`crate::openers`].
     pub fn new(which: OwnedFd, flows: OwnedFd, link: OwnedFd) -> Self {
         Self { which, flows, _link: link, current: 0 }
     }
@@ -67,7 +67,7 @@ impl Steer for Steering {
     }
 
     fn set(&mut self, flows: &[Flow]) {
-        // Into the list that the program does not look at, which then becomes the one that it does.
+        // Fills the list that is not in use, and then puts it into use.
         let next = self.current ^ 1;
         let set = update(&self.flows, &next, &Entries::of(flows));
         match set.and_then(|()| update(&self.which, &0u32, &next)) {

@@ -1,4 +1,4 @@
-//! Taps of administrators: which there are, and which observers have gone.
+//! Taps of administrators. Each ends when its observer has gone.
 use super::messages::NewTap;
 use super::report::{TapOf, TapReport};
 use pd_pipe::{Agent, TapId, Tapped};
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// How often observers are looked after.
+/// Interval of looks for observers that have gone.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -25,10 +25,10 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// Adds one.
+    /// Adds a tap.
     ///
     /// # Errors
-    /// A sentence that says why not.
+    /// A sentence with the reason.
     pub fn add(&mut self, agent: &mut Agent, tapped: Tapped, tap: NewTap) -> Result<(), String> {
         let NewTap { of, snap_bytes, made, life } = tap;
         let id = agent.add_tap(made, tapped, snap_bytes).map_err(|errno| match errno {
@@ -40,7 +40,7 @@ impl Taps {
         Ok(())
     }
 
-    /// Removes those whose observers have gone.
+    /// Removes taps whose observers have gone.
     pub fn look(&mut self, agent: &mut Agent, now: impl FnOnce() -> Duration) {
         if self.taps.is_empty() {
             return;
@@ -52,7 +52,7 @@ impl Taps {
         self.looked = now;
         self.taps.retain(|tap| {
             let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-            // Nothing is read: what there is to see is the end.
+            // Nothing is read: readiness means the end.
             let gone = poll(&mut [PollFd::new(&tap.life, PollFlags::empty())], Some(&at_once));
             let stays = gone.is_ok_and(|ready| ready == 0);
             if !stays {
@@ -62,7 +62,7 @@ impl Taps {
         });
     }
 
-    /// What each has seen.
+    /// Returns the counts of each tap.
     pub fn report(&self, agent: &Agent) -> Vec<TapReport> {
         let of = |tap: &Tap| {
             let counts = agent.tap_counts(tap.id).unwrap_or_default();

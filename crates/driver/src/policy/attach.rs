@@ -1,7 +1,7 @@
-//! `[attach]` of the policy file: which processes may attach.
+//! `[attach]` of the policy file: rules on attaching processes.
 //!
-//! `deny` comes before `allow`, and both before `default`. All keys of an entry have to hold. Facts are the kernel's word, or of
-//! tenants the policy's own.
+//! `deny` comes before `allow`, and both before `default`. All keys of an entry have to hold. Facts come from the kernel;
+//! tenants come from the policy itself.
 use super::glob::Glob;
 use super::{list, DEFAULT_TENANT};
 use crate::identity::NamespaceId;
@@ -14,15 +14,15 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use toml::Spanned;
 
-/// Entries of one list.
+/// Most entries of one list.
 const ENTRIES_MAX: usize = 1024;
 /// The word for the host's network namespace.
 const HOST: &str = "host";
 
-/// See the module. The default one lets containers in, root, and the driver's user and group.
+/// See the module. By default processes of containers, of root, and of the driver's user and group may attach.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attach {
-    /// For processes that no entry names.
+    /// Rule for processes that no entry names.
     pub default: Otherwise,
     /// Processes that may attach.
     pub allow: Vec<Entry>,
@@ -34,49 +34,49 @@ pub struct Attach {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Otherwise {
-    /// Processes of containers, and of the host root's and those of the driver's user and group.
+    /// Processes of containers, of the host's root, and of the driver's user and group.
     #[default]
     Containers,
-    /// All that can open the socket.
+    /// All processes that can open the socket.
     Anyone,
-    /// None.
+    /// No processes.
     Nobody,
 }
 
-/// Processes, by what they have in common. At least one condition is there.
+/// Set of processes with common properties. At least one condition is present.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Entry {
-    /// Their control groups.
+    /// Control groups.
     pub cgroup: Option<Glob>,
-    /// Their network namespace.
+    /// Network namespace.
     pub namespace: Option<Namespace>,
-    /// Their users.
+    /// Users.
     pub uid: Option<RangeInclusive<u32>>,
-    /// Their tenant.
+    /// Tenant.
     pub tenant: Option<String>,
 }
 
 /// A network namespace that an entry names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Namespace {
-    /// The host's.
+    /// The host's namespace.
     Host,
-    /// That of a file.
+    /// The namespace of a file.
     File(PathBuf),
 }
 
 /// A process that attaches.
 #[derive(Clone, Copy, Debug)]
 pub struct Newcomer<'a> {
-    /// Where it is.
+    /// The process's place, such as a container or the host.
     pub place: Place,
-    /// Its network namespace.
+    /// The process's network namespace.
     pub namespace: NamespaceId,
-    /// Its user.
+    /// The process's user.
     pub uid: u32,
-    /// Its control group.
+    /// The process's control group.
     pub cgroup: Option<&'a str>,
-    /// Its tenant.
+    /// The process's tenant.
     pub tenant: &'a str,
 }
 
@@ -84,7 +84,7 @@ impl Attach {
     /// Tells whether a process may attach.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why not.
     pub fn decide(&self, newcomer: &Newcomer<'_>) -> Result<(), Refusal> {
         let named = |list: &[Entry]| list.iter().any(|entry| entry.holds(newcomer));
         if named(&self.deny) {
@@ -106,7 +106,7 @@ impl Attach {
 impl Entry {
     fn holds(&self, newcomer: &Newcomer<'_>) -> bool {
         let Self { cgroup, namespace, uid, tenant } = self;
-        // Files last: looking at one is a call.
+        // Files last: looking at one takes a system call.
         tenant.as_ref().is_none_or(|tenant| tenant == newcomer.tenant)
             && uid.as_ref().is_none_or(|uid| uid.contains(&newcomer.uid))
             && cgroup.as_ref().is_none_or(|glob| newcomer.cgroup.is_some_and(|path| glob.holds(path)))
@@ -143,10 +143,10 @@ enum Users {
 }
 
 impl AttachTable {
-    /// The section, of a policy with these tenants.
+    /// Checks the section, in a policy with these tenants.
     ///
     /// # Errors
-    /// Where it is wrong, and what to do about it.
+    /// The place of the fault, and its remedy.
     pub(super) fn check(self, is_tenant: impl Fn(&str) -> bool) -> Result<Attach, (usize, String)> {
         let entries = |key: &str, tables: Vec<Spanned<EntryTable>>| {
             if let Some(table) = tables.get(ENTRIES_MAX) {
@@ -224,7 +224,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A line for each entry, and one for the default.
+/// Writes a line for each entry, and one for the default.
 impl fmt::Display for Attach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (what, entries) in [("deny", &self.deny), ("allow", &self.allow)] {
@@ -330,7 +330,7 @@ mod tests {
     }
 
     proptest! {
-        /// The same by looking at each entry.
+        /// Compares decisions with a model that looks at each entry.
         #[test]
         fn entries_decide_as_the_model_does(
             allow in entries(), deny in entries(), default in 0usize..3, uid in 0u32..4, standing in 0usize..4, tenant in 0usize..2,

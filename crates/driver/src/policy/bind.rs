@@ -1,4 +1,4 @@
-//! Bindings: which tenant may have pipes on which ports of the driver, with which flows and under which addresses.
+//! Bindings: tenants may have pipes on ports of the driver, with given flows and addresses.
 //!
 //! ```toml
 //! [[bind]]                            # a pipe needs a rule for each of its ports; the first that matches decides
@@ -12,7 +12,7 @@
 //! mirror = true                       # also ports that copy another port's frames; none of these if absent
 //! ```
 //!
-//! Without a binding the policy's default holds for pipes, but for those on mirrors, which need one.
+//! Without any binding the policy's default applies to pipes. Pipes on mirrors always need a binding.
 use super::{Action, DEFAULT_TENANT};
 use pd_pipe::{Flow, Lease, Net};
 use serde::Deserialize;
@@ -20,7 +20,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
-/// Bindings of a policy.
+/// Most bindings of a policy.
 pub const BINDS_MAX: usize = 1024;
 
 /// A binding. An empty list matches everything.
@@ -28,32 +28,32 @@ pub const BINDS_MAX: usize = 1024;
 pub struct Bind {
     /// Tenants of the pipes.
     pub tenants: Vec<String>,
-    /// On which ports of the driver.
+    /// Ports of the driver.
     pub ports: Vec<String>,
-    /// Protocol of IPv4 of the flows.
+    /// IPv4 protocol of the flows.
     pub protocol: Option<u8>,
     /// Destinations of the flows.
     pub addresses: Vec<Net>,
     /// Destination ports of the flows.
     pub l4_ports: Vec<RangeInclusive<u16>>,
-    /// Addresses that sent frames have.
+    /// Source addresses of sent frames.
     pub lease: Option<Lease>,
-    /// It is about mirrors, too.
+    /// Set if the binding applies to mirrors, too.
     pub mirror: bool,
 }
 
 /// Bindings of a policy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Binds {
-    /// Verdict on pipes where there is no binding at all.
+    /// Verdict on pipes if there is no binding at all.
     pub default: Action,
-    /// The first that matches decides.
+    /// Bindings; the first match decides.
     pub rules: Vec<Bind>,
 }
 
 impl Binds {
-    /// Tells whether `tenant` may have a pipe on `ports`, its own being the first, for frames of `flow`; and the addresses that its frames have
-    /// then. `is_mirror` tells whether a port copies another's frames.
+    /// Tells whether `tenant` may have a pipe on `ports`, the first being its own, for frames of `flow`. Returns the source addresses
+    /// that sent frames then have. `is_mirror` tells whether a port copies another's frames.
     pub fn judge(
         &self,
         tenant: &str,
@@ -69,7 +69,7 @@ impl Binds {
         }
         let mut leases = Vec::new();
         for (place, port) in ports.iter().enumerate() {
-            // Flows are about what comes from the pipe's own port.
+            // Flows apply to frames from the pipe's own port.
             let flow = (place == 0).then_some(flow);
             let mirror = is_mirror(port);
             let rule =
@@ -84,7 +84,7 @@ impl Binds {
         }
     }
 
-    /// Tells whether `tenant` may have a pipe on `port` at all: for frames of some flow.
+    /// Tells whether `tenant` may have a pipe on `port` for frames of some flow.
     pub fn check_port(&self, tenant: &str, port: &str, is_mirror: bool) -> Result<(), Denied> {
         let matches = |rule: &Bind| rule.matches(tenant, port, None) && (rule.mirror || !is_mirror);
         match self.default {
@@ -97,22 +97,22 @@ impl Binds {
     }
 }
 
-/// Why a pipe is denied.
+/// Reason why a pipe is denied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// No binding, and the default denies.
+    /// There is no binding, and the default denies.
     #[error("the policy denies what it does not name: add a [[bind]]")]
     Default,
     /// No binding matches.
     #[error("no [[bind]] of the policy allows this on port {0}")]
     Port(String),
-    /// No binding is about mirrors.
+    /// No binding applies to mirrors.
     #[error("port {0} is a mirror: no [[bind]] with mirror = true allows this")]
     Mirror(String),
-    /// It shows connections of others.
+    /// The port shows connections of others.
     #[error("port {0} shows connections of another tenant, or of all: pd pipe dump has them")]
     Connections(String),
-    /// The ports want different sources.
+    /// The bindings of the ports have different source addresses.
     #[error("the policy has other addresses for each of the ports: open a pipe for each")]
     Leases,
 }
@@ -123,7 +123,7 @@ impl Bind {
         named(&self.tenants, tenant) && named(&self.ports, port) && flow.is_none_or(|flow| self.covers(flow))
     }
 
-    /// Tells whether all frames of a flow are of those that the binding is about.
+    /// Tells whether all frames of a flow match the binding.
     fn covers(&self, flow: &Flow) -> bool {
         let port = flow.ports[1];
         self.protocol.is_none_or(|protocol| protocol == flow.protocol)
@@ -132,7 +132,7 @@ impl Bind {
     }
 }
 
-/// One, or a list of them.
+/// A value, or a list of values.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Many<T> {
@@ -160,7 +160,7 @@ enum Word {
     Text(String),
 }
 
-/// `[[bind]]` as the file has it.
+/// `[[bind]]` in the file's form.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BindTable {
@@ -176,7 +176,7 @@ pub struct BindTable {
 }
 
 impl BindTable {
-    /// The binding, if it makes sense and the policy `knows` its tenants.
+    /// Returns the binding, if it is valid and the policy `knows` its tenants.
     pub fn check(self, knows: impl Fn(&str) -> bool) -> Result<Bind, String> {
         let tenants = Many::list(self.tenant, "tenant")?;
         if let Some(name) = tenants.iter().find(|name| *name != DEFAULT_TENANT && !knows(name)) {

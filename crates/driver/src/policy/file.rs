@@ -1,5 +1,5 @@
-//! The policy file: TOML. Everything is optional; what is unknown, out of range or contradicts itself is refused with
-//! its line and what to write instead.
+//! The policy file: TOML. Everything is optional. Unknown keys, values out of range and contradictions are refused,
+//! with line and remedy.
 //!
 //! ```toml
 //! default = "deny"                    # of connections that no rule matches; "allow" if absent
@@ -57,7 +57,7 @@
 //! deny = [{ tenant = "red" }]
 //! ```
 //!
-//! `[[bind]]` is about pipes: [`super::bind`].
+//! `[[bind]]` applies to pipes: [`super::bind`].
 use super::attach::AttachTable;
 use super::bind::{BindTable, Binds, BINDS_MAX};
 use super::limits::{Rate, Rates, BURSTS_PER_SECOND_MAX, BURST_SECONDS_MAX};
@@ -78,20 +78,20 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use toml::Spanned;
 
-/// Tenants that a policy may name.
+/// Most tenants that a policy may name.
 const TENANTS_MAX: usize = 1024;
-/// Burst of a rate of bytes that says none, at least.
+/// Least default burst of a rate of bytes.
 const BURST_BYTES_MIN: u64 = 64 << 10;
-/// Bytes worth a copy.
+/// Least tokens of bytes worth waiting for: those of a short copy.
 const LEAST_BYTES: u64 = 4 << 10;
 
-/// What is wrong with a policy, where, and what to do about it.
+/// The fault of a policy, its place, and its remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct PolicyError(String);
 
 impl PolicyError {
-    /// One that is not found by reading the file.
+    /// Makes an error that is not found by reading the file.
     pub(crate) fn of(why: String) -> Self {
         Self(why)
     }
@@ -360,7 +360,7 @@ fn cap(tenant: &str, key: &str, most: Option<u64>, reserved: u64) -> Result<Cap,
     Ok(Cap { most, reserved })
 }
 
-/// Takes note of the tenant's name and selectors; none may be another's.
+/// Records the tenant's name and selectors, which must be unique.
 fn claim(taken: &mut HashMap<String, String>, tenant: &Tenant) -> Result<(), String> {
     let mut words = vec![format!("name \"{}\"", tenant.name)];
     words.extend(tenant.containers.iter().map(|name| format!("container \"{name}\"")));
@@ -405,7 +405,7 @@ impl RateTable {
     }
 }
 
-/// The rate that two keys say. Without a burst: a tenth of a second's worth, and at least `burst_min`.
+/// Returns the rate that two keys say. Without a burst: a tenth of a second's worth, and at least `burst_min`.
 fn rate(
     (per_second, burst): (Option<u64>, Option<u64>),
     [rate_key, burst_key]: [&str; 2],

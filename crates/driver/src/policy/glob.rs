@@ -1,5 +1,5 @@
 //! Patterns for paths of control groups: `*` is any text without a slash, `**` any text, `?` one character other than a slash.
-//! A pattern also holds for what lies below.
+//! A pattern also matches all paths below.
 
 use super::is_below;
 
@@ -63,21 +63,21 @@ impl Glob {
         Ok(Self { text: text.to_owned(), parts, plain })
     }
 
-    /// The pattern.
+    /// Returns the pattern's text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Tells whether `path` is named, or lies below what is. Takes time of the product of both lengths at most.
+    /// Tells whether the pattern matches `path` or a path above it. Takes time of the product of both lengths at most.
     pub fn holds(&self, path: &str) -> bool {
-        // Most patterns are about others, and are left here.
+        // Most patterns do not match, and are rejected here.
         if !path.as_bytes().starts_with(&self.text.as_bytes()[..self.plain]) {
             return false;
         }
         if self.plain == self.text.len() {
             return is_below(path, &self.text);
         }
-        // Beginnings of the pattern that match the path as far as it was read.
+        // Prefixes of the pattern that match the path as far as it was read.
         let mut reached = vec![false; self.parts.len() + 1];
         reached[0] = true;
         self.pass(&mut reached);
@@ -100,7 +100,7 @@ impl Glob {
         reached[self.parts.len()]
     }
 
-    /// Stars match nothing, too.
+    /// Marks the parts behind stars, which match the empty text, too.
     fn pass(&self, reached: &mut [bool]) {
         for (at, part) in self.parts.iter().enumerate() {
             if reached[at] && matches!(part, Part::Within | Part::Across) {
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The same by trying everything.
+    /// Matches by trying every cut.
     fn model(pattern: &[u8], path: &[u8]) -> bool {
         match pattern {
             [] => path.is_empty() || path[0] == b'/',

@@ -1,5 +1,5 @@
-//! Limits of the policy: rates of bytes and of messages, and whose they are.
-//! The buckets that keep to them are in [`super::rate`].
+//! Limits of the policy: rates of bytes and of messages. [`super::rate`] has the buckets that
+//! enforce them.
 
 /// Leases in a second's worth.
 const LEASES_PER_SECOND: u64 = 256;
@@ -13,7 +13,7 @@ pub const BURSTS_PER_SECOND_MAX: u64 = 100;
 pub struct Rate {
     /// Tokens that come in a second.
     pub per_second: u64,
-    /// Tokens that wait at most.
+    /// Most tokens that wait.
     pub burst: u64,
     /// Tokens worth waiting for.
     pub least: u64,
@@ -29,19 +29,19 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Whether there is any.
+    /// Tells whether there is a rate.
     pub fn any(&self) -> bool {
         self.bytes.is_some() || self.messages.is_some()
     }
 }
 
 impl Rate {
-    /// Tokens that a mover takes at once.
+    /// Returns the tokens that a mover takes at once.
     pub fn lease(&self) -> u64 {
         (self.per_second / LEASES_PER_SECOND).clamp(self.least.min(self.burst), self.burst)
     }
 
-    /// Nanoseconds in which so many tokens come, rounded up.
+    /// Returns the nanoseconds in which `count` tokens come, rounded up.
     pub(super) fn cost_ns(&self, count: u64) -> u64 {
         (u128::from(count) * 1_000_000_000).div_ceil(self.per_second.into()) as u64
     }
@@ -50,8 +50,8 @@ impl Rate {
 /// Limits of sending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// By all clients of the tenant together.
+    /// Limits of all clients of the tenant together.
     pub tenant: Rates,
-    /// By each end of each connection.
+    /// Limits of each end of each connection.
     pub connection: Rates,
 }

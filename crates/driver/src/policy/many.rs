@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::str::FromStr;
 
-/// One word, or a list of them.
+/// A word, or a list of words.
 pub struct Many<T>(pub Vec<T>);
 
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Many<T> {

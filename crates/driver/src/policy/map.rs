@@ -1,6 +1,6 @@
 //! `[[map]]` of the policy file: addresses of one network that mean those of another one.
 //!
-//! [`Maps`] answers what an address means, and under which address another network sees one. A map is never followed by another.
+//! [`Maps`] answers which address a mapped one means, and under which address another network sees one. Maps are never chained.
 use super::network::Network;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::Deserialize;
@@ -9,19 +9,19 @@ use std::fmt;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Maps of a policy.
+/// Most maps of a policy.
 const MAPS_MAX: usize = 1024;
 
-/// A map: in the network `from` an address in `prefix` means the one in the same place of `at` in the network `to`.
+/// A map: in the network `from` an address in `prefix` means the address at the same offset of `at` in the network `to`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AddressMap {
-    /// Network whose members say so.
+    /// Network in which the map applies.
     pub from: String,
-    /// Addresses there.
+    /// Mapped addresses of `from`.
     pub prefix: IpNet,
-    /// Network whose addresses they mean.
+    /// Network whose addresses are meant.
     pub to: String,
-    /// Addresses there, of the same number.
+    /// Addresses of `to`, as many as in `prefix`.
     pub at: IpNet,
 }
 
@@ -82,7 +82,7 @@ impl MapTable {
     }
 }
 
-/// Fails where a map needs another one that is not there, or leads to one.
+/// Fails if the map back to `from` is missing, or if the map leads to another one.
 ///
 /// # Errors
 /// A sentence that names the fault and the remedy.
@@ -129,7 +129,7 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.addr()) || b.contains(&a.addr())
 }
 
-/// The address in the same place of another network of the same size.
+/// Returns the address at the same offset of another network of the same size.
 pub fn moved(ip: IpAddr, to: &IpNet) -> IpAddr {
     match (ip, to) {
         (IpAddr::V4(ip), IpNet::V4(to)) => {
@@ -140,7 +140,7 @@ pub fn moved(ip: IpAddr, to: &IpNet) -> IpAddr {
             let mask = u128::from(to.hostmask());
             Ipv6Addr::from(u128::from(to.addr()) | u128::from(ip) & mask).into()
         }
-        // Never: a map is of one family.
+        // Unreachable: a map is of one family.
         (ip, _) => ip,
     }
 }
@@ -156,11 +156,11 @@ struct Entry<N> {
 /// The maps of a policy by the numbers of their networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Maps<N: Eq + Hash> {
-    /// By network and first address. No two of one network overlap.
+    /// Entries by network and first address. Those of one network do not overlap.
     entries: Vec<Entry<N>>,
     /// Places in `entries` by (from, to), in the order of the file.
     between: HashMap<(N, N), Vec<usize>>,
-    /// The same by `to`.
+    /// Places in `entries` by `to`.
     towards: HashMap<N, Vec<usize>>,
 }
 
@@ -171,7 +171,7 @@ impl<N: Eq + Hash> Default for Maps<N> {
 }
 
 impl<N: Copy + Ord + Hash> Maps<N> {
-    /// Creates it. `number`: returns the number of a network.
+    /// Makes the maps. `number`: returns the number of a network.
     pub fn new(maps: &[AddressMap], mut number: impl FnMut(&str) -> N) -> Self {
         let mut all: Vec<_> = maps
             .iter()
@@ -194,12 +194,12 @@ impl<N: Copy + Ord + Hash> Maps<N> {
         this
     }
 
-    /// Tells whether there are none.
+    /// Tells whether there are no maps.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The network and the address there that a mapped address means in a network; none: it is no mapped one. `ip`: canonical.
+    /// Returns the network and the address that a mapped address means in a network; none: it is not mapped. `ip`: canonical.
     pub fn real(&self, network: N, ip: IpAddr) -> Option<(N, IpAddr)> {
         let after = self.entries.partition_point(|entry| (entry.from, entry.prefix.addr()) <= (network, ip));
         let entry = self.entries.get(after.checked_sub(1)?)?;
@@ -207,14 +207,16 @@ impl<N: Copy + Ord + Hash> Maps<N> {
         is_there.then(|| (entry.to, moved(ip, &entry.at)))
     }
 
-    /// The address under which the network `viewer` sees an address of the network `owner`; none: it sees it under no one. `ip`: canonical.
+    /// Returns the address under which the network `viewer` sees an address of the network `owner`; none: it does not see it. `ip`:
+    /// canonical.
     pub fn seen(&self, viewer: N, owner: N, ip: IpAddr) -> Option<IpAddr> {
         let places = self.between.get(&(viewer, owner))?;
         let mut entries = places.iter().map(|&index| &self.entries[index]);
         entries.find(|entry| entry.at.contains(&ip)).map(|entry| moved(ip, &entry.prefix))
     }
 
-    /// All networks that see an address of the network `owner`, each with every address under which it does. `ip`: canonical.
+    /// Returns all networks that see an address of the network `owner`, each with every address under which it does. `ip`:
+    /// canonical.
     pub fn aliases(&self, owner: N, ip: IpAddr) -> impl Iterator<Item = (N, IpAddr)> + '_ {
         let places = self.towards.get(&owner).into_iter().flatten().map(|&index| &self.entries[index]);
         places
@@ -222,7 +224,7 @@ impl<N: Copy + Ord + Hash> Maps<N> {
             .map(move |entry| (entry.from, moved(ip, &entry.prefix)))
     }
 
-    /// Mapped addresses of all networks.
+    /// Returns the mapped addresses of all networks.
     pub fn prefixes(&self) -> impl Iterator<Item = (N, IpNet)> + '_ {
         self.entries.iter().map(|entry| (entry.from, entry.prefix))
     }
@@ -290,7 +292,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model: a list of maps that is looked through from the first on.
+        /// Compares with a model: a list of maps that is searched from the front.
         #[test]
         fn maps_are_what_a_list_of_them_says(
             raw in prop::collection::vec((0u32..3, 0u8..16, 24u8..=32, 0u32..3, 0u8..16, any::<bool>()), 0..24),
@@ -311,7 +313,7 @@ mod tests {
                 }
             }
             let maps = Maps::new(&list, |name| name.parse::<u32>().unwrap());
-            // By counting from the first address on.
+            // Offset from the first address.
             let place = |net: &IpNet, ip: IpAddr| match (net.addr(), ip) {
                 (IpAddr::V4(first), IpAddr::V4(ip)) => {
                     let after = u32::from(ip).checked_sub(u32::from(first)).map(u128::from);
@@ -337,7 +339,7 @@ mod tests {
                 let between = list.iter().filter(|map| is(&map.from, network) && is(&map.to, other));
                 let seen = between.into_iter().find_map(|map| Some(at(&map.prefix, place(&map.at, ip)?)));
                 prop_assert_eq!(maps.seen(network, other, ip), seen);
-                // What one network sees means what it saw.
+                // An address that a network sees means the original one.
                 if let Some(seen) = seen {
                     prop_assert_eq!(maps.real(network, seen), Some((other, ip)));
                 }

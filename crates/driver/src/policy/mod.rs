@@ -1,8 +1,8 @@
-//! Who may connect to whom, how fast, and under which addresses: the rules, as a file says them.
+//! Rules on connections: permission, rate and addresses, as a file gives them.
 //!
-//! [`Policy::parse`] reads a file ([`mod@file`] describes it), [`Policy::decide`] answers for one connection, and
-//! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds out whose a
-//! client is and asks; movers spend the tokens.
+//! [`Policy::parse`] reads a file ([`mod@file`] describes it), [`Policy::decide`] decides on one connection, and
+//! [`rate`] holds the token buckets. Nothing here knows clients or connections: the conductor finds a client's
+//! tenant and asks; movers spend the tokens.
 mod attach;
 pub mod bind;
 pub mod budget;
@@ -34,10 +34,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The tenant of whoever belongs to no other.
+/// The tenant of clients that belong to no other.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// Weight of a tenant that says none, and the largest: in a turn of a mover a tenant has 256 KiB for each, and others wait some 25 µs
+/// Default weight of a tenant, and the largest. In a turn of a mover a tenant has 256 KiB for each unit, and others wait some 25 µs
 /// for them.
 pub const WEIGHT_DEFAULT: u32 = 1;
 /// See [`WEIGHT_DEFAULT`].
@@ -46,25 +46,25 @@ pub const WEIGHT_MAX: u32 = 100;
 /// A policy. The default one allows everything and limits nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Policy {
-    /// What happens to connections that no rule matches.
+    /// Action on connections that no rule matches.
     pub default: Action,
-    /// Tenants with selectors or limits. The first whose selectors match a client has it.
+    /// Tenants with selectors or limits. A client belongs to the first whose selectors match.
     pub tenants: Vec<Tenant>,
-    /// The first that matches decides.
+    /// Rules; the first match decides.
     pub rules: Vec<Rule>,
     /// Service addresses.
     pub services: Vec<Service>,
-    /// How bytes travel where no rule says so; none: as the driver's settings say.
+    /// Path of bytes where no rule names one; none: the path of the driver's settings.
     pub path: Option<Path>,
     /// Rule of attaching.
     pub attach: Attach,
     /// Bindings of pipes to ports.
     pub binds: bind::Binds,
-    /// Networks, within which addresses count. The first that has a member's namespace is that namespace's.
+    /// Networks, within which addresses are unique. A namespace belongs to the first network that has it.
     pub networks: Vec<Network>,
     /// Addresses of one network that mean those of another one.
     pub maps: Vec<AddressMap>,
-    /// Where it came from.
+    /// Text that the policy was read from.
     pub source: Source,
 }
 
@@ -73,7 +73,7 @@ pub struct Policy {
 pub struct Source(Option<Arc<str>>);
 
 impl Source {
-    /// The text.
+    /// Returns the text.
     pub fn text(&self) -> Option<Arc<str>> {
         self.0.clone()
     }
@@ -91,47 +91,47 @@ impl fmt::Debug for Source {
     }
 }
 
-/// How a connection's bytes travel.
+/// Path of a connection's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Path {
     /// The driver moves them.
     Offloaded,
-    /// The two clients share a ring for each direction, which the sender writes and the receiver can only read. The driver
-    /// neither sees nor meters the bytes.
+    /// The two clients share a ring for each direction, written by the sender and mapped read-only by the receiver. The
+    /// driver neither sees nor meters the bytes.
     #[default]
     Direct,
 }
 
-/// What a rule says.
+/// Action of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
     /// The connection is made.
     #[default]
     Allow,
-    /// `EACCES`.
+    /// The connection fails with `EACCES`.
     Deny,
 }
 
-/// A tenant: which clients are its, and what they may use.
+/// A tenant: its clients, and their limits.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tenant {
-    /// Its name.
+    /// The tenant's name.
     pub name: String,
     /// Names of containers that `pd run` registered.
     pub containers: Vec<String>,
-    /// Control groups; what lies below belongs to them.
+    /// Control groups, with all groups below them.
     pub cgroups: Vec<String>,
     /// Files of network namespaces.
     pub namespaces: Vec<PathBuf>,
-    /// Open connections that its clients have made; `EMFILE` beyond.
+    /// Most open connections that the tenant's clients have made; `EMFILE` beyond.
     pub connections_max: Option<u64>,
-    /// What its clients may send.
+    /// Limits on sends of the tenant's clients.
     pub limits: Limits,
-    /// Its share of a mover's time beside other tenants; of the default one: each user's.
+    /// The tenant's weight in a mover's time; of the default tenant, each user's.
     pub weight: Option<u32>,
-    /// What its clients may hold of the driver, and what is kept for them; of the default one: each user's.
+    /// Caps and reserves of the tenant's clients; of the default tenant, each user's.
     pub caps: Caps,
 }
 
@@ -146,13 +146,13 @@ pub struct Rule {
     pub addresses: Vec<IpNet>,
     /// Ports connected to.
     pub ports: Vec<RangeInclusive<u16>>,
-    /// What then.
+    /// Action on a match.
     pub action: Action,
-    /// How the bytes travel; none: as the policy says for all, and offloaded where a tenant has rates.
+    /// Path of the bytes; none: the policy's path, and offloaded where a tenant has rates.
     pub path: Option<Path>,
-    /// Tells whether the two sides trust each other not to change bytes that were sent; none: within a tenant.
+    /// Tells whether the two sides trust each other not to change bytes that were sent; none: only within a tenant.
     pub trust: Option<bool>,
-    /// Proxies that its connections pass; none: they go straight.
+    /// Proxies that the rule's connections pass; none: they go straight.
     pub via: Option<via::Via>,
 }
 
@@ -163,14 +163,14 @@ pub struct Attempt<'a> {
     pub from: &'a str,
     /// Tenant of the listening client.
     pub to: &'a str,
-    /// Address connected to; IPv4 addresses as such.
+    /// Address connected to; mapped IPv4 addresses as IPv4.
     pub address: IpAddr,
     /// Port connected to.
     pub port: u16,
 }
 
 impl Policy {
-    /// What happens to the connection, and the number of the rule that says so; none: the default.
+    /// Returns the action on the connection, and the number of the deciding rule; none: the default.
     pub fn decide(&self, attempt: &Attempt<'_>) -> (Action, Option<usize>) {
         match self.rules.iter().position(|rule| rule.matches(attempt)) {
             Some(index) => (self.rules[index].action, Some(index)),
@@ -178,9 +178,9 @@ impl Policy {
         }
     }
 
-    /// What happens to a connection through a service: `asked` is the attempt at the service's address, `reached` that at the backend
-    /// chosen. Rules that name the service's address are about those who ask for it, all rules about the backend. Either may deny, and a rule that allows
-    /// the service stands for the default.
+    /// Returns the action on a connection through a service. `asked` is the attempt at the service's address, `reached` the attempt at
+    /// the chosen backend. Rules that name the service's address apply to `asked`, all rules to `reached`. Either may deny, and a rule
+    /// that allows the service replaces the default.
     pub fn decide_service(&self, asked: &Attempt<'_>, reached: &Attempt<'_>) -> (Action, Option<usize>) {
         let names = |rule: &Rule| !rule.addresses.is_empty() && rule.matches(asked);
         let named = self.rules.iter().position(names);
@@ -192,10 +192,10 @@ impl Policy {
         }
     }
 
-    /// Whether all that it reserves is there.
+    /// Tells whether the total covers all reserves of the policy.
     ///
     /// # Errors
-    /// The first tenant whose reserve does not fit beside those before it.
+    /// An error for the first tenant whose reserve does not fit beside those before it.
     pub fn check_reserves(&self, total: &Amounts) -> Result<(), PolicyError> {
         for (resource, key, raise) in [
             (Resource::Clients, "clients", "clients_max of the driver"),
@@ -218,7 +218,7 @@ impl Policy {
         Ok(())
     }
 
-    /// The tenant of this name, if the policy says anything of it.
+    /// Returns the tenant of this name, if the policy has it.
     pub fn tenant(&self, name: &str) -> Option<&Tenant> {
         self.tenants.iter().find(|tenant| tenant.name == name)
     }
@@ -229,20 +229,20 @@ impl Rule {
         is_in(&self.from, attempt.from) && self.leads_to(attempt)
     }
 
-    /// Tells whether an address and a port are among those that it names.
+    /// Tells whether the rule names an address and a port.
     pub fn names(&self, address: IpAddr, port: u16) -> bool {
         (self.addresses.is_empty() || self.addresses.iter().any(|net| net.contains(&address)))
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&port)))
     }
 
-    /// Tells whether the destination is one of the rule's, whoever connects.
+    /// Tells whether the rule matches the destination, with any connecting side.
     fn leads_to(&self, attempt: &Attempt<'_>) -> bool {
         is_in(&self.to, attempt.to) && self.names(attempt.address, attempt.port)
     }
 }
 
 impl Tenant {
-    /// Whether a control group is one of its, or below one.
+    /// Tells whether a control group is one of the tenant's, or below one.
     pub fn has_cgroup(&self, cgroup: &str) -> bool {
         self.cgroups.iter().any(|own| is_below(cgroup, own))
     }
@@ -252,7 +252,7 @@ fn is_in(names: &[String], name: &str) -> bool {
     names.is_empty() || names.iter().any(|own| own == name)
 }
 
-/// Whether control group `path` is `group` or below it.
+/// Tells whether control group `path` is `group` or below it.
 pub fn is_below(path: &str, group: &str) -> bool {
     path.strip_prefix(group).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }

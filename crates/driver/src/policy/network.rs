@@ -1,4 +1,4 @@
-//! `[[network]]` of the policy file: network namespaces among which addresses count, so that two networks may use the same ones.
+//! `[[network]]` of the policy file: network namespaces with one space of addresses. Two networks may use the same addresses.
 use super::glob::Glob;
 use super::many::Many;
 use super::{list, DEFAULT_TENANT};
@@ -10,29 +10,29 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// Networks of a policy.
+/// Most networks of a policy.
 const NETWORKS_MAX: usize = 1024;
-/// Lengths of ranges: the smallest one has two addresses beside that of the network and that of all.
+/// Prefix lengths of ranges: the smallest range has two addresses beside those of the network and of broadcast.
 const RANGE_BITS: std::ops::RangeInclusive<u8> = 8..=30;
 
-/// A network: its members' addresses mean its members to its members.
+/// A network: among its members, an address means the member that has it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Network {
-    /// Its name.
+    /// The network's name.
     pub name: String,
     /// Names of containers that `pd run` registered.
     pub containers: Vec<String>,
-    /// Control groups; what lies below belongs to them.
+    /// Control groups, with all groups below them.
     pub cgroups: Vec<Glob>,
     /// Files of network namespaces.
     pub namespaces: Vec<PathBuf>,
-    /// Tenants whose containers are in it.
+    /// Tenants whose containers are in the network.
     pub tenants: Vec<String>,
     /// Addresses of containers of `pd run --network`.
     pub ranges: Vec<Ipv4Net>,
 }
 
-/// Facts about somebody in a network namespace.
+/// Facts about a client or container in a network namespace.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
     /// The namespace.
@@ -43,12 +43,12 @@ pub struct Member<'a> {
     pub container: Option<&'a str>,
     /// The tenant.
     pub tenant: &'a str,
-    /// The network that `pd run --network` registered it for, which goes before all else.
+    /// The network that `pd run --network` registered it for, which goes before all other facts.
     pub network: Option<&'a str>,
 }
 
 impl Network {
-    /// Tells whether somebody's network namespace is in it, by something else than its file.
+    /// Tells whether the network has a member by other facts than the namespace's file.
     pub fn has(&self, member: &Member<'_>) -> bool {
         let is = |own: &String| own == member.tenant;
         member.container.is_some_and(|name| self.containers.iter().any(|own| own == name))
@@ -57,7 +57,7 @@ impl Network {
     }
 }
 
-/// Namespaces whose files networks name and that exist, each with the place of the first network that does.
+/// Existing namespaces whose files networks name, each with the index of the first network that names it.
 #[derive(Debug, Default)]
 pub struct NetworkPlaces(HashMap<NamespaceId, usize>);
 
@@ -73,7 +73,7 @@ impl NetworkPlaces {
         Self(places)
     }
 
-    /// The first network that has somebody.
+    /// Returns the network of a member, the first that has it.
     pub fn find<'a>(&self, networks: &'a [Network], member: &Member<'_>) -> Option<&'a Network> {
         if let Some(name) = member.network {
             return networks.iter().find(|network| network.name == name);
@@ -99,7 +99,7 @@ pub(super) struct NetworkTable {
     range: Option<Many<String>>,
 }
 
-/// Networks that were read so far, and what they name.
+/// Words that earlier networks have claimed, and the number of these networks.
 #[derive(Default)]
 pub(super) struct Taken {
     words: HashMap<String, String>,
@@ -107,7 +107,7 @@ pub(super) struct Taken {
 }
 
 impl NetworkTable {
-    /// The network, beside those before it.
+    /// Checks the network beside those before it, and returns it.
     ///
     /// # Errors
     /// A sentence that names the fault and the remedy.
@@ -227,10 +227,10 @@ mod tests {
             (Member { cgroup: Some("/a.slice"), ..nobody }, None),
             (Member { namespace: own, ..nobody }, Some("b")),
             (Member { tenant: "red", ..nobody }, Some("b")),
-            // What `pd run` said.
+            // The registration of `pd run`.
             (Member { network: Some("b"), container: Some("web"), ..nobody }, Some("b")),
             (Member { network: Some("c"), container: Some("web"), ..nobody }, None),
-            // The first that has it.
+            // The first network that has it.
             (Member { tenant: "red", container: Some("web"), ..nobody }, Some("a")),
             (Member { namespace: own, container: Some("web"), ..nobody }, Some("a")),
         ] {

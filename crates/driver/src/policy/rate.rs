@@ -1,9 +1,9 @@
 //! Token buckets that several movers share without a lock.
 //!
-//! A [`Bucket`] is one word: until when its tokens are spent, in nanoseconds. Tokens come at a rate and wait up to
-//! the burst. A mover takes them in leases of 1/256 of a second's worth through its own [`Meter`] and spends the
-//! lease message by message, so the word is touched once per lease. In any time T a bucket gives at most
-//! `burst + rate * T`; what a mover holds and has not spent is one lease at most.
+//! A [`Bucket`] is one word: the time until which its tokens are spent, in nanoseconds. Tokens come at a rate and
+//! wait up to the burst. A mover takes them in leases of 1/256 of a second's worth through its own [`Meter`] and
+//! spends the lease message by message. The word is thus touched once per lease. In any time T a bucket gives at
+//! most `burst + rate * T`. A mover holds at most one unspent lease.
 use super::limits::{Rate, BURST_SECONDS_MAX};
 use crate::gate::Words;
 use crate::ids::TenantId;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Added to the clock, so that a bucket is full at its beginning.
+/// Offset to the clock, so that a bucket is full at its beginning.
 pub(crate) const EPOCH_NS: u64 = 2 * BURST_SECONDS_MAX * 1_000_000_000;
 
 /// A bucket. Any mover may take from it.
@@ -22,10 +22,10 @@ pub struct Bucket {
     spent_until_ns: Word,
 }
 
-/// Where a bucket's word is.
+/// Place of a bucket's word.
 enum Word {
     Own(AtomicU64),
-    /// With the gate: what a tenant sends on the kernel draws from the same bucket.
+    /// A word shared with the gate: bytes that a tenant sends on the kernel draw from the same bucket.
     Shared(Arc<Words>, TenantId),
 }
 
@@ -36,19 +36,19 @@ impl fmt::Debug for Bucket {
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Makes a full bucket.
     pub fn new(rate: Rate) -> Self {
         let burst_ns = rate.cost_ns(rate.burst);
         Self { rate, burst_ns, spent_until_ns: Word::Own(AtomicU64::new(0)) }
     }
 
-    /// The bucket of a tenant, full, which the kernel's half of the policy draws from as well.
+    /// Makes the full bucket of a tenant, which the kernel's half of the policy draws from as well.
     pub fn shared(rate: Rate, words: &Arc<Words>, tenant: TenantId) -> Self {
         words.tenant(tenant).spent_until_ns.store(0, Ordering::Relaxed);
         Self { spent_until_ns: Word::Shared(Arc::clone(words), tenant), ..Self::new(rate) }
     }
 
-    /// All tokens are there again.
+    /// Fills the bucket.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn fill(&self) {
         if let Word::Own(word) = &self.spent_until_ns {
@@ -56,7 +56,7 @@ impl Bucket {
         }
     }
 
-    /// Its rate.
+    /// Returns the bucket's rate.
     pub fn rate(&self) -> Rate {
         self.rate
     }
@@ -64,7 +64,7 @@ impl Bucket {
     /// Takes `count` tokens, at most the burst.
     ///
     /// # Errors
-    /// When there will be so many, if nobody else takes any.
+    /// The time at which `count` tokens will be available, if nobody else takes any.
     pub fn take(&self, count: u64, now: Duration) -> Result<(), Duration> {
         let now_ns = EPOCH_NS + now.as_nanos() as u64;
         let cost = self.rate.cost_ns(count.min(self.rate.burst));
@@ -78,7 +78,7 @@ impl Bucket {
             if until > now_ns {
                 return Err(now + Duration::from_nanos(until - now_ns));
             }
-            // No other memory hangs on it: a number that only grows.
+            // No other memory depends on the word: a number that only grows.
             match word.compare_exchange_weak(spent, until, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => return Ok(()),
                 Err(other) => spent = other,
@@ -87,17 +87,17 @@ impl Bucket {
     }
 }
 
-/// One mover's tokens out of a bucket.
+/// A mover's tokens from a bucket.
 #[derive(Debug, Default)]
 pub struct Meter {
     left: u64,
 }
 
 impl Meter {
-    /// How many tokens may be spent now: `want` of them, or more, or fewer where it is a lease's worth.
+    /// Returns the number of tokens that may be spent now: `want`, or more, or fewer where that is a lease's worth.
     ///
     /// # Errors
-    /// When to ask again.
+    /// The time to ask again.
     pub fn ready(&mut self, bucket: &Bucket, want: u64, now: Duration) -> Result<u64, Duration> {
         let lease = bucket.rate.lease();
         let need = want.min(lease).saturating_sub(self.left);

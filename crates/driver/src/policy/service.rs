@@ -1,4 +1,4 @@
-//! Service addresses, as the policy file says them.
+//! Service addresses, as the policy file defines them.
 use super::list;
 use pd_maglev::Table;
 use serde::de::value::MapAccessDeserializer;
@@ -9,11 +9,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Services of a policy.
+/// Most services of a policy.
 pub const SERVICES_MAX: usize = 256;
-/// Backends of one service.
+/// Most backends of one service.
 pub const BACKENDS_MAX: usize = 256;
-/// Backends of all services.
+/// Most backends of all services.
 pub const BACKENDS_TOTAL_MAX: usize = 4096;
 /// Largest weight of a backend.
 pub const WEIGHT_MAX: u32 = 1000;
@@ -23,72 +23,72 @@ const AFFINITY_SECONDS_MAX: u64 = 604_800;
 const LOOK_MS: [u64; 2] = [100, 3_600_000];
 /// Most looks in a row that a change may need.
 const LOOKS_MAX: u64 = 100;
-/// Probes of all services in a second.
+/// Most probes of all services in a second.
 pub const PROBES_PER_SECOND_MAX: u64 = 1000;
 /// Longest path of a probe's request.
 pub const PATH_BYTES_MAX: usize = 256;
-/// Shortest time-out of a probe, and the one of a probe that does not say, where the interval is longer.
+/// Shortest time-out of a probe, and the default one, unless the interval is shorter.
 const TIMEOUT_MS_MIN: u64 = 10;
 const TIMEOUT_MS_DEFAULT: i64 = 1000;
 
-/// A connection to the service's address is made to one of its backends.
+/// A service: a connection to its address is made to one of its backends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// The service's address.
     pub address: SocketAddr,
-    /// How a backend is chosen.
+    /// Method by which a backend is chosen.
     pub balance: Balance,
-    /// How long a client that has had a connection keeps its backend.
+    /// Time for which a client keeps its backend after a connection.
     pub affinity: Option<Duration>,
-    /// How it is found out that a backend is down.
+    /// Method by which a backend is found to be down.
     pub health: Health,
-    /// Where it leads.
+    /// Backends that the service leads to.
     pub backends: Vec<Backend>,
-    /// The backends by hash. Those that are drained have no entry.
+    /// The backends by hash. Drained backends have no entry.
     pub table: Table,
 }
 
-/// How a backend is chosen.
+/// Method by which a backend is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
     /// By Maglev hashing.
     #[default]
     Maglev,
-    /// The one with the fewest open connections for its weight.
+    /// The backend with the fewest open connections for its weight.
     LeastConnections,
 }
 
-/// One of a service's backends.
+/// A backend of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend {
-    /// Its address.
+    /// The backend's address.
     pub address: SocketAddr,
-    /// Its share beside others.
+    /// The backend's share, relative to other weights.
     pub weight: u32,
-    /// It gets no new connections; open ones go on.
+    /// Set if the backend gets no new connections; open ones go on.
     pub drain: bool,
 }
 
-/// How the driver looks at the kernel's listeners of a service's backends.
+/// Parameters of the driver's looks at the kernel's listeners of a service's backends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// From one look to the next.
+    /// Interval of looks.
     pub interval: Duration,
     /// Looks in a row that have to find a listener with room before a backend is chosen again.
     pub rise: u32,
-    /// Looks in a row that have to find none before it is not.
+    /// Looks in a row that have to find no listener with room before a backend is no longer chosen.
     pub fall: u32,
-    /// A connection to each backend that has a listener; none: a listener is enough.
+    /// Probe of each backend that has a listener; none: a listener is enough.
     pub probe: Option<Probe>,
 }
 
-/// A connection that shows how a backend is.
+/// A connection that shows the state of a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// How long a backend may take.
+    /// Longest time for a backend's answer.
     pub timeout: Duration,
-    /// Of a request of HTTP, which has to be answered with a status of 2xx or 3xx; none: the connection is enough.
+    /// Path of an HTTP request, which has to be answered with a status of 2xx or 3xx; none: the connection is enough.
     pub path: Option<Box<str>>,
 }
 
@@ -119,7 +119,7 @@ pub(super) struct ServiceTable {
     backends: Vec<BackendTable>,
 }
 
-/// A backend, by its address alone or as a table.
+/// A backend, given by its address alone or as a table.
 struct BackendTable(WholeBackend);
 
 #[derive(Deserialize)]
@@ -197,7 +197,7 @@ fn within(key: &str, value: i64, low: u64, high: u64) -> Result<u64, String> {
     }
 }
 
-/// An address that a container can have, as IPv4 if it is that.
+/// Returns the address, as IPv4 if it is mapped. Fails if a container cannot have it.
 fn usable(key: &str, at: SocketAddr) -> Result<SocketAddr, String> {
     let at = SocketAddr::new(at.ip().to_canonical(), at.port());
     if at.port() == 0 {
@@ -210,7 +210,7 @@ fn usable(key: &str, at: SocketAddr) -> Result<SocketAddr, String> {
 }
 
 impl ServiceTable {
-    /// The service, as far as it can be checked without the others.
+    /// Checks the service alone, without the others, and returns it.
     pub(super) fn check(self) -> Result<Service, String> {
         let address = usable("service", self.address)?;
         let of = |why: String| format!("service {address}: {why}");
@@ -321,13 +321,13 @@ impl HealthTable {
     }
 }
 
-/// Probes of a service's backends in a second.
+/// Returns the number of probes of a service's backends in a second.
 fn probes_per_second(service: &Service) -> u64 {
     let probed = service.health.probe.iter().count() * service.backends.len();
     (probed as u64 * 1000).div_ceil(service.health.interval.as_millis() as u64)
 }
 
-/// What is wrong with a service beside those before it.
+/// Fails if a service does not fit beside those before it.
 pub(super) fn fits(service: &Service, others: &[Service]) -> Result<(), String> {
     if others.iter().any(|other| other.address == service.address) {
         let address = service.address;
@@ -352,7 +352,7 @@ pub(super) fn fits(service: &Service, others: &[Service]) -> Result<(), String> 
     Ok(())
 }
 
-/// A backend of the service that is itself a service.
+/// Fails if a backend of the service is itself a service.
 pub(super) fn loops(service: &Service, all: &[Service]) -> Result<(), String> {
     let is_service = |address: SocketAddr| all.iter().any(|other| other.address == address);
     match service.backends.iter().find(|backend| is_service(backend.address)) {

@@ -74,7 +74,7 @@ fn every_key_is_read_and_explained() {
     ] {
         assert!(told.lines().any(|l| l == line), "{line:?} is missing in:\n{told}");
     }
-    // What is drained gets nothing.
+    // A drained backend gets nothing.
     assert!(policy.services[0].table.entries().iter().all(|&backend| backend == 0));
 }
 
@@ -271,7 +271,8 @@ fn text(rules: &[Written], deny: bool) -> String {
 }
 
 proptest! {
-    /// The first rule whose every condition holds decides, read from a file, against arithmetic on its numbers.
+    /// Compares the policy, read from a file, with arithmetic on the rules' numbers: the first rule whose every condition holds
+    /// decides.
     #[test]
     fn the_first_rule_that_matches_decides(
         rules in prop::collection::vec(written(), 0..6),
@@ -302,7 +303,7 @@ proptest! {
     }
 }
 
-/// A rule that names the service is about those who ask for it; a backend that is denied is denied through the service, too.
+/// A rule that names the service applies to its address. A rule that denies a backend denies it through the service, too.
 #[test]
 fn a_service_and_its_backend_may_both_be_denied() {
     let decide = |text: &str| {
@@ -324,7 +325,7 @@ fn a_service_and_its_backend_may_both_be_denied() {
     let closed = "default = \"deny\"\n".to_owned();
     assert_eq!(decide(&(closed.clone() + &rule(service, allow))), (Action::Allow, Some(0)));
     assert_eq!(decide(&(closed + &rule(backend, allow))), (Action::Allow, Some(0)));
-    // A port is the service's for those who ask for it, and the backend's behind it.
+    // A rule's port is the service's for rules on its address, and the backend's otherwise.
     assert_eq!(decide("[[rule]]\nport = 80\naction = \"deny\""), (Action::Allow, None));
     assert_eq!(decide("[[rule]]\nport = 8080\naction = \"deny\""), (Action::Deny, Some(0)));
     let named = "[[rule]]\naddress = \"10.96.0.0/16\"\nport = 80\naction = \"deny\"";
@@ -347,7 +348,7 @@ fn more_probes_in_a_second_than_may_be_are_refused() {
     for word in ["line 5", "service 10.96.0.2:80", "1001 probes in a second", "raise health.interval_ms"] {
         assert!(why.contains(word), "{why}");
     }
-    // One without probes fits.
+    // A service without probes fits.
     Policy::parse(&(full + "[[service]]\naddress = \"10.96.0.3:80\"\nbackends = [\"10.0.3.1:80\"]\n"))
         .unwrap();
 }

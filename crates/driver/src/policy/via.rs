@@ -1,8 +1,9 @@
-//! Sidecars: proxies that a rule leads connections through, as the policy file says them, and which of them comes next.
+//! Sidecars: proxies that a rule leads connections through, as the policy file defines them, and their order.
 //!
-//! A connection towards a destination of the rule is made to the first proxy instead. A proxy's own connections there go on to the proxy after it,
-//! and those of the last one to the destination. A proxy is known by the network namespace that has its address. Its connections follow the
-//! first rule that names it, whomever they are made for. Each step therefore goes to an earlier rule, or further on in the same one: no set of rules makes a loop.
+//! A connection towards a destination of the rule is made to the first proxy instead. A proxy's own connections there go on to the proxy
+//! after it, and those of the last one to the destination. A proxy is known by the network namespace that has its address. Its
+//! connections follow the first rule that names it, on whose behalf they may be. Each step therefore goes to an earlier rule, or further
+//! on in the same one: no set of rules makes a loop.
 use super::{list, Action, Attempt, Policy, Rule, Service, Tenant};
 use ipnet::IpNet;
 use serde::Deserialize;
@@ -10,30 +11,30 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-/// Proxies of one rule.
+/// Most proxies of one rule.
 pub const HOPS_MAX: usize = 4;
-/// Rules with proxies.
+/// Most rules with proxies.
 pub const CHAINS_MAX: usize = 256;
 
 /// Proxies that a rule leads connections through, in their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
-    /// At least one.
+    /// Proxies; at least one.
     pub hops: Vec<Hop>,
-    /// Fate of connections while one of them is not there.
+    /// Fate of connections while a proxy is absent.
     pub on_failure: OnFailure,
 }
 
 /// A proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
-    /// Where it is.
+    /// The proxy's place.
     pub at: At,
-    /// Its port; none: the one that was asked for.
+    /// The proxy's port; none: the port that was asked for.
     pub port: Option<u16>,
 }
 
-/// Where a proxy is.
+/// Place of a proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum At {
     /// A container that `pd run` registers.
@@ -46,34 +47,34 @@ pub enum At {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnFailure {
-    /// They fail with `ECONNREFUSED`.
+    /// Connections fail with `ECONNREFUSED`.
     #[default]
     Close,
-    /// They go on without it.
+    /// Connections go on without the proxy.
     Bypass,
 }
 
-/// Verdict of the policy on a connect, and where it is led.
+/// Verdict of the policy on a connect, and the proxy that it is led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// Tells whether it may be made.
+    /// Action on the connection.
     pub action: Action,
-    /// The rule that says so; none: the default.
+    /// The deciding rule; none: the default.
     pub rule: Option<usize>,
-    /// The rule whose proxies it is led through, and the first of them that it has not passed.
+    /// The rule whose proxies the connection passes, and the first proxy that it has not passed.
     pub leg: Option<(usize, usize)>,
 }
 
-/// Numbers of the rules that lead connections, and what they say.
+/// Rules that lead connections through proxies, by number, and decisions on them.
 impl Policy {
-    /// Rules with proxies, by number.
+    /// Returns the rules with proxies, by number.
     pub fn chains(&self) -> impl Iterator<Item = (usize, &Rule, &Via)> {
         let rules = self.rules.iter().enumerate();
         rules.filter_map(|(number, rule)| Some((number, rule, rule.via.as_ref()?)))
     }
 
-    /// Verdict on a connection. `asked`: the attempt at a service's address, of which `reached` is that at the backend. `is_own`: tells whether
-    /// a proxy is where the connection comes from.
+    /// Returns the verdict on a connection. `asked`: the attempt at a service's address, whose chosen backend is in `reached`. `is_own`:
+    /// tells whether the connection comes from a proxy.
     pub fn decide_leg(
         &self,
         asked: Option<&Attempt<'_>>,
@@ -93,7 +94,7 @@ impl Policy {
             Some((number, at + 1, via.hops.len()))
         });
         if let Some((number, next, len)) = own {
-            // The first rule that speaks of it decides, as of all connections.
+            // The first matching rule decides, as for all connections.
             if action == Action::Deny && rule.is_some_and(|rule| rule < number) {
                 return Decision { action, rule, leg: None };
             }
@@ -168,7 +169,7 @@ impl fmt::Display for Via {
     }
 }
 
-/// The proxies that a rule's keys say.
+/// Returns the proxies that a rule's keys give.
 ///
 /// # Errors
 /// A sentence.
@@ -192,7 +193,7 @@ pub(super) fn via(
     Ok(Some(Via { hops, on_failure: on_failure.unwrap_or_default() }))
 }
 
-/// Fault of a rule's proxies beside those of the rules before it.
+/// Fails if a rule's proxies do not fit beside those of the rules before it.
 pub(super) fn fits(
     rule: &Rule,
     before: &[Rule],
@@ -262,7 +263,7 @@ fn known(hop: &Hop, rule: &Rule, tenants: &[Tenant], services: &[Service]) -> Re
     }
 }
 
-/// The proxy after this one in a chain that has it.
+/// Returns the proxy after this one, in a chain that has it.
 fn after<'a>(via: &'a Via, hop: &Hop) -> Option<Option<&'a Hop>> {
     let at = via.hops.iter().position(|own| own.at == hop.at)?;
     Some(via.hops.get(at + 1))
@@ -273,7 +274,7 @@ fn comes_before(via: &Via, one: &Hop, other: &Hop) -> bool {
     matches!((at(one), at(other)), (Some(one), Some(other)) if one < other)
 }
 
-/// Tells whether two rules can be about one connection, directly or by a service that may reach destinations of either.
+/// Tells whether two rules can match one connection, directly or by a service that may reach destinations of either.
 fn meet(one: &Rule, other: &Rule, services: &[Service]) -> bool {
     let lists =
         |a: &[String], b: &[String]| a.is_empty() || b.is_empty() || a.iter().any(|name| b.contains(name));

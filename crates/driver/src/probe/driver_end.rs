@@ -1,4 +1,4 @@
-//! The driver's end: starts the process that probes, asks it, and hears its replies. Never waits.
+//! The driver's end: starts the process that probes, sends questions, and reads replies. Never waits.
 use super::wire::{Question, Verdict, REPLY_BYTES};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -11,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Replies that are taken in at once.
+/// Most replies that are read at once.
 const REPLIES_MAX: usize = 1024;
 
 /// See the module.
@@ -25,7 +25,7 @@ pub(crate) struct Prober {
 pub(crate) struct Ended;
 
 impl Prober {
-    /// Starts `PROGRAM internal-probe`, which calls [`super::supervise`]. It ends with the driver, whose end of the channel it sees closed.
+    /// Starts `PROGRAM internal-probe`, which calls [`super::supervise`]. The process ends when the driver's end of the channel is closed.
     ///
     /// # Errors
     /// Errors of making a process.
@@ -33,12 +33,12 @@ impl Prober {
         let (channel, theirs) = pair()?;
         let mut command = Command::new(program);
         command.arg("internal-probe").env_clear().stdin(Stdio::from(theirs)).stdout(Stdio::null());
-        // Of a group of its own: it outlives the terminal's signals as long as the driver does.
+        // A process group of its own, so that signals of the terminal do not end it before the driver.
         command.process_group(0).spawn()?;
         Ok(Self { channel })
     }
 
-    /// Asks about a backend in a namespace. False: the channel is full, so later.
+    /// Asks about a backend in a namespace. False: the channel is full, and the caller asks again later.
     ///
     /// # Errors
     /// [`Ended`].
@@ -51,13 +51,13 @@ impl Prober {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match sendmsg(&self.channel, &[IoSlice::new(&bytes)], &mut along, flags) {
             Ok(_) => Ok(true),
-            // Descriptors under way are the driver's, of which the kernel allows as many as it may have open.
+            // Descriptors in flight count as the driver's, and the kernel limits them by its limit on open files.
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR | Errno::TOOMANYREFS) => Ok(false),
             Err(_) => Err(Ended),
         }
     }
 
-    /// Takes in replies that have come. What is none is left out.
+    /// Reads the replies that have come. Malformed ones are left out.
     ///
     /// # Errors
     /// [`Ended`].
@@ -75,12 +75,12 @@ impl Prober {
         Ok(replies)
     }
 
-    /// Readable when replies have come, or the process has ended.
+    /// Returns the descriptor that is readable when replies have come, or the process has ended.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// With the other end, in tests.
+    /// Makes one with its other end, for tests.
     #[cfg(test)]
     pub fn with_other_end() -> (Self, OwnedFd) {
         let (channel, theirs) = pair().unwrap();

@@ -6,11 +6,11 @@ use std::time::Duration;
 /// A backend to be probed. The descriptor of its network namespace goes along.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
-    /// Comes back with the reply.
+    /// Id that comes back with the reply.
     pub id: u64,
     pub to: SocketAddr,
     pub timeout: Duration,
-    /// Of a request of HTTP; none: the connection is enough.
+    /// Path of an HTTP request; none: the connection is enough.
     pub path: Option<Box<str>>,
 }
 
@@ -22,13 +22,13 @@ pub(crate) enum Verdict {
     TimedOut,
     /// The answer has this status, which is neither 2xx nor 3xx; 0: it is not HTTP, or none came.
     BadAnswer(u16),
-    /// Nothing was found out, for want of something here: an errno.
+    /// The probe failed for lack of something here: an errno.
     Unknown(u16),
 }
 
-/// A question before its path.
+/// Bytes of a question before its path.
 pub(super) const QUESTION_BYTES: usize = 34;
-/// A reply.
+/// Bytes of a reply.
 pub(crate) const REPLY_BYTES: usize = 11;
 /// Longest question.
 pub(super) const QUESTION_BYTES_MAX: usize = QUESTION_BYTES + PATH_BYTES_MAX;

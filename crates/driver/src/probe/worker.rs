@@ -1,4 +1,4 @@
-//! The process that probes. One thread, which waits for all its probes at once.
+//! The process that probes. It has one thread, which waits for all its probes at once.
 use super::wire::{Question, Verdict, QUESTION_BYTES_MAX};
 use super::{PREFIX_BYTES, PROBES_MAX};
 use crate::filter;
@@ -17,25 +17,25 @@ use std::io::{stdin, IoSliceMut, Result};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Headers of an answer that are looked at. Its status stands before them.
+/// Most headers of an answer that are parsed. The status stands before them.
 const HEADERS_MAX: usize = 8;
-/// From the end of a worker to the next one.
+/// Delay from the end of a worker to the next one.
 const RESTART_AFTER: Duration = Duration::from_millis(200);
 
-/// Runs workers until the driver has closed its end of the channel, which is the standard input. A worker that dies has another one in its
-/// place: it kept nothing.
+/// Runs workers until the driver has closed its end of the channel, which is the standard input. A worker that dies is replaced: it kept
+/// nothing.
 ///
 /// # Errors
 /// Errors of giving up rights and of making processes.
 pub fn supervise() -> Result<()> {
-    // Descriptors that the driver has inherited, such as a lock of the program that started it, are not for this process to keep.
-    // SAFETY: this process has opened nothing yet.
+    // Closes descriptors inherited from the driver, such as a lock of the program that started it. SAFETY: this process has
+    // opened nothing yet.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     rights::drop_others(Part::Probe)?;
     rights::hand_on(Part::Probe)?;
     set_no_new_privs(true)?;
     loop {
-        // Nothing is asked where no policy has probes.
+        // No worker runs while no policy has probes.
         while poll(&mut [PollFd::from_borrowed_fd(stdin().as_fd(), PollFlags::IN)], None).is_err() {}
         let mut command = Command::new("/proc/self/exe");
         command.args(["internal-probe", "--worker"]).env_clear().stdin(Stdio::inherit());
@@ -76,13 +76,13 @@ struct Probe {
 }
 
 enum Stage {
-    /// Then this is asked, if anything.
+    /// Connecting; then this request is sent, if any.
     Connecting(Option<Vec<u8>>),
-    /// Part of the answer that has come.
+    /// Reading the answer; the bytes so far.
     Answering(Vec<u8>),
 }
 
-/// Answers what comes on a channel. `home`: the own namespace.
+/// Answers questions from a channel. `home`: this process's namespace.
 fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()> {
     let mut probes: Vec<Probe> = Vec::new();
     loop {
@@ -92,7 +92,7 @@ fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()
             let left = until.saturating_duration_since(now) + Duration::from_millis(1);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        // One that is full hears nothing more: the channel fills, and the driver waits with what it has.
+        // A full worker reads no questions: the channel fills, and the driver keeps further ones.
         let asks = if probes.len() < PROBES_MAX { PollFlags::IN } else { PollFlags::empty() };
         let mut fds = vec![PollFd::from_borrowed_fd(channel, asks)];
         fds.extend(probes.iter().map(|probe| PollFd::new(&probe.socket, probe.stage.waits_for())));
@@ -103,7 +103,7 @@ fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         if ready[0] && probes.len() == PROBES_MAX {
-            // The wait asked for no questions: the driver has gone.
+            // Not polled for input, so this is a hang-up: the driver has gone.
             return Ok(());
         }
         let (now, mut place) = (Instant::now(), 0);
@@ -126,15 +126,15 @@ fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()
     }
 }
 
-/// A driver that does not read its replies misses them.
+/// Sends a reply. A driver that does not read its replies misses them.
 fn reply(channel: BorrowedFd<'_>, id: u64, verdict: Verdict) {
     let _ = send(channel, &verdict.encode(id), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
 }
 
-/// Takes a question and begins its probe; none: it is answered already.
+/// Receives a question and begins its probe; none: it is answered already.
 ///
 /// # Errors
-/// `EPIPE`: there will be no more. `EAGAIN`: there is none.
+/// `EPIPE`: there will be no more questions. `EAGAIN`: there is none now.
 fn hear(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<Option<Probe>> {
     let mut bytes = [0; QUESTION_BYTES_MAX + 1];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -160,7 +160,7 @@ fn hear(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<Opt
     }
 }
 
-/// Begins a connection in a namespace. This process is back in its own afterwards, so that the other can end.
+/// Begins a connection in a namespace. This process returns to its own afterwards, so that the other namespace can end.
 fn begin(question: Question, namespace: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<Probe> {
     let network = Some(LinkNameSpaceType::Network);
     move_into_link_name_space(namespace, network)?;
@@ -169,7 +169,7 @@ fn begin(question: Question, namespace: BorrowedFd<'_>, home: BorrowedFd<'_>) ->
     let made = socket_with(family, SocketType::STREAM, flags, None);
     move_into_link_name_space(home, network)?;
     let socket = made?;
-    // Its end leaves no socket behind that waits for a minute with a port.
+    // Closing leaves no socket in TIME_WAIT, which would hold a port for a minute.
     sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     match connect(&socket, &question.to) {
         Ok(()) | Err(Errno::INPROGRESS) => {}
@@ -185,7 +185,7 @@ fn request(path: &str, host: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// Verdict of a failed connect.
+/// Returns the verdict of a failed connect.
 fn of_errno(errno: Errno) -> Verdict {
     match errno {
         Errno::CONNREFUSED | Errno::CONNRESET | Errno::HOSTUNREACH | Errno::NETUNREACH => Verdict::Refused,
@@ -204,7 +204,7 @@ impl Stage {
 }
 
 impl Probe {
-    /// Something has happened on the socket. Returns the verdict, once there is one.
+    /// Handles an event of the socket. Returns the verdict, once there is one.
     fn go_on(&mut self) -> Option<Verdict> {
         match &mut self.stage {
             Stage::Connecting(asks) => {
@@ -213,7 +213,7 @@ impl Probe {
                     Ok(Err(errno)) | Err(errno) => return Some(of_errno(errno)),
                 }
                 let Some(request) = asks.take() else { return Some(Verdict::Well) };
-                // A new connection has room for it.
+                // A new connection's buffer has room for it.
                 let sent = send(&self.socket, &request, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
                 if sent != Ok(request.len()) {
                     return Some(Verdict::BadAnswer(0));
@@ -238,7 +238,7 @@ impl Probe {
     }
 }
 
-/// The verdict on what has come of an answer; none: it is not enough.
+/// Returns the verdict on the received part of an answer; none: more is needed.
 pub(super) fn judge(answer: &[u8]) -> Option<Verdict> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut response = httparse::Response::new(&mut headers);
@@ -261,7 +261,7 @@ mod tests {
 
     const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
-    /// A worker in a thread of this process, and questions to it.
+    /// A worker in a thread of this process, and its questions.
     struct Asker {
         prober: Prober,
         namespace: OwnedFd,
@@ -292,7 +292,7 @@ mod tests {
         }
     }
 
-    /// A server that answers each connection with these bytes; none: not at all.
+    /// Starts a server that answers each connection with these bytes; none: with nothing.
     fn server(answer: Option<&'static [u8]>) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Of the calls that the driver itself may make, and that the worker does not need.
+    /// Calls that the driver itself may make, and that the worker does not need.
     #[test]
     fn the_worker_opens_nothing_and_starts_nothing() {
         let run = || {
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(std::thread::spawn(run).join().unwrap(), Ok(()));
     }
 
-    /// None waits for one that hangs.
+    /// No probe waits for one that hangs.
     #[test]
     fn many_probes_are_all_answered() {
         assert!(rustix::process::geteuid().is_root(), "entering a namespace needs root");
@@ -369,7 +369,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read in pieces, the verdict is there within the prefix, and is the one of the whole.
+        /// An answer read in any pieces has its verdict within the prefix, which is the verdict on the whole.
         #[test]
         fn any_answer_has_a_verdict(
             start in prop::sample::select(vec!["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 404 No\r\n", "HTTP/1.1 2", "HTTP/9"]),

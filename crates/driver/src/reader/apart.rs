@@ -1,11 +1,11 @@
-//! A second table of descriptors, for what clients pass: the driver's own are in the first.
+//! A second table of descriptors, for those that clients pass. The driver's own are in the first.
 //!
-//! A descriptor that is never let go (of a file system that never answers) keeps its thread in the kernel, even when the
-//! process is killed, and a table stays until the last of its threads has ended. The driver's sockets must not stay with it: by
-//! their end clients and the next driver know that this one has gone.
+//! Closing a descriptor of a file system that never answers keeps its thread in the kernel, even when the process is killed. A
+//! table stays until the last of its threads has ended. The driver's sockets must not stay with it: by their end clients and
+//! the next driver know that this one has gone.
 //!
 //! A thread belongs to one of the tables for life ([`Side`]), and so do the numbers that it knows. Descriptors go from one
-//! table to the other by a socket pair, each with a key. Threads of the far side log nothing and touch no mailbox, for both are
+//! table to the other by a socket pair, each with a key. Threads of the far side log nothing and touch no mailbox: both use
 //! descriptors of the near one.
 use pd_shm::passed;
 use rustix::io::{Errno, Result};
@@ -16,37 +16,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A key that nothing has yet.
+/// Returns an unused key.
 pub fn new_key() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One of the two tables, with what has come to it from the other. For threads of that table only, its end included.
+/// One of the two tables, with the descriptors received from the other. Must be used and dropped by threads of that table only.
 #[derive(Debug)]
 pub struct Side {
     bridge: OwnedFd,
     arrived: Mutex<HashMap<u64, Arc<OwnedFd>>>,
 }
 
-/// The way to the far side, for threads of the near one.
+/// Access to the far side, for threads of the near one.
 #[derive(Debug)]
 pub struct Apart {
     near: Arc<Side>,
-    /// None: there is no thread, and somebody else does its part.
+    /// Orders to the far side. None: it has no thread, and the caller does its part.
     wishes: Option<Sender<Wish>>,
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     far: Option<Side>,
 }
 
-/// What a thread of the far side does.
+/// Work of a thread of the far side.
 type Work = Box<dyn FnOnce(&Side) + Send>;
 
-/// To the first thread of the far side, which nothing holds up.
+/// An order to the first thread of the far side, which never blocks.
 enum Wish {
-    /// Start another thread of this name.
+    /// Starts another thread of this name.
     Thread(&'static str, Work, Sender<std::io::Result<()>>),
-    /// Receive what has come.
+    /// Receives descriptors that have come.
     Receive,
 }
 
@@ -55,15 +55,15 @@ impl Side {
         Self { bridge, arrived: Mutex::default() }
     }
 
-    /// Sends a descriptor to the other side, of which this side keeps its own. Never waits.
+    /// Sends a descriptor to the other side; this side keeps its own. Never waits.
     ///
     /// # Errors
-    /// Those of `sendmsg`; `EAGAIN` if much was sent and not received.
+    /// Errors of `sendmsg`; `EAGAIN` if much was sent and not received.
     pub fn send(&self, key: u64, fd: impl AsFd) -> Result<()> {
         passed::send(&self.bridge, key, fd.as_fd())
     }
 
-    /// What has come, received to the last. All of it was the driver's to send, and takes no time.
+    /// Receives all descriptors that have come, and returns them. The driver sent all of them, and this does not block.
     fn arrived(&self) -> MutexGuard<'_, HashMap<u64, Arc<OwnedFd>>> {
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
         while let Ok((key, fd)) = passed::receive(&self.bridge) {
@@ -72,18 +72,18 @@ impl Side {
         arrived
     }
 
-    /// What was sent with this key.
+    /// Returns the descriptor that was sent with this key.
     ///
     /// # Errors
-    /// `EBADF` if nothing was.
+    /// `EBADF` if there is none.
     pub fn get(&self, key: u64) -> Result<Arc<OwnedFd>> {
         self.arrived().get(&key).cloned().ok_or(Errno::BADF)
     }
 
-    /// The same, not to be had again.
+    /// Returns and removes the descriptor that was sent with this key.
     ///
     /// # Errors
-    /// The same.
+    /// `EBADF` if there is none.
     pub fn take(&self, key: u64) -> Result<Arc<OwnedFd>> {
         self.arrived().remove(&key).ok_or(Errno::BADF)
     }
@@ -93,7 +93,7 @@ impl Apart {
     /// Makes the far side.
     ///
     /// # Errors
-    /// Those of a socket pair, a thread, `unshare` and `close_range` (Linux 5.9).
+    /// Errors of a socket pair, a thread, `unshare` and `close_range` (Linux 5.9).
     pub fn new() -> std::io::Result<Self> {
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let near = Arc::new(Side::new(near));
@@ -113,7 +113,7 @@ impl Apart {
         };
         std::thread::Builder::new().name("pd-openers".into()).spawn(run)?;
         is_ready.recv().unwrap_or(Err(Errno::SRCH))?;
-        // The far side has its own by now.
+        // The far side has its own copy now.
         drop(far);
         Ok(Self {
             near,
@@ -123,7 +123,7 @@ impl Apart {
         })
     }
 
-    /// This side.
+    /// Returns the near side.
     pub fn near(&self) -> &Arc<Side> {
         &self.near
     }
@@ -131,26 +131,26 @@ impl Apart {
     /// Sends a descriptor to the far side. See [`Side::send`].
     ///
     /// # Errors
-    /// The same.
+    /// As of [`Side::send`].
     pub fn send(&self, key: u64, fd: impl AsFd) -> Result<()> {
         self.near.send(key, fd)?;
-        // Else one that is not asked for would take the place of others.
+        // Received at once, so that unwanted descriptors do not fill the socket.
         match &self.wishes {
             Some(wishes) => wishes.send(Wish::Receive).map_err(|_| Errno::SRCH),
             None => Ok(()),
         }
     }
 
-    /// The far side, where it has no thread.
+    /// Returns the far side, where it has no thread.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn far(&self) -> Option<&Side> {
         self.far.as_ref()
     }
 
-    /// Starts a thread of the far side, of at most 15 bytes' name.
+    /// Starts a thread of the far side. `name`: at most 15 bytes.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Errors of starting a thread.
     pub fn spawn(&self, name: &'static str, work: Work) -> std::io::Result<()> {
         let (answer, started) = channel();
         let gone = || std::io::Error::from(Errno::SRCH);
@@ -180,7 +180,7 @@ fn separate(bridge: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(bridge) })
 }
 
-/// The first thread of the far side, as long as anybody can wish for anything.
+/// Runs the first thread of the far side, while anybody can send orders.
 fn serve(side: &Arc<Side>, wishes: Receiver<Wish>) {
     for wish in wishes {
         match wish {

@@ -1,14 +1,16 @@
-//! Files that clients send (`sendfile`): opened, waited for and closed on threads of their own, for all of that may take
-//! long. What is in the page cache movers read themselves.
+//! Files that clients send (`sendfile`). They are opened, read from disks and closed on threads of their own, since all
+//! of that may take long. Movers themselves read the parts that are in the page cache.
 //!
-//! Each payer has two threads, so that nobody waits for another tenant's files:
+//! Each payer has two threads, so that no tenant waits for another's files:
 //!
 //! - The opener receives the descriptors that a client passes ([`FileSocket`]), opens the files anew ([`open`]), and closes
-//!   what was passed, which can take as long as the client likes. What was passed is never in the driver's table ([`apart`]).
-//! - The reader reads what movers found to be on a disk ([`ColdRead`]), and closes files that the driver has open ([`OpenFile`]).
-//!   It waits for disks alone: flows have a place in the ring of somebody else while they wait for it.
+//!   the passed descriptors, which can take as long as the client likes. Passed descriptors are never in the driver's table
+//!   ([`apart`]).
+//! - The reader reads the pieces that movers found to be on a disk ([`ColdRead`]), and closes files that the driver has open
+//!   ([`OpenFile`]). It waits for disks alone: flows hold space in another client's ring while they wait for it.
 //!
-//! Neither looks at a process: a client passes what it can read, and nothing has a number. They know movers by [`Replies`] alone.
+//! Neither looks at a process: a client passes descriptors that it can read, never a number. Both know movers by [`Replies`]
+//! alone.
 mod apart;
 mod open;
 mod socket;
@@ -32,46 +34,46 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use threads::Handle;
 
-/// A file that the driver has open for a client. Dropped anywhere, closed by the reader: with the last one a removed file
-/// goes, which takes time.
+/// A file that the driver has open for a client. May be dropped anywhere; the reader closes it. Closing the last
+/// descriptor of a removed file frees it, which takes time.
 #[derive(Debug)]
 pub struct OpenFile {
     fd: Option<OwnedFd>,
-    /// For the descriptor, until it is closed.
+    /// Lease of the descriptor, until it is closed.
     lease: Option<Lease>,
-    /// Of whoever paid for the client when it was opened.
+    /// The reader of the payer at the time of opening.
     reader: Handle,
 }
 
-/// A client's file, as the client says.
+/// A client's request for a file, with the client's values.
 #[derive(Debug)]
 pub struct Wanted {
-    /// What the descriptor was passed with.
+    /// Serial that the descriptor was passed with.
     pub serial: u64,
-    /// Of a descriptor of the driver's; or why the file is not opened.
+    /// Lease of a descriptor of the driver; or the reason why the file is not opened.
     pub lease: Result<Lease>,
 }
 
-/// Who asked for a file.
+/// The party that asked for a file.
 #[derive(Debug)]
 pub struct Asker {
-    /// The client...
+    /// The client.
     pub client: ClientId,
-    /// ...as long as it has this memory, which it does not have to keep until then.
+    /// The client's memory, to tell whether the number still means this client. Not kept alive.
     pub memory: Weak<ClientMemory>,
-    /// Where the file goes; none if the request is refused.
+    /// Slot of the file; none if the request is refused.
     pub slot: Option<usize>,
-    /// Where the answer goes.
+    /// Channel of the answer.
     pub channel: usize,
     pub tag: u32,
 }
 
-/// Where a mover learns what came of its requests. Called by the threads of opener and reader, once for each request.
+/// Receiver of results for a mover. Called by the threads of opener and reader, once for each request.
 pub trait Replies: Debug + Send + Sync {
-    /// The file of `asker` is open, or is not opened for this reason.
+    /// Reports that the file of `asker` is open, or is not opened for this reason.
     fn file_opened(&self, asker: Asker, file: Result<Arc<OpenFile>>);
 
-    /// The piece `entry_seq` of a flow is where it belongs, whole or not.
+    /// Reports that the piece `entry_seq` of a flow has been read, completely or not.
     fn file_read(&self, flow: FlowId, entry_seq: u16, whole: bool);
 }
 
@@ -81,26 +83,26 @@ pub struct ColdRead {
     pub file: Arc<OpenFile>,
     /// First byte of the piece.
     pub from: u64,
-    /// Where it goes: bytes that the flow has reserved in its receive ring.
+    /// Destination: bytes that the flow has reserved in its receive ring.
     pub map: Arc<Mapping>,
     pub offset: usize,
     pub len: usize,
-    /// The flow's number of them.
+    /// The flow's number of the reserved bytes.
     pub entry_seq: u16,
 }
 
-/// What a thread does.
+/// A job of a thread.
 #[derive(Debug)]
 enum Job {
-    /// The opener's.
+    /// For the opener: a request.
     Open(Box<Opening>),
-    /// The opener's: close the file socket of this key, which is charged until then.
+    /// For the opener: closes the file socket of this key, which is charged until then.
     Forget(u64, Lease),
-    /// The reader's, who takes from the opener what it has opened.
+    /// For the reader, which takes the opened file from the opener.
     Opened(Box<Opening>, Result<()>),
-    /// The reader's.
+    /// For the reader: a piece to read.
     Read { read: ColdRead, flow: FlowId, to: Arc<dyn Replies> },
-    /// The reader's. The descriptor is charged until it is closed.
+    /// For the reader: closes the descriptor, which is charged until then.
     Close(OwnedFd, Lease),
     #[cfg(test)]
     Wait(std::sync::mpsc::Receiver<()>),
@@ -108,11 +110,11 @@ enum Job {
     Say(std::sync::mpsc::Sender<()>),
 }
 
-/// A request on its way. The opener passes it on as a whole: the mover's mailbox has a descriptor of the near side.
+/// A request on its way. The opener forwards the whole of it: the mover's mailbox has a descriptor of the near side.
 #[derive(Debug)]
 struct Opening {
     socket: Arc<FileSocket>,
-    /// The opened file's, between the two sides.
+    /// Key of the opened file between the two sides.
     key: u64,
     wanted: Wanted,
     asker: Asker,
@@ -120,17 +122,17 @@ struct Opening {
 }
 
 impl OpenFile {
-    /// Reads into bytes of a receive ring what is in the page cache.
+    /// Reads the part in the page cache into bytes of a receive ring.
     ///
     /// # Errors
-    /// Those of [`Mapping::read_file`].
+    /// Errors of [`Mapping::read_file`].
     ///
     /// # Safety
-    /// Those of [`Mapping::read_file`].
+    /// As for [`Mapping::read_file`].
     pub unsafe fn read(&self, map: &Mapping, offset: usize, len: usize, from: u64) -> Result<usize> {
         let fd = self.fd.as_ref().ok_or(Errno::BADF)?;
         let len = simulated::readable(Call::ReadCached, fd.as_fd(), len)?;
-        // Memory of the simulation has no reads that do not wait.
+        // Memory files of the simulation have no reads that do not wait.
         let at_once = !simulated::is_on();
         // SAFETY: the caller's promise.
         unsafe { map.read_file(offset, len, fd, from, at_once) }
@@ -146,13 +148,13 @@ impl Drop for OpenFile {
 }
 
 impl ColdRead {
-    /// Has the piece read by its file's reader, which replies with [`Replies::file_read`].
+    /// Queues the piece for its file's reader, which replies with [`Replies::file_read`].
     pub fn start(self, flow: FlowId, to: Arc<dyn Replies>) {
         let reader = self.file.reader.clone();
         reader.give(Job::Read { read: self, flow, to });
     }
 
-    /// Whether all of it could be read.
+    /// Reads the piece. Returns whether all of it could be read.
     fn carry_out(&self) -> bool {
         let mut done = 0;
         while done < self.len {
@@ -177,7 +179,7 @@ impl ColdRead {
 }
 
 impl Job {
-    /// Does it, on a thread of this side.
+    /// Carries out the job, on a thread of this side.
     fn carry_out(self, side: &Side) {
         match self {
             Self::Open(opening) => {

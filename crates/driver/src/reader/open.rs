@@ -1,19 +1,19 @@
-//! What a client has passed is opened anew, if it is a file of a disk that the client can read.
+//! Reopening of a passed file, if it is a file of a disk that the client can read.
 use crate::calls::simulated;
 use rustix::fs::{fcntl_getfl, fstatfs, open, statx, AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, Result};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-/// File systems on a block device that all the same ask somebody else: FUSE (`fuseblk`), and those of clusters.
+/// File systems on a block device that nevertheless depend on other parties: FUSE (`fuseblk`), and those of clusters.
 const ASKING_OTHERS: [u32; 3] = [0x6573_5546, 0x7461_636f, 0x0116_1970];
 
-/// Opens a file that a client has open for reading. The new description is the driver's alone: what the client
-/// does to its own (`O_DIRECT`) concerns no reads of the driver's.
+/// Opens a file that a client has open for reading. The new description is the driver's alone: flags of the
+/// client's own (`O_DIRECT`) do not affect the driver's reads.
 ///
 /// # Errors
-/// `EACCES` if the client cannot read by the descriptor, `EINVAL` if it is no regular file's, `EOPNOTSUPP` if its file system is
-/// none of a disk or has no reads that do not wait; those of opening it.
+/// `EACCES` if the client cannot read by the descriptor. `EINVAL` if it is no regular file. `EOPNOTSUPP` if its file system is
+/// not on a disk or has no reads that do not wait. Errors of opening it.
 pub fn open_anew(passed: impl AsFd) -> Result<OwnedFd> {
     let passed = passed.as_fd();
     let flags = fcntl_getfl(passed)?;
@@ -21,7 +21,7 @@ pub fn open_anew(passed: impl AsFd) -> Result<OwnedFd> {
     if flags.contains(OFlags::PATH) || !can_read {
         return Err(Errno::ACCESS);
     }
-    // Asks nobody: a file system's own `stat` may take as long as it likes.
+    // No synchronization: a file system's own `stat` may take any time.
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let known = statx(passed, "", how, StatxFlags::TYPE)?;
     if FileType::from_raw_mode(known.stx_mode.into()) != FileType::RegularFile {
@@ -32,9 +32,9 @@ pub fn open_anew(passed: impl AsFd) -> Result<OwnedFd> {
     if !is_of_disk || ASKING_OTHERS.contains(&(fstatfs(passed)?.f_type as u32)) {
         return Err(Errno::OPNOTSUPP);
     }
-    // Of this thread, which may have a table of its own.
+    // Path within this thread, which may have a table of its own.
     let again = format!("/proc/thread-self/fd/{}", passed.as_raw_fd());
-    // Without waiting for the holder of a lease, and without a trace in the file.
+    // Without waiting for the holder of a lease, and without an access time.
     let how = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOATIME;
     let file = match open(&*again, how, Mode::empty()) {
         Err(Errno::PERM) => open(&*again, how - OFlags::NOATIME, Mode::empty())?,
@@ -69,7 +69,7 @@ mod tests {
             let name = open(what, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
             assert_eq!(open_anew(&name).unwrap_err(), Errno::ACCESS);
         }
-        // For neither reading nor writing: see open(2).
+        // Neither readable nor writable: see open(2).
         let neither = open(&path, OFlags::ACCMODE | OFlags::CLOEXEC, Mode::empty()).unwrap();
         assert_eq!(open_anew(&neither).unwrap_err(), Errno::ACCESS);
         assert_eq!(open_anew(File::open(dir.path()).unwrap()).unwrap_err(), Errno::INVAL);
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(open_anew(File::open("/proc/self/maps").unwrap()).unwrap_err(), Errno::OPNOTSUPP);
         let known = file.metadata().unwrap();
         if rustix::fs::major(known.dev()) == 0 {
-            // The sources are not on a disk of their own.
+            // This file system is not on a block device.
             assert_eq!(open_anew(&file).unwrap_err(), Errno::OPNOTSUPP);
             return;
         }

@@ -1,7 +1,8 @@
-//! The file socket of a client: on it the client passes descriptors of the files that it wants to be sent.
+//! The file socket of a client: the client passes descriptors of files to send on it.
 //!
-//! Whoever has a file open may read it, so a descriptor that was passed is all the right there has to be. What else comes
-//! this way may be anything, and may take as long to close as whoever made it likes. So only the payer's opener receives.
+//! A process that has a file open may read it, so a passed descriptor proves all the right that is needed. Other
+//! descriptors may be passed as well, and closing one may take as long as its maker likes. So only the payer's opener
+//! receives.
 use super::apart::{new_key, Side};
 use super::threads::{Handle, Reader, Readers};
 use super::{Asker, Job, Opening, Replies, Wanted};
@@ -13,26 +14,27 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Descriptors of an earlier serial that are let go for one request: those of requests that were never made.
+/// Most descriptors of an earlier serial that one request closes: those of requests that were never made.
 const SKIPPED_MAX: usize = 8;
 
-/// The driver's end, which openers have ([`super::apart`]). Dropped anywhere, closed by the opener, with what was never received.
+/// The driver's end, which openers hold ([`super::apart`]). May be dropped anywhere; the opener closes it, with all that was
+/// never received.
 #[derive(Debug)]
 pub struct FileSocket {
     key: u64,
-    /// For the descriptor.
+    /// Lease of the descriptor.
     lease: Option<Lease>,
-    /// Of whoever pays for the client at present.
+    /// Threads of the client's present payer.
     reader: Mutex<Reader>,
-    /// The descriptor of a refused request is to be received.
+    /// Set while the descriptor of a refused request is to be received.
     is_refusing: AtomicBool,
 }
 
 impl FileSocket {
-    /// The driver's end of a pair, whose other end is the client's of this payer.
+    /// Hands the driver's end of a pair to the openers. A client of this payer has the other end.
     ///
     /// # Errors
-    /// Those of starting threads, and of passing the end on to them.
+    /// Errors of starting threads, and of passing the end on to them.
     pub fn new(fd: OwnedFd, lease: Lease, payer: Payer, readers: &Readers) -> std::io::Result<Self> {
         let (key, reader) = (new_key(), readers.of(payer)?);
         readers.apart()?.send(key, &fd)?;
@@ -43,21 +45,21 @@ impl FileSocket {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Of files that are opened for its client.
+    /// Returns the reader of files that are opened for the client.
     pub(super) fn reader_of_files(&self) -> Handle {
         self.reader().reader
     }
 
-    /// Its client is another payer's.
+    /// Sets the threads of the client's new payer.
     pub fn set_reader(&self, reader: Reader) {
         *self.reader.lock().unwrap_or_else(PoisonError::into_inner) = reader;
     }
 
-    /// Has the file opened that was passed for this request, or the descriptor let go if the request is refused. The reader
-    /// replies with [`Replies::file_opened`]. Never waits.
+    /// Queues the opening of the file passed for this request, or the closing of its descriptor if the request is refused.
+    /// The reader replies with [`Replies::file_opened`]. Never waits.
     ///
     /// # Errors
-    /// Why the request is refused, while another one's refusal is still under way: there is no other answer then.
+    /// The reason of the refusal, while another refusal is still under way: there is no other answer then.
     pub fn open(self: &Arc<Self>, wanted: Wanted, asker: Asker, to: Arc<dyn Replies>) -> Result<()> {
         if let Err(errno) = wanted.lease {
             if self.is_refusing.swap(true, Ordering::Relaxed) {
@@ -75,10 +77,10 @@ impl FileSocket {
         Ok(())
     }
 
-    /// Receives the descriptor that was passed for this request, and lets go of earlier ones. The opener's to call.
+    /// Receives the descriptor that was passed for this request, and closes earlier ones. For the opener alone.
     ///
     /// # Errors
-    /// Those of [`receive`].
+    /// Errors of [`receive`].
     pub(super) fn receive(&self, wanted: &Wanted, side: &Side) -> Result<OwnedFd> {
         if wanted.lease.is_err() {
             self.is_refusing.store(false, Ordering::Relaxed);
@@ -96,7 +98,8 @@ impl Drop for FileSocket {
 }
 
 /// # Errors
-/// `ESTALE` if nothing was passed with this serial, `EPROTO` if something else is there, `EMFILE` if there is no descriptor left.
+/// `ESTALE` if nothing was passed with this serial, `EPROTO` if another message is there, `EMFILE` if there is no descriptor
+/// left.
 fn receive(socket: impl AsFd, serial: u64) -> Result<OwnedFd> {
     for _ in 0..=SKIPPED_MAX {
         let (found, file) = match passed::receive(&socket) {
@@ -126,15 +129,15 @@ mod tests {
         assert_eq!(receive(&own, 1).unwrap_err(), Errno::STALE);
         pass(1);
         receive(&own, 1).unwrap();
-        // Of requests that were not made.
+        // Descriptors of requests that were not made.
         (2..=1 + SKIPPED_MAX as u64).for_each(pass);
         pass(20);
         receive(&own, 20).unwrap();
-        // Of a request that comes later.
+        // Descriptor of a later request.
         pass(30);
         assert_eq!(receive(&own, 29).unwrap_err(), Errno::STALE);
         assert_eq!(receive(&own, 30).unwrap_err(), Errno::STALE);
-        // More of them than one request may cost.
+        // More descriptors than one request may cost.
         (31..=33 + SKIPPED_MAX as u64).for_each(pass);
         assert_eq!(receive(&own, 40).unwrap_err(), Errno::STALE);
         receive(&own, 33 + SKIPPED_MAX as u64).unwrap();

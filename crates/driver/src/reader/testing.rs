@@ -1,10 +1,10 @@
-//! Openers and readers of the simulation: it has their turns in its own thread.
+//! Openers and readers of the simulation, which runs their turns in its own thread.
 use super::threads::{Kind, Readers};
 use super::Job;
 use crate::ids::Payer;
 
 impl Readers {
-    /// Threads that have something to do.
+    /// Returns the threads that have jobs.
     pub fn helped(&self) -> Vec<(Payer, Kind)> {
         self.busy()
     }
@@ -22,7 +22,7 @@ impl Readers {
         }
     }
 
-    /// Loses a read of a disk. Says whether there was one.
+    /// Loses a read of a disk. Returns whether there was one.
     pub fn lose_read(&self) -> bool {
         let lose = |key| {
             self.with_jobs(key, |jobs| {

@@ -1,8 +1,8 @@
 //! The threads of [`super`], two for each payer with a file socket, and the queues of their jobs.
 //!
-//! A thread ends a second after nobody can ask its payer's any more, so that who comes and goes costs few of them. One that
-//! is held up stays, and so does its queue: clients that the payer gets meanwhile wait behind the same jobs, so that a payer never
-//! has more threads than these two.
+//! A thread ends a second after the last handle of its payer is dropped, so that clients that come and go start few threads. A
+//! blocked thread stays, and so does its queue. New clients of the payer wait behind the same jobs, so that a payer never has more
+//! than these two threads.
 use super::apart::{Apart, Side};
 use super::Job;
 use crate::calls::{may, simulated, Call};
@@ -12,53 +12,53 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a thread stays that nobody can ask.
+/// Time for which a thread without handles stays.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a thread is held up by.
+/// Kind of a thread, by the cause of its waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// By what a client has passed, for as long as the client likes. On the far side ([`super::apart`]).
+    /// Waits for passed descriptors, for as long as the client likes. Runs on the far side ([`super::apart`]).
     Opener,
-    /// By disks.
+    /// Waits for disks.
     Reader,
 }
 
-/// All threads. Movers ask for those of a payer when a client gets its file socket, and never for a send.
+/// All threads. Movers take those of a payer when a client gets its file socket, and never for a send.
 #[derive(Debug, Default)]
 pub struct Readers {
     shared: Arc<Shared>,
-    /// Once it was needed.
+    /// The far side, once it was needed.
     apart: OnceLock<Apart>,
 }
 
-/// For threads of both sides: nothing here has a descriptor.
+/// State for threads of both sides, without descriptors.
 #[derive(Debug, Default)]
 struct Shared {
     queues: Mutex<HashMap<(Payer, Kind), Arc<Queue>>>,
-    /// A thread has ended.
+    /// Signals the end of a thread.
     ended: Condvar,
-    /// One has panicked.
+    /// Set when a thread has panicked.
     is_broken: AtomicBool,
-    /// Nobody will ask any more.
+    /// Set when no more handles are given out.
     is_ending: AtomicBool,
 }
 
-/// A payer's threads. Clones are of the same ones.
+/// A payer's threads. Clones refer to the same ones.
 #[derive(Clone, Debug)]
 pub struct Reader {
     pub(super) opener: Handle,
     pub(super) reader: Handle,
 }
 
-/// A way to a thread, which lives at least as long.
+/// A handle of a thread, which lives at least as long.
 #[derive(Debug)]
 pub struct Handle(Arc<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
     state: Mutex<State>,
-    /// There is a job, or nobody can ask any more.
+    /// Signals a job, or the loss of the last handle.
     changed: Condvar,
 }
 
@@ -73,31 +73,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Readers {
-    /// The payer's threads, which are started unless they run.
+    /// Returns the payer's threads, and starts them unless they run.
     ///
     /// # Errors
-    /// Those of starting a thread.
+    /// Errors of starting a thread.
     pub fn of(&self, payer: Payer) -> std::io::Result<Reader> {
         Ok(Reader { opener: self.handle(payer, Kind::Opener)?, reader: self.handle(payer, Kind::Reader)? })
     }
 
-    /// Makes the side of openers, while there are few descriptors in the driver.
+    /// Makes the side of openers, while the driver has few descriptors.
     ///
     /// # Errors
-    /// Those of a socket pair, a thread, and a table of its own.
+    /// Errors of a socket pair, a thread, and a table of its own.
     pub fn prepare(&self) -> std::io::Result<()> {
         self.apart().map(drop)
     }
 
-    /// The side of openers.
+    /// Returns the side of openers.
     ///
     /// # Errors
-    /// Those of [`Apart::new`].
+    /// Errors of [`Apart::new`].
     pub(super) fn apart(&self) -> std::io::Result<&Apart> {
         if let Some(apart) = self.apart.get() {
             return Ok(apart);
         }
-        // Of two that are made at once one is as good as the other.
+        // Two threads may make one at once; either will do.
         let made = Apart::new()?;
         Ok(self.apart.get_or_init(|| made))
     }
@@ -129,7 +129,7 @@ impl Readers {
         Ok(handle)
     }
 
-    /// Payers for which a thread has something to do, in order.
+    /// Returns the threads that have jobs, by payer, in order.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub(super) fn busy(&self) -> Vec<(Payer, Kind)> {
         let queues = lock(&self.shared.queues);
@@ -151,7 +151,7 @@ impl Readers {
         Some(change(&mut state.jobs))
     }
 
-    /// Waits until all threads have ended, or for so long. Nobody asks for one afterwards.
+    /// Waits until all threads have ended, or for `most`. No threads are started afterwards.
     pub fn wait_ended(&self, most: Duration) {
         let until = Instant::now() + most;
         let mut queues = lock(&self.shared.queues);
@@ -169,12 +169,12 @@ impl Readers {
         }
     }
 
-    /// Whether a thread has panicked.
+    /// Tells whether a thread has panicked.
     pub fn is_broken(&self) -> bool {
         self.shared.is_broken.load(Ordering::Relaxed)
     }
 
-    /// Threads that run.
+    /// Returns the number of running threads.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         lock(&self.shared.queues).len()
@@ -193,7 +193,7 @@ impl Running {
             while let Some(job) = queue.next(&self.shared.is_ending) {
                 job.carry_out(side);
             }
-            // Under this lock nobody gets a handle.
+            // No handle is given out under this lock.
             let mut queues = lock(&self.shared.queues);
             let is_over = {
                 let state = lock(&queue.state);
@@ -217,7 +217,7 @@ impl Drop for Running {
 }
 
 impl Queue {
-    /// The next job. None: nobody can ask any more, and nobody has come for a while.
+    /// Returns the next job. None: there was no handle for a while.
     fn next(&self, is_ending: &AtomicBool) -> Option<Job> {
         let mut state = lock(&self.state);
         let mut until = None;
@@ -244,7 +244,7 @@ impl Handle {
         Self(Arc::clone(queue))
     }
 
-    /// Has the thread do something, after all that was asked before.
+    /// Queues a job, behind all earlier ones.
     pub(super) fn give(&self, job: Job) {
         lock(&self.0.state).jobs.push_back(job);
         self.0.changed.notify_one();
@@ -274,7 +274,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    /// A job that waits until the sender has gone.
+    /// Makes a job that waits until the sender is dropped.
     fn held_up() -> (std::sync::mpsc::Sender<()>, Job) {
         let (sender, receiver) = std::sync::mpsc::channel();
         (sender, Job::Wait(receiver))
@@ -307,7 +307,7 @@ mod tests {
         let (held, job) = held_up();
         let slow = readers.of(payer(TenantId::new(1), 0)).unwrap();
         slow.opener.give(job);
-        // Who has gone leaves the thread behind, and whoever comes finds it.
+        // A client that goes leaves the thread behind, and the next one finds it.
         drop(slow);
         let slow = readers.of(payer(TenantId::new(1), 0)).unwrap();
         let (answer, later) = std::sync::mpsc::channel();
@@ -315,7 +315,7 @@ mod tests {
         let (answer, at_once) = std::sync::mpsc::channel();
         readers.of(payer(TenantId::new(2), 0)).unwrap().opener.give(Job::Say(answer));
         at_once.recv_timeout(PATIENCE).unwrap();
-        // Disks are waited for elsewhere.
+        // Another thread waits for disks.
         let (answer, at_once) = std::sync::mpsc::channel();
         slow.reader.give(Job::Say(answer));
         at_once.recv_timeout(PATIENCE).unwrap();

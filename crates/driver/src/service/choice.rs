@@ -8,41 +8,41 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-/// Places in the table that are looked at before all backends are looked at one after the other.
+/// Places in the table to try before a linear search of all backends.
 const TRIES: u64 = 16;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Services {
-    /// Shared with the kernel's programs.
+    /// Slots, shared with the kernel's programs.
     pub slots: Arc<Slots>,
     by_address: HashMap<SocketAddr, usize>,
     /// Slots of each service and of its backends.
     numbers: Vec<(u16, Vec<u16>)>,
 }
 
-/// Who asks for a backend.
+/// The party that asks for a backend.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
-    /// Its network namespace's number.
+    /// Number of the asker's network namespace.
     pub client: u64,
     /// A number that other connections do not have.
     pub connection: u64,
 }
 
-/// Milliseconds of the clock that the kernel's programs have.
+/// Returns the milliseconds of the clock that the kernel's programs use.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 impl Services {
-    /// None yet.
+    /// Begins without services.
     pub fn new(slots: Arc<Slots>) -> Self {
         Self { slots, by_address: HashMap::new(), numbers: Vec::new() }
     }
 
-    /// Puts the services of a policy in force, which have slots. Choices from now on follow it.
+    /// Puts the services of a policy in force, which have slots. Later choices follow it.
     pub fn apply(&mut self, policy: &Policy) {
         let slots = &self.slots;
         let number = |service, backend| slots.number(service, backend).unwrap_or_default();
@@ -59,7 +59,7 @@ impl Services {
         self.by_address = addresses.map(|(index, service)| (service.address, index)).collect();
     }
 
-    /// The number of the service that has an address.
+    /// Returns the number of the service that has an address.
     pub fn find(&self, to: SocketAddr) -> Option<usize> {
         if self.by_address.is_empty() {
             return None;
@@ -67,13 +67,13 @@ impl Services {
         self.by_address.get(&SocketAddr::new(to.ip().to_canonical(), to.port())).copied()
     }
 
-    /// The slots of a service and of its backends.
+    /// Returns the slots of a service and of its backends.
     pub fn numbers(&self, service: usize) -> Option<(u16, &[u16])> {
         let (own, backends) = self.numbers.get(service)?;
         Some((*own, backends))
     }
 
-    /// A backend that is `usable`, by its state and by its address.
+    /// Returns a backend that is `usable`, by its state and by its address.
     pub fn choose(
         &self,
         policy: &Policy,
@@ -107,7 +107,7 @@ impl Services {
         Some(Chosen { service, backend, slots: [*own, numbers[backend]], asked, reached, led: None })
     }
 
-    /// The one with the fewest connections for its weight; of several, the first from a place on that differs.
+    /// Returns the backend with the fewest connections for its weight. Ties go to the first from a varying place on.
     fn least(
         &self,
         service: &Service,
@@ -128,21 +128,21 @@ impl Services {
         best.map(|(index, ..)| index)
     }
 
-    /// No backend could take a connection.
+    /// Counts a connection that no backend could take.
     pub fn refuse(&self, service: usize) {
         if let Some((own, _)) = self.numbers.get(service) {
             self.slots.slot(*own).failed.fetch_add(1, Relaxed);
         }
     }
 
-    /// A connection of the fabric's has been made.
+    /// Counts a new connection of the fabric.
     pub fn open(&self, chosen: &Chosen) {
         for slot in chosen.slots.map(|number| self.slots.slot(number)) {
             slot.open();
         }
     }
 
-    /// A connection is over that has moved these bytes, there and back. `counted`: it is one of the fabric's alone.
+    /// Counts the end of a connection and its bytes, there and back. `counted`: the connection is on the fabric alone.
     pub fn close(&self, chosen: &Chosen, [sent, received]: [u64; 2], counted: bool) {
         for slot in chosen.slots.map(|number| self.slots.slot(number)) {
             if counted {
@@ -154,7 +154,7 @@ impl Services {
     }
 }
 
-/// By the service's table. A backend that may not be chosen leaves its hashes to all others alike, and gets them back.
+/// Chooses by the service's table. A backend that may not be chosen leaves its hashes to all others alike, and gets them back.
 fn by_table(service: &Service, hash: u64, may: &mut impl FnMut(usize) -> bool) -> Option<usize> {
     let mut at = hash;
     for _ in 0..TRIES {
@@ -196,7 +196,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Those that are down get nothing, what they had goes to all others alike, and nobody else's connection moves.
+        /// Backends that are down get nothing, their share goes to all others alike, and no other connection moves.
         #[test]
         fn those_that_are_down_are_never_chosen(count in 2usize..100, down in prop::collection::hash_set(0usize..100, 0..40)) {
             let (policy, services) = services(&text(count, ""));
@@ -230,7 +230,7 @@ mod tests {
             prop_assert_eq!((0..20_000).map(choose).collect::<Vec<_>>(), before);
         }
 
-        /// Against a model: the last backend within the time, if it may still be chosen.
+        /// Compares with a model: a client gets the last backend within the time, if it may still be chosen.
         #[test]
         fn a_client_keeps_its_backend_as_long_as_that_is_there(
             steps in prop::collection::vec((0u64..6, any::<u64>(), 0usize..5, any::<bool>()), 1..200),
@@ -307,7 +307,7 @@ mod tests {
         }
         assert_eq!(services.find("[::ffff:10.96.0.1]:80".parse().unwrap()), Some(0));
         assert_eq!(services.find("10.96.0.1:81".parse().unwrap()), None);
-        // Nothing else is there.
+        // There is no other backend.
         assert!(services.choose(&policy, 0, asker(1, 1), |_, backend| backend.drain).is_none());
         services.refuse(0);
         let (own, _) = services.numbers(0).unwrap();

@@ -1,10 +1,10 @@
-//! Service addresses while they are in force: which backend a connection gets, and what came of it.
+//! Service addresses in force: the choice of a backend for a connection, and counts.
 //!
-//! The policy says what there is ([`crate::policy::Service`]). A choice follows from the policy's table and from words that the conductor, the
-//! kernel's programs (`gate.bpf.c`) and `pd-health` share: a backend's state, its connections, and which backend a client had last. Conductor and
+//! The policy defines services ([`crate::policy::Service`]). A choice follows from the policy's table and from words that the conductor, the
+//! kernel's programs (`gate.bpf.c`) and `pd-health` share: a backend's state, its connections, and each client's last backend. Conductor and
 //! programs choose by the same steps, so that the fabric and the kernel agree.
 //!
-//! - [`slots`] is that memory: one slot for each backend of each service, and one for the service itself.
+//! - [`slots`] is the shared memory: one slot for each backend of each service, and one for the service itself.
 //! - [`choice`] chooses.
 //!
 //! Nothing here knows clients or sockets.

@@ -15,44 +15,44 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Slots: enough for the services of three policies.
 pub const SLOTS: usize = 16_384;
-/// Sets of clients that keep their backend, and clients of one set. A set that is full forgets the client that connected first.
+/// Sets of clients that keep their backend, and clients of one set. A full set forgets the client that connected first.
 const SETS: usize = 16_384;
 const WAYS: usize = 4;
-/// Words of these.
+/// Words of all sets.
 pub const STICKY_WORDS: usize = SETS * WAYS * 2;
 
-/// In a backend's state: a policy drains it.
+/// Flag of a backend's state: a policy drains it.
 pub const DRAINED: u64 = 1;
-/// The network namespace that has its address has no listener on its port.
+/// Flag: the network namespace that has the backend's address has no listener on its port.
 pub const NO_LISTENER: u64 = 2;
-/// Nothing more fits into the backlog of its listener.
+/// Flag: the backlog of the backend's listener is full.
 pub const BACKLOG_FULL: u64 = 4;
 
-/// A probe was refused.
+/// Flag: a probe was refused.
 pub const PROBE_REFUSED: u64 = 8;
-/// A probe was not answered in time.
+/// Flag: a probe was not answered in time.
 pub const PROBE_TIMED_OUT: u64 = 16;
-/// A probe was answered with another status than 2xx or 3xx, or not with HTTP.
+/// Flag: a probe was answered with another status than 2xx or 3xx, or not with HTTP.
 pub const PROBE_BAD_ANSWER: u64 = 32;
-/// All that a probe can find: the fabric leads to none of these, either.
+/// Flags of all faults that a probe can find. The fabric does not lead to a backend with one, either.
 pub const PROBED: u64 = PROBE_REFUSED | PROBE_TIMED_OUT | PROBE_BAD_ANSWER;
 
-/// A backend of a service, or a service; a proxy of a rule, or a rule that leads through proxies.
+/// Words of a backend of a service, or a service; of a proxy of a rule, or a rule that leads through proxies.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Slot {
-    /// Of a backend: why it gets no new connections; 0: it does.
+    /// Of a backend: the flags for which it gets no new connections; 0: it gets some.
     pub state: AtomicU64,
-    /// Connections made through it.
+    /// Connections made.
     pub made: AtomicU64,
-    /// Open connections of the fabric's.
+    /// Open connections on the fabric.
     active_on_fabric: AtomicU64,
-    /// Of a backend or a proxy: connects on the kernel that came to nothing. Of a service: connects that no backend could take. Of a rule: connects
-    /// refused for want of a proxy.
+    /// Of a backend or a proxy: connects on the kernel that failed. Of a service: connects that no backend could take. Of a rule:
+    /// connects refused for lack of a proxy.
     pub failed: AtomicU64,
-    /// Bytes of connections that are over, to the backend.
+    /// Bytes to the backend, of connections that are over.
     pub sent: AtomicU64,
-    /// The same from the backend.
+    /// Bytes from the backend, of connections that are over.
     pub received: AtomicU64,
     /// Open connections on the kernel.
     active_on_kernel: AtomicU64,
@@ -62,20 +62,20 @@ pub struct Slot {
 
 const SLOT_WORDS: usize = size_of::<Slot>() / 8;
 
-/// What a connection got.
+/// The backend or proxy chosen for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// The number of the service in the policy, and of the backend in the service.
+    /// Index of the service in the policy.
     pub service: usize,
-    /// See [`Self::service`].
+    /// Index of the backend in the service.
     pub backend: usize,
-    /// Their slots.
+    /// Slots of the service and the backend.
     pub slots: [u16; 2],
     /// The service's address.
     pub asked: SocketAddr,
-    /// The backend's.
+    /// The backend's address.
     pub reached: SocketAddr,
-    /// If that is a proxy: the destination that it was judged by.
+    /// If the backend is a proxy: the destination that the policy decided on.
     pub led: Option<SocketAddr>,
 }
 
@@ -84,7 +84,7 @@ pub struct Chosen {
 enum Name {
     Service(SocketAddr),
     Backend(SocketAddr, SocketAddr),
-    /// A rule that leads through proxies, as it is said.
+    /// A rule that leads through proxies, as text.
     Rule(String),
     Proxy(String, Hop),
 }
@@ -93,7 +93,7 @@ enum Name {
 #[derive(Debug)]
 pub struct Slots {
     words: Array,
-    /// A client's key; the slot of its backend, and until when it keeps that.
+    /// Clients' keys, each with the slot of its backend, and the time until which it is kept.
     sticky: Array,
     numbers: Mutex<HashMap<Name, u16>>,
 }
@@ -122,15 +122,15 @@ impl fmt::Display for Name {
 }
 
 impl Slots {
-    /// In these arrays, which the kernel's programs have, too.
+    /// Uses these arrays, which the kernel's programs share.
     pub fn of_arrays(words: Array, sticky: Array) -> Self {
         Self { words, sticky, numbers: Mutex::default() }
     }
 
-    /// In memory that no program has.
+    /// Makes slots in memory that no program has.
     ///
     /// # Errors
-    /// Those of `mmap`.
+    /// Errors of `mmap`.
     pub fn own() -> Result<Self> {
         Ok(Self::of_arrays(Array::own(SLOTS * SLOT_WORDS)?, Array::own(STICKY_WORDS)?))
     }
@@ -138,7 +138,7 @@ impl Slots {
     /// Words of the first array.
     pub const WORDS: usize = SLOTS * SLOT_WORDS;
 
-    /// A slot.
+    /// Returns a slot.
     pub fn slot(&self, number: u16) -> &Slot {
         let first = self.words.word(usize::from(number) % SLOTS * SLOT_WORDS);
         // SAFETY: `SLOTS` structures of atomic words lie in the array, this one inside.
@@ -149,8 +149,8 @@ impl Slots {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the services and the proxies of a policy their slots. A backend that had one before has the same, with its counts. Where slots are short, those go that none
-    /// of `kept` needs and that have no connections.
+    /// Gives the services and the proxies of a policy their slots. A backend that had one before keeps it, with its counts. Where slots
+    /// are short, those without connections that none of `kept` needs are freed.
     ///
     /// # Errors
     /// If there are too many, a sentence.
@@ -179,12 +179,12 @@ impl Slots {
         Ok(())
     }
 
-    /// The kernel's programs are about to be attached: they count none that closed unseen.
+    /// Clears the counts of the kernel before its programs are attached: they miss the end of connections that closed meanwhile.
     pub fn begin_epoch(&self) {
         (0..SLOTS as u16).for_each(|number| self.slot(number).active_on_kernel.store(0, Relaxed));
     }
 
-    /// The slot of a service, or of its backend.
+    /// Returns the slot of a service, or of its backend.
     pub fn number(&self, service: SocketAddr, backend: Option<SocketAddr>) -> Option<u16> {
         let name = match backend {
             Some(backend) => Name::Backend(service, backend),
@@ -193,7 +193,7 @@ impl Slots {
         self.numbers().get(&name).copied()
     }
 
-    /// The slot of a rule that leads through proxies, or of one of these.
+    /// Returns the slot of a rule that leads through proxies, or of one of its proxies.
     pub fn number_of_proxy(&self, rule: &Rule, proxy: Option<&Hop>) -> Option<u16> {
         let text = rule.to_string();
         let name = match proxy {
@@ -203,7 +203,7 @@ impl Slots {
         self.numbers().get(&name).copied()
     }
 
-    /// A client of a service.
+    /// Returns the key of a client of a service.
     fn key(service: u16, client: u64) -> u64 {
         mix(client ^ u64::from(service) << 32).max(1)
     }
@@ -213,7 +213,7 @@ impl Slots {
         (0..WAYS).map(move |way| (self.sticky.word(first + 2 * way), self.sticky.word(first + 2 * way + 1)))
     }
 
-    /// The slot of the backend that a client has had from a service within the time that it keeps it.
+    /// Returns the slot of the backend that a client still keeps from a service.
     pub fn kept(&self, service: u16, client: u64, now_ms: u64) -> Option<u16> {
         let key = Self::key(service, client);
         let (_, word) = self.ways(key).find(|(own, _)| own.load(Relaxed) == key)?;
@@ -221,7 +221,7 @@ impl Slots {
         (word >> 16 > now_ms).then_some(word as u16)
     }
 
-    /// A client keeps a backend until then.
+    /// Records that a client keeps a backend until `until_ms`.
     pub fn keep(&self, service: u16, client: u64, backend: u16, until_ms: u64) {
         let key = Self::key(service, client);
         let own = self.ways(key).find(|(own, _)| own.load(Relaxed) == key);
@@ -241,28 +241,28 @@ impl Slot {
         }
     }
 
-    /// Open connections.
+    /// Returns the open connections.
     pub fn active(&self) -> u64 {
         self.active_on_fabric.load(Relaxed) + self.active_on_kernel.load(Relaxed)
     }
 
-    /// One of the fabric's begins.
+    /// Counts a new connection of the fabric.
     pub fn open(&self) {
         self.made.fetch_add(1, Relaxed);
         self.active_on_fabric.fetch_add(1, Relaxed);
     }
 
-    /// One of the fabric's is over.
+    /// Counts the end of a connection of the fabric.
     pub fn close(&self) {
         self.active_on_fabric.fetch_sub(1, Relaxed);
     }
 
-    /// Whether a backend's state has one of these parts.
+    /// Tells whether a backend's state has one of these flags.
     pub fn is(&self, parts: u64) -> bool {
         self.state.load(Relaxed) & parts != 0
     }
 
-    /// Sets or clears a part of a backend's state. Says whether that is new.
+    /// Sets or clears a flag of a backend's state. Returns whether that changed it.
     pub fn set(&self, part: u64, is_on: bool) -> bool {
         let before = match is_on {
             true => self.state.fetch_or(part, Relaxed),
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!((slots.kept(4, 77, 0), slots.kept(3, 78, 0)), (None, None));
         slots.keep(3, 77, 6, 2000);
         assert_eq!(slots.kept(3, 77, 1500), Some(6));
-        // Others take its place at most: nobody gets a stranger's backend.
+        // Other clients may take its place: nobody gets another client's backend.
         for client in 0..1_000_000 {
             slots.keep(3, client, (client % 9) as u16, 5000 + client);
         }

@@ -1,4 +1,4 @@
-//! Clients that have come from another driver, as agents tell each other of them.
+//! Clients that have come from another driver, in the form that agents pass on.
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Lease};
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A client that has come, as the door has to know it.
+/// A client that has come, as the door needs it.
 #[derive(Debug)]
 pub struct Came {
     pub tenant: TenantId,
@@ -15,11 +15,11 @@ pub struct Came {
     pub namespace: NamespaceId,
     pub pidfd: Arc<OwnedFd>,
     pub account: Arc<Account>,
-    /// For the client itself.
+    /// Lease of the client itself.
     pub lease: Lease,
     pub memory: Arc<ClientMemory>,
     pub channels: usize,
 }
 
-/// Those that have come, by number.
+/// Arrived clients, by number.
 pub type Arrivals = HashMap<ClientId, Came>;

@@ -1,4 +1,4 @@
-//! The old driver's part: stands still, gives all, and ends, or goes on.
+//! The old driver's part: holds still, gives everything, and then ends or goes on.
 use super::offer::{self, Word};
 use super::pack::{Hindrance, Pack};
 use super::state::State;
@@ -8,12 +8,12 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// How long it is tried again while something goes on that ends by itself, and how soon.
+/// Time for which attempts are repeated while a passing hindrance lasts, and their interval.
 const PATIENCE: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_millis(10);
-/// How long everything stands still at most, for a successor that does not get ready.
+/// Longest stop of all agents for a successor that does not get ready.
 pub const STILL_MAX: Duration = Duration::from_secs(1);
-/// How long what helpers make is waited for in an attempt.
+/// Longest wait of an attempt for helpers' results.
 const SETTLING: Duration = Duration::from_millis(20);
 
 /// A driver that waits to take this one's place.
@@ -27,28 +27,28 @@ pub struct Successor {
 /// Outcome of an attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The other driver has everything. This one touches nothing any more.
+    /// The other driver has everything. This one must touch nothing any more.
     Gone,
-    /// It is tried again.
+    /// The attempt is repeated later.
     Again,
-    /// It is not. The driver goes on.
+    /// The attempt is given up. The driver goes on.
     Stays,
 }
 
 impl Successor {
-    /// One that waits at the other end.
+    /// Makes a successor that waits at the other end.
     pub fn new(stream: UnixStream) -> Self {
         let now = Instant::now();
         Self { stream, until: now + PATIENCE, next: now }
     }
 
-    /// When it is tried, if that is not now.
+    /// Returns the time until the next attempt, if it is not due.
     pub fn waits(&self) -> Option<Duration> {
         let left = self.next.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)
     }
 
-    /// Tries once. All agents are in the caller's hands.
+    /// Tries once. The caller holds all agents.
     pub fn attempt(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
         let begun = Instant::now();
         match self.try_once(conductor, door, begun) {
@@ -84,7 +84,7 @@ impl Successor {
         offer::send(&self.stream, &bytes, &pack.into_fds())?;
         self.stream.set_read_timeout(Some(left()))?;
         offer::expect(&self.stream, Word::Ready)?;
-        // What is written is read, or nobody is there: then it was not written.
+        // A write that fails means that the successor has gone.
         offer::say(&self.stream, Word::Yours)?;
         Ok(())
     }
@@ -107,7 +107,7 @@ impl From<std::io::Error> for Failed {
     }
 }
 
-/// All that another driver goes on with, while all agents stand still.
+/// Returns the state that another driver goes on with, while all agents hold still.
 ///
 /// # Errors
 /// The hindrance.

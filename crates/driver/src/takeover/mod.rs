@@ -1,12 +1,12 @@
-//! One driver takes another's place, and clients notice nothing: `docs/design/takeover.md`.
+//! Take-over: one driver takes another's place, unnoticed by clients. See `docs/design/takeover.md`.
 //!
-//! The thread of the conductor has all agents in its hands while it gives: the movers, as for a transfer, and the door, which its thread lends. So nothing
-//! is on its way, and a state is what the tables say. Agents give and take their own tables (`takeover.rs` beside each); this has what goes
-//! between them.
+//! The thread of the conductor holds all agents while it gives: the movers, as for a transfer, and the door, which its thread lends.
+//! Nothing is under way then, and the tables are the whole state. Agents give and take their own tables (`takeover.rs` beside each). This
+//! module has the protocol between the drivers.
 //!
-//! - [`offer`] is how two drivers talk.
-//! - [`pack`] is descriptors, which a state names by their places.
-//! - [`arrivals`] is what agents tell each other of clients that have come.
+//! - [`offer`] is the conversation of two drivers.
+//! - [`pack`] holds descriptors, which a state names by their places.
+//! - [`arrivals`] has the clients that have come, as agents pass them on.
 //! - [`giving`] and [`taking`] put the parts together.
 pub mod arrivals;
 pub mod giving;

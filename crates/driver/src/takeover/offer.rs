@@ -1,4 +1,4 @@
-//! How two drivers talk while one takes the other's place: over a connection to the admin socket, after the question.
+//! Conversation of two drivers while one takes the other's place: over a connection to the admin socket, after the question.
 //!
 //! ```text
 //!    new                                                old
@@ -13,7 +13,7 @@
 //!     │ begins                                          │
 //! ```
 //!
-//! Up to `yours` the old driver can go on as if nothing had been said, and does so whatever fails.
+//! Before `yours` the old driver can go on as if nothing had been said, and does so on any failure.
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -25,22 +25,22 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Version of what is handed over. A driver takes what it writes itself, and nothing else.
+/// Version of the handed-over state. A driver takes only the version that it writes itself.
 pub const FORMAT: u32 = 1;
-/// How long the other driver may take until it says `now`.
+/// Longest time until the other driver says `now`.
 pub const PREPARATION: Duration = Duration::from_secs(60);
-/// Descriptors of one message. Linux passes 253.
+/// Most descriptors of one message. Linux passes 253.
 const BATCH: usize = 200;
-/// Longest state, and most descriptors.
+/// Longest state in bytes, and most descriptors.
 const BYTES_MAX: u64 = 1 << 30;
 const FDS_MAX: u64 = 1 << 22;
 const MAGIC: [u8; 8] = *b"pd-state";
 
-/// What the other driver has to know before it is ready.
+/// Facts that the other driver needs before it is ready.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Offer {
-    /// The text of the policy in force; none: that of its own settings is the same.
+    /// The text of the policy in force; none: it equals that of the other driver's settings.
     pub policy: Option<String>,
     /// Tells whether the kernel refuses descriptors at the attach socket.
     pub is_safe: bool,
@@ -64,7 +64,7 @@ impl Word {
     }
 }
 
-/// Tells whether this driver can be taken over by one that knows these versions.
+/// Fails unless a driver that knows these versions can take this one over.
 ///
 /// # Errors
 /// A sentence with the remedy.
@@ -79,10 +79,10 @@ pub fn check(format: u32, abi: u32) -> std::result::Result<(), String> {
     ))
 }
 
-/// Says a word.
+/// Sends a word.
 ///
 /// # Errors
-/// If the other is gone, or does not listen.
+/// If the other driver has gone, or does not read.
 pub fn say(mut stream: &UnixStream, word: Word) -> Result<()> {
     stream.write_all(word.line())
 }
@@ -90,14 +90,14 @@ pub fn say(mut stream: &UnixStream, word: Word) -> Result<()> {
 /// Waits for a word.
 ///
 /// # Errors
-/// What the other has said instead; if it is gone, or says nothing.
+/// The sentence that the other driver sent instead; an error if it has gone, or is silent.
 pub fn expect(mut stream: &UnixStream, word: Word) -> Result<()> {
     let mut said = [0; 6];
     stream.read_exact(&mut said)?;
     if &said == word.line() {
         return Ok(());
     }
-    // A sentence that says why not.
+    // The rest of a sentence with the reason.
     let mut rest = String::new();
     let _ = stream.take(4096).read_to_string(&mut rest);
     Err(Error::other(format!("{}{rest}", String::from_utf8_lossy(&said)).trim().to_owned()))
@@ -106,7 +106,7 @@ pub fn expect(mut stream: &UnixStream, word: Word) -> Result<()> {
 /// Sends a state and its descriptors.
 ///
 /// # Errors
-/// Those of `sendmsg`.
+/// Errors of `sendmsg`.
 pub fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<()> {
     let mut head = [0; 24];
     head[..8].copy_from_slice(&MAGIC);
@@ -125,10 +125,10 @@ pub fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<()
     stream.write_all(bytes)
 }
 
-/// Receives a state and its descriptors; or the sentence that says why there is none.
+/// Receives a state and its descriptors, or a sentence with the reason why there is none.
 ///
 /// # Errors
-/// That sentence; if it is no state; those of `recvmsg`.
+/// That sentence; an error if it is no state; errors of `recvmsg`.
 pub fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut head = [0; 24];
     let mut there = 0;

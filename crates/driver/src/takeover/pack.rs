@@ -1,14 +1,14 @@
-//! Descriptors of a state: the state names each by its place among those that come with it.
+//! Descriptors of a state, which names each by its place among those that come with it.
 use rustix::io::fcntl_dupfd_cloexec;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Why a driver cannot be taken over.
+/// Reason why a driver cannot be taken over.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{why}")]
 pub struct Hindrance {
     why: String,
-    /// It may be gone in a moment.
+    /// Set if the hindrance may end in a moment.
     is_passing: bool,
 }
 
@@ -18,32 +18,32 @@ pub struct Hindrance {
 pub struct Wrong(String);
 
 impl Hindrance {
-    /// Something that goes on, and ends by itself.
+    /// Makes a hindrance that ends by itself.
     pub fn passing(why: impl Into<String>) -> Self {
         Self { why: why.into(), is_passing: true }
     }
 
-    /// Something that stays.
+    /// Makes a hindrance that stays.
     pub fn lasting(why: impl Into<String>) -> Self {
         Self { why: why.into(), is_passing: false }
     }
 
-    /// Tells whether it may be gone in a moment.
+    /// Tells whether the hindrance may end in a moment.
     pub fn is_passing(&self) -> bool {
         self.is_passing
     }
 }
 
 impl Wrong {
-    /// A sentence that names it.
+    /// Makes a fault from a sentence.
     pub fn of(what: impl Into<String>) -> Self {
         Self(what.into())
     }
 
-    /// Fails with this unless it holds.
+    /// Fails with this fault unless `holds`.
     ///
     /// # Errors
-    /// Itself.
+    /// The fault.
     pub fn unless(holds: bool, what: impl FnOnce() -> String) -> Result<(), Self> {
         match holds {
             true => Ok(()),
@@ -66,10 +66,10 @@ pub struct Pack(Vec<OwnedFd>);
 pub struct Unpacked(Vec<Option<OwnedFd>>);
 
 impl Pack {
-    /// Adds one.
+    /// Adds a descriptor.
     ///
     /// # Errors
-    /// If there is no descriptor left for the moment.
+    /// A hindrance, if no descriptor is left.
     pub fn add(&mut self, fd: impl AsFd) -> Result<Fd, Hindrance> {
         let own = fcntl_dupfd_cloexec(fd, 0).map_err(|errno| {
             Hindrance::lasting(format!(
@@ -80,22 +80,22 @@ impl Pack {
         Ok(Fd(self.0.len() as u32 - 1))
     }
 
-    /// All of them, in order.
+    /// Returns all descriptors, in order.
     pub fn into_fds(self) -> Vec<OwnedFd> {
         self.0
     }
 }
 
 impl Unpacked {
-    /// Those that have come, in order.
+    /// Makes a set of received descriptors, in order.
     pub fn new(fds: Vec<OwnedFd>) -> Self {
         Self(fds.into_iter().map(Some).collect())
     }
 
-    /// Takes one.
+    /// Takes a descriptor.
     ///
     /// # Errors
-    /// If there is none in this place, or it was taken before.
+    /// If the place is empty, or was taken before.
     pub fn take(&mut self, fd: Fd) -> Result<OwnedFd, Wrong> {
         let place = self.0.get_mut(fd.0 as usize);
         place.and_then(Option::take).ok_or_else(|| Wrong::of(format!("descriptor {} is not there", fd.0)))

@@ -1,4 +1,4 @@
-//! All that another driver goes on with.
+//! State that another driver goes on with.
 use crate::conductor::ConductorState;
 use crate::door::DoorState;
 use crate::mover::takeover::MoverState;

@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the running driver may take to answer.
+/// Longest time until the running driver answers.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running driver that has made its offer.
@@ -35,10 +35,10 @@ pub struct Predecessor {
 pub struct Ready(Vec<u32>);
 
 impl Predecessor {
-    /// Asks the driver of these settings for its place. Its policy is in them afterwards. Returns the sockets that it listens on.
+    /// Asks the driver of these settings for its place, and puts its policy into them. Returns the sockets that it listens on.
     ///
     /// # Errors
-    /// If none runs, or it cannot be taken over.
+    /// If no driver runs, or it cannot be taken over.
     pub fn ask(settings: &mut Settings) -> Result<(Self, Sockets), StartError> {
         let refused = |why: String| StartError::TakeOver(why);
         let path = &settings.admin_socket;
@@ -81,7 +81,7 @@ impl Predecessor {
         Ok((Self { stream, policy }, Sockets { attach, admin, is_safe }))
     }
 
-    /// Takes everything. What the running driver has is this one's when it returns, and the running one's if that fails.
+    /// Takes everything. On success this driver owns the state of the running one. On failure the running driver keeps it.
     ///
     /// # Errors
     /// The fault, or the hindrance.
@@ -117,10 +117,10 @@ impl Predecessor {
     }
 }
 
-/// Has the agents, which have no clients, go on with a state, from [`begin`] on.
+/// Loads a state into the agents, which have no clients. They go on with [`begin`].
 ///
 /// # Errors
-/// The fault in it. The agents are of no use then.
+/// The fault in the state. The agents are of no use then.
 pub fn take(
     state: State,
     fds: &mut Unpacked,
@@ -145,21 +145,21 @@ pub fn take(
     conductor.take_movers(movers, known, fds).map(Ready)
 }
 
-/// Everything is this driver's: clients are served from now on.
+/// Begins to serve clients: everything is this driver's.
 pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) {
     conductor.begin(&sleeps);
     door.begin();
 }
 
-/// Has the kernel tell others that this process listens there. Before it is confined.
+/// Calls `listen` again, so that the kernel names this process as the listener. To be called before it is confined.
 ///
 /// # Errors
-/// Those of `listen`.
+/// Errors of `listen`.
 pub fn announce(sockets: &Sockets) -> rustix::io::Result<()> {
     [&sockets.attach, &sockets.admin].into_iter().try_for_each(|socket| listen(socket, 1024))
 }
 
-/// What is taken over is believed as far as its owner: root, or the same user, beside this process.
+/// Checks the owner of the state, which is trusted: root, or the user of this process.
 fn check_peer(stream: &UnixStream, path: &Path) -> Result<(), StartError> {
     let peer = Peer::of(stream)?;
     match peer.uid() == 0 || peer.uid() == geteuid().as_raw() {
@@ -173,7 +173,7 @@ fn check_peer(stream: &UnixStream, path: &Path) -> Result<(), StartError> {
 }
 
 fn read_line(stream: &UnixStream) -> std::io::Result<String> {
-    // Byte by byte: what follows comes with descriptors.
+    // Read byte by byte: the bytes that follow come with descriptors.
     let mut line = Vec::new();
     let mut reader = BufReader::with_capacity(1, stream);
     reader.by_ref().take(1 << 16).read_until(b'\n', &mut line)?;

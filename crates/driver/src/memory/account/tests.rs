@@ -54,7 +54,7 @@ fn a_payer_without_a_cap_gets_half_of_what_others_leave() {
     assert_eq!(pool.used(), Amounts::default());
 }
 
-/// Processes attach, and streams go on, where all that regions may have is used up.
+/// Processes attach, and streams go on, where regions have used up all that they may have.
 #[test]
 fn control_memory_and_small_rings_have_the_last_sixteenth() {
     const MIB: u64 = 1 << 20;
@@ -71,7 +71,7 @@ fn control_memory_and_small_rings_have_the_last_sixteenth() {
     let ring = || one.lease_ring(Amounts::memory(64 << 10));
     let _rings = [(); 4].map(|()| ring().unwrap());
     assert_eq!(short(ring().unwrap_err()).1, Whose::Tenant);
-    // Of little nothing is kept.
+    // Small amounts are not kept from.
     assert!(client(2 * MIB).lease(Amounts::memory(2 * MIB)).is_ok());
 }
 
@@ -86,7 +86,7 @@ fn what_is_reserved_is_nobody_elses() {
     let own = named.lease(Amounts::memory(600)).unwrap();
     assert_eq!(pool.used().memory_bytes, 1000);
     drop((own, all));
-    // With its tenant the reserve goes.
+    // The reserve ends with its tenant.
     drop(named);
     other.lease(Amounts::memory(1000)).unwrap();
 }
@@ -153,7 +153,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// Against sums: who has what, that nobody gets more than it may, and that nobody is refused what it may have.
+    /// Checks accounts against sums: holdings, that nobody gets more than its cap, and that nobody is refused less.
     #[test]
     fn accounts_are_sums(steps in steps()) {
         let pool = pool(1000);

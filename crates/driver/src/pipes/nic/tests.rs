@@ -24,7 +24,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// With tenants `default` and `red`, and a link and a sink.
+    /// Makes a stand with tenants `default` and `red`, and a link and a sink.
     fn new(policy: &str) -> Self {
         let (clock, door) = (Arc::new(ManualClock::default()), Mailbox::new().unwrap());
         let nic =
@@ -114,7 +114,7 @@ fn a_tenants_pipes_share_its_rate_and_others_have_their_own() {
     assert_eq!((stand.sent(), stand.nic.turn().1), (300, None));
 }
 
-/// In debt after a long frame: on average no more than the rate.
+/// A long frame makes a debt, and the average stays within the rate.
 #[test]
 fn long_frames_are_paid_for_by_later_leases() {
     let rate = "rate = { bytes_per_second = \"100KB\", burst_bytes = \"8KB\" }";
@@ -145,7 +145,7 @@ fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
         .map(|tenant| (&*tenant.name, tenant.pipes_open, tenant.pipes_refused))
         .collect();
     assert_eq!(tenants, [("default", 1, 0), ("red", 1, 1)]);
-    // The client of the first becomes the other's: what it has received stays on the account of the first.
+    // The first client moves to the other tenant: frames that it has received stay on the account of the first.
     stand.nic.carry_out(ToNic::SetPayer { client: ClientId::new(1), payer: (TenantId::new(1), None) });
     assert_eq!(stand.nic.report().tenants[1].pipes_open, 2);
     stand.nic.carry_out(ToNic::Left { client: ClientId::new(1) });

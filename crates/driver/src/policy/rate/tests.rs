@@ -1,4 +1,4 @@
-//! Buckets and meters against a list of what was given, with a clock of the tests' own.
+//! Tests of buckets and meters against a list of given tokens, with a clock of the tests.
 use super::*;
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ fn rates() -> impl Strategy<Value = Rate> {
     )
 }
 
-/// Tokens given between any two moments: never more than the burst and what came in between.
+/// Checks the tokens given between any two moments: never more than the burst and the tokens that came meanwhile.
 fn keeps_to(rate: Rate, extra: u64, given: &[(u64, u64)]) {
     for first in 0..given.len() {
         let mut sum = 0u128;
@@ -68,8 +68,8 @@ proptest! {
         keeps_to(rate, 0, &given);
     }
 
-    /// Several movers with one bucket spend no more than the rate and two leases each; whoever has to wait is
-    /// served at the time that it was told if it alone asks.
+    /// Several movers with one bucket spend no more than the rate and two leases each. A mover that has to
+    /// wait is served at the promised time if it alone asks.
     #[test]
     fn meters_share_a_bucket(
         rate in rates(),

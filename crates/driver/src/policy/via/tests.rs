@@ -156,7 +156,7 @@ fn a_rule_that_names_the_service_leads_before_one_for_its_backend() {
     assert_eq!((of(Some(&asked)), of(None)), (Some((0, 0)), Some((1, 0))));
 }
 
-/// Rules as no check has seen them: any proxies in any order, for a few tenants and addresses.
+/// Generates unchecked rules: any proxies in any order, for a few tenants and addresses.
 fn any_rules() -> impl Strategy<Value = Vec<Rule>> {
     let names =
         || prop::sample::subsequence(vec!["red".to_owned(), "blue".to_owned(), "grey".to_owned()], 0..=2);
@@ -178,7 +178,7 @@ fn any_rules() -> impl Strategy<Value = Vec<Rule>> {
 }
 
 proptest! {
-    /// Whatever the rules, whosever the proxies, and whichever of them are left out: a connection arrives.
+    /// With any rules, any owners of proxies, and any absent proxies, a connection arrives.
     #[test]
     fn no_set_of_rules_makes_a_loop(
         rules in any_rules(),
@@ -205,7 +205,7 @@ proptest! {
         }
     }
 
-    /// Rules that the check lets through keep what they say: each connection passes all proxies of its rule, in their order.
+    /// Rules that pass the check are kept: each connection passes all proxies of its rule, in their order.
     #[test]
     fn rules_that_fit_are_kept(rules in any_rules(), tenants in prop::collection::vec(0usize..4, 5), last in 2u8..5) {
         let mut fitting: Vec<Rule> = Vec::new();
