@@ -1,4 +1,4 @@
-//! A driver whose agents get turns one at a time.
+//! A driver whose agents run one turn at a time.
 use super::kernel;
 use crate::clock::Clock;
 use crate::conductor::Inboxes;
@@ -33,11 +33,11 @@ pub enum Agent {
     Files(Payer, Kind),
 }
 
-/// How far an agent is on its way to sleep.
+/// An agent's progress on its way to sleep.
 #[derive(Clone, Copy, Debug)]
 enum Rest {
     Busy,
-    /// It has had nothing to do, and is to be woken by then.
+    /// Had nothing to do, and has to be woken at the given time.
     Idle(Duration),
     Asleep(Duration),
 }
@@ -50,9 +50,9 @@ pub struct Running {
     door: Rest,
     conductor: Rest,
     movers: BTreeMap<MoverId, Rest>,
-    /// Helpers that are held up.
+    /// Helpers that are blocked, and until when.
     pub held_up: BTreeMap<Payer, Duration>,
-    /// Openers and readers that are held up.
+    /// Openers and readers that are blocked, and until when.
     pub slow_files: BTreeMap<(Payer, Kind), Duration>,
 }
 
@@ -67,7 +67,7 @@ fn listener(kind: SocketType) -> (OwnedFd, SocketAddrUnix) {
 }
 
 impl Running {
-    /// `is_safe`: the kernel refuses descriptors, so that the door receives frames itself.
+    /// Starts the driver. `is_safe`: the kernel refuses descriptors, so that the door receives frames itself.
     pub fn start(settings: &Settings, clock: Arc<dyn Clock>, engine: &dyn Engine, is_safe: bool) -> Self {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
         let sockets = Sockets { attach, admin, is_safe };
@@ -83,7 +83,7 @@ impl Running {
         Self { parts, address, clock, door, conductor, movers, held_up, slow_files }
     }
 
-    /// All agents that there are.
+    /// Returns all agents.
     pub fn agents(&self) -> Vec<Agent> {
         let helpers = self.parts.door.helped().into_iter().map(Agent::Helper);
         let movers = self.parts.lead.conductor.other_movers().map(Agent::Mover);
@@ -91,7 +91,7 @@ impl Running {
         [Agent::Door, Agent::Conductor].into_iter().chain(movers).chain(helpers).chain(files).collect()
     }
 
-    /// Whether an agent can go on.
+    /// Tells whether an agent can go on.
     pub fn can_go_on(&self, agent: Agent) -> bool {
         let now = self.clock.now();
         let rest = match agent {
@@ -119,7 +119,7 @@ impl Running {
         }
     }
 
-    /// When the clock lets somebody go on.
+    /// Returns the time at which the clock lets an agent go on.
     pub fn wake_by(&self) -> Option<Duration> {
         let rests = [self.door, self.conductor].into_iter().chain(self.movers.values().copied());
         let sleeps = rests.filter_map(|rest| match rest {
@@ -164,7 +164,7 @@ impl Running {
                 self.conductor
             }
             Agent::Mover(id) => {
-                // It may have been parked since.
+                // The mover may have been parked since.
                 let Some(mover) = lead.conductor.other_mover(id) else { return 0 };
                 let was = self.movers.get(&id).copied().unwrap_or(Rest::Busy);
                 let next = match rest(was, mover, &|_| {}, &|| false) {
@@ -179,17 +179,17 @@ impl Running {
         rest_number(next)
     }
 
-    /// Has a policy put in force, soon.
+    /// Puts a policy in force, soon.
     pub fn apply(&self, policy: Policy) {
         self.parts.inbox.send(ToConductor::Apply { policy: Box::new(policy) });
     }
 
-    /// The conductor.
+    /// Returns the conductor.
     pub fn conductor(&mut self) -> &mut crate::conductor::Conductor {
         &mut self.parts.lead.conductor
     }
 
-    /// What is left although there is no client.
+    /// Returns the state that is left without any client.
     pub fn leftovers(&mut self) -> Vec<String> {
         let mut left = self.parts.door.leftovers();
         let files = self.parts.readers.helped();
@@ -201,13 +201,13 @@ impl Running {
         left
     }
 
-    /// What an agent does, for those who wonder.
+    /// Describes the state of all agents, for diagnosis.
     pub fn describe(&self) -> String {
         format!("door {:?}, conductor {:?}, movers {:?}", self.door, self.conductor, self.movers)
     }
 }
 
-/// Has a mover that has had nothing to do lie down, or get up. None: it is to have a turn; otherwise how long it sleeps, if it does.
+/// Puts a mover that had nothing to do to sleep, or wakes it. None: it takes a turn; otherwise the length of its sleep, if any.
 fn rest(
     was: Rest,
     mover: &mut Mover,
@@ -241,9 +241,9 @@ fn rest_number(rest: Rest) -> u64 {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // What its agents let go is not to fail.
+        // Faults do not apply to the agents' drop.
         kernel::with(|kernel| kernel.faults.clear());
-        // Jobs hold the way to their own threads.
+        // Jobs hold handles of their own threads.
         while let Some(&key) = self.parts.readers.helped().first() {
             self.parts.readers.help(key);
         }

@@ -1,4 +1,4 @@
-//! What honest clients have sent each other, and what befell them: every byte that arrives is compared with it.
+//! Record of honest clients' streams and fates: every byte that arrives is compared with it.
 use super::kernel;
 use super::random::mix;
 use pd_abi::layout::ENDED;
@@ -17,47 +17,47 @@ pub type Number = usize;
 pub struct Book {
     pub sockets: Vec<Record>,
     pub listening: Vec<Listening>,
-    /// A policy may have ended any connection.
+    /// Set if a policy may have ended any connection.
     pub cuts: bool,
     /// Bytes that arrived, in all.
     pub arrived: u64,
     /// Bytes of them that came by rings of two clients.
     pub by_rings: u64,
-    /// Connections whose both directions came to their end in order.
+    /// Connections whose both directions ended in order.
     pub finished: u64,
-    /// The driver may hang up on honest clients: calls fail, or it starts anew.
+    /// Set if the driver may hang up on honest clients: calls fail, or it starts anew.
     pub hangs_up: bool,
-    /// Sockets that were told of an end or an error, their peers, and what it was, without a reason so far.
+    /// Ends and errors without a known reason so far: the socket that saw one, its peer, and the value.
     pub doubts: Vec<(Number, Number, u32)>,
-    /// Says what happens.
+    /// Set to print each event.
     pub is_talking: bool,
 }
 
 /// An honest client's connected socket.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// Bytes that it has sent.
+    /// Bytes sent.
     pub sent: u64,
-    /// It sends no more.
+    /// Set when the socket sends no more.
     pub is_over: bool,
-    /// It has died or reset the connection: its peer may be told so instead of anything else.
+    /// Set when the client has died or reset the connection: its peer may see that instead of anything else.
     pub is_excused: bool,
-    /// The driver has hung up on its client, which learns of it later than others may.
+    /// Set when the driver has hung up on the client, which may learn of it later than others.
     pub is_hung_up: bool,
-    /// The inode of the file that it sends.
+    /// The inode of the file that the socket sends.
     pub file: Option<u64>,
-    /// The socket that its bytes come to.
+    /// The socket that receives the bytes.
     peer: Option<Number>,
 }
 
-/// Where one can connect to.
+/// A listener that others may connect to.
 #[derive(Clone, Copy, Debug)]
 pub struct Listening {
     pub owner: usize,
     pub at: SocketAddr,
 }
 
-/// What a receiver knows of its stream.
+/// A receiver's view of its stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Arriving {
     pub received: u64,
@@ -73,7 +73,7 @@ enum From {
     Hostile,
 }
 
-/// The byte of a stream at a position.
+/// Returns the byte of a stream at a position.
 pub fn byte(number: Number, at: u64) -> u8 {
     let word = match at / 8 {
         0 => MAGIC | number as u64,
@@ -94,7 +94,7 @@ impl Book {
         }
     }
 
-    /// A byte has come to a socket, the next of its stream.
+    /// Records that a socket received the next byte of its stream, and checks it.
     pub fn take(&mut self, to: Number, arriving: &mut Arriving, got: u8) {
         let at = arriving.received;
         arriving.received += 1;
@@ -132,7 +132,7 @@ impl Book {
         From::Honest(number)
     }
 
-    /// A socket is told that its stream has ended in order.
+    /// Checks that the stream of a socket may have ended in order.
     pub fn ended(&mut self, to: Number, arriving: &Arriving) {
         if let From::Honest(number) = arriving.from {
             let Record { is_over, sent, .. } = self.sockets[number];
@@ -148,7 +148,7 @@ impl Book {
         }
     }
 
-    /// A socket is told of an error.
+    /// Checks that a socket may have failed with an error.
     pub fn failed(&mut self, to: Number, arriving: &Arriving, errno: u32) {
         let peer = match arriving.from {
             From::Honest(number) => Some(number),
@@ -175,7 +175,7 @@ impl Book {
         doubts.is_empty()
     }
 
-    /// Ends and errors without a reason, for those who wonder.
+    /// Describes ends and errors without a reason, for diagnosis.
     pub fn describe(&self) -> String {
         let doubt = |(to, peer, errno): &(Number, Number, u32)| {
             format!("socket {to} was told of error {errno}; its peer {peer} has done nothing\n")

@@ -1,5 +1,5 @@
 //! Clients that keep the protocol: they attach, listen, connect, send, receive and close, in an order drawn from the seed. Each
-//! direction of each socket is a thread of the program's, which sleeps on its own words.
+//! direction of each socket is a thread of the program, which sleeps on its own words.
 mod asking;
 mod attaching;
 mod direct;
@@ -26,30 +26,30 @@ use std::time::Duration;
 
 /// Bytes of the send region for each socket.
 const AREA: u64 = 8 << 10;
-/// Of these.
+/// Areas of the send region.
 const AREAS: usize = 32;
-/// Sockets at once.
+/// Most sockets at once.
 const SOCKETS_MAX: usize = 12;
 const SENDS_MAX: usize = 64;
 
-/// A thread of the client's.
+/// A thread of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
-    /// Attaches, asks, accepts.
+    /// Thread that attaches, asks and accepts.
     Control,
-    /// Reads the events of a channel.
+    /// Thread that reads the events of a channel.
     Events(usize),
-    /// Of a socket.
+    /// Receiving thread of a socket.
     Receiver(usize),
     Sender(usize),
 }
 
-/// How far a thread is on its way to sleep.
+/// A thread's progress on its way to sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Wait {
     #[default]
     Awake,
-    /// It has asked for a wake-up, and is going to look once more.
+    /// Has asked for a wake-up, and is about to look once more.
     Asking {
         doorbell: u64,
         at: u64,
@@ -58,27 +58,27 @@ enum Wait {
         doorbell: u64,
         at: u64,
     },
-    /// It waits for an event.
+    /// Waits for an event.
     ForEvent,
-    /// It waits for an answer on the attach socket.
+    /// Waits for an answer on the attach socket.
     ForFrame,
     /// There is nothing more to do.
     Over,
 }
 
-/// Where a client stands with the driver.
+/// State of a client's attachment.
 #[derive(Clone, Debug)]
 enum Phase {
-    /// Not attached; tries again then.
+    /// Not attached; tries again at the given time.
     Away {
         until: Duration,
     },
-    /// Has to send this.
+    /// Has to send this frame.
     Asking(Box<Frame>, Duration),
-    /// Has sent this, and waits for the answer.
+    /// Has sent this frame, and waits for the answer.
     Waiting(Box<Frame>),
     Up,
-    /// Does not come back.
+    /// Has ended, and does not come back.
     Gone,
 }
 
@@ -90,9 +90,9 @@ enum Asked {
     Connect(usize),
     Accept(usize),
     Shutdown(usize),
-    /// For a socket's file.
+    /// Request for a socket's file.
     File(Number),
-    /// Of which the answer changes nothing.
+    /// Request whose answer changes nothing.
     Other,
 }
 
@@ -100,7 +100,7 @@ struct Socket {
     id: SocketId,
     number: Option<Number>,
     channel: usize,
-    /// Told by events.
+    /// Set if the socket uses events.
     is_subscribed: bool,
     area: usize,
     listens: Option<Listener>,
@@ -109,22 +109,22 @@ struct Socket {
     arriving: Arriving,
     given_back: u64,
     space_answered: u64,
-    /// Bytes that it is going to send.
+    /// Bytes to send in all.
     total: u64,
     sent: u64,
     posted: u64,
     done: u64,
     in_flight: VecDeque<u64>,
-    /// It has said that it sends no more, and there is no answer yet.
+    /// Set when the shutdown was requested and not answered.
     has_shut: bool,
-    /// The driver is asked for it to be closed when both its threads are over.
+    /// Set when the socket is to be closed, once both its threads are over.
     is_closing: bool,
     is_connected: bool,
     send_ring: u64,
-    /// Holds all that it sends.
+    /// File that holds all that the socket sends.
     file: Option<files::Sent>,
     rings: direct::Rings,
-    /// When its receiver and its sender look again, whoever wakes them.
+    /// Times at which its receiver and its sender look again without a wake-up.
     look_at: [Option<Duration>; 2],
 }
 
@@ -150,23 +150,23 @@ pub struct Honest {
     open: Option<(usize, Span, u64, u64)>,
     /// Areas with bytes that may still be copied, of sockets that are closed.
     burnt: Vec<usize>,
-    /// Connections that it is still going to make.
+    /// Connections still to make.
     pub wishes: u64,
-    /// Largest stream.
+    /// Most bytes of a stream.
     pub stream_max: u64,
     channels: usize,
-    /// It waits for events in the kernel's epoll, and has a pipe of the driver's there.
+    /// Set if the client waits for events in the kernel's epoll, by a pipe of the driver.
     has_pipes: bool,
     ring_default: u64,
-    /// Some sockets send files.
+    /// Set if some sockets send files.
     has_files: bool,
-    /// The last file passed.
+    /// Serial of the last file passed.
     passed: u64,
-    /// A question about a direct ring.
+    /// Pending question about a direct ring.
     exchange: Option<direct::Exchange>,
     /// The time of this step.
     now: Duration,
-    /// Its process is stopped until then, as by SIGSTOP.
+    /// End of a stop of the process, as by SIGSTOP.
     stopped: Option<Duration>,
 }
 
@@ -200,7 +200,7 @@ impl Honest {
         }
     }
 
-    /// None of its threads goes on before that.
+    /// Stops all threads until the given time.
     pub fn stop(&mut self, until: Duration) {
         self.stopped = Some(until);
     }
@@ -209,7 +209,7 @@ impl Honest {
         self.stopped.is_some()
     }
 
-    /// It goes on if it is time.
+    /// Resumes the threads if it is time.
     pub fn go_on(&mut self, now: Duration) {
         self.stopped.take_if(|until| now >= *until);
     }
@@ -218,13 +218,13 @@ impl Honest {
         matches!(self.phase, Phase::Up)
     }
 
-    /// Whether its connections are over, and all that it has asked is answered.
+    /// Tells whether all connections are over, and all requests are answered.
     pub fn is_idle(&self) -> bool {
         let is_done = |socket: &Socket| socket.listens.is_some() || socket.number.is_none();
         self.pending.is_empty() && self.sockets.iter().flatten().all(is_done)
     }
 
-    /// How it stands, for those who wonder why nothing goes on.
+    /// Describes the client, for diagnosis of a standstill.
     pub fn describe(&self) -> String {
         let sockets: Vec<_> = self
             .sockets
@@ -248,7 +248,7 @@ impl Honest {
         format!("{:?}, pending {:?}, events {:?}, {sockets:#?}", self.phase, self.pending, self.events)
     }
 
-    /// Threads that can go on.
+    /// Adds the threads that can go on to `into`.
     pub fn runnable(&self, now: Duration, into: &mut Vec<Thread>) {
         if self.stopped.is_some() {
             return;
@@ -290,7 +290,7 @@ impl Honest {
         }
     }
 
-    /// When the clock lets it go on.
+    /// Returns the time at which the clock lets the client go on.
     pub fn wake_by(&self) -> Option<Duration> {
         if self.stopped.is_some() {
             return self.stopped;
@@ -301,8 +301,8 @@ impl Honest {
         }
     }
 
-    /// A thread that sleeps although what it waits for has come.
-    /// `peers_run`: no process is stopped, which may have written into a ring and not yet looked who sleeps beside it.
+    /// Returns a description of a thread that sleeps although its event has come. `peers_run`: no process is stopped;
+    /// a stopped one may have written into a ring without waking sleepers yet.
     pub fn sleeps_in_vain(&self, peers_run: bool) -> Option<String> {
         let link = self.link.as_ref().filter(|_| self.is_up() && self.stopped.is_none())?;
         for (channel, &wait) in self.events.iter().enumerate() {
@@ -313,7 +313,7 @@ impl Honest {
         }
         for socket in self.sockets.iter().flatten() {
             let word = link.line_u32(socket.id, socket_status::PATH);
-            // Without a ring that was refused its peer cannot wake anybody.
+            // Without a ring that was refused, the peer cannot wake anybody.
             let all_went_well = peers_run
                 && kernel::with(|kernel| kernel.failed == 0 && !kernel.has_refused_ring) == Some(true);
             let ring = all_went_well && socket.rings.has_come(socket.arriving.received, word, self.now);
@@ -359,7 +359,7 @@ impl Honest {
         None
     }
 
-    /// A thread that was just woken stays asleep. Says whether there was one.
+    /// Keeps a woken thread asleep. Returns whether there was one.
     pub fn miss_wake(&mut self) -> bool {
         let Some(link) = self.link.as_ref().filter(|_| matches!(self.phase, Phase::Up)) else { return false };
         for socket in self.sockets.iter_mut().flatten().filter(|socket| socket.look_at == [None; 2]) {
@@ -377,7 +377,7 @@ impl Honest {
         false
     }
 
-    /// Goes on with a thread. Returns something for the trace.
+    /// Runs a thread for one step. Returns a value for the trace.
     pub fn step(
         &mut self,
         thread: Thread,
@@ -395,18 +395,18 @@ impl Honest {
         }
     }
 
-    /// It dies: by the attach socket's end, its process's, or both. If the driver has hung up on it just before, it never learns that.
+    /// Kills the client: by the attach socket's end, its process's, or both. After a hang-up of the driver it never learns of that.
     pub fn die(&mut self, now: Duration, book: &mut Book) {
         self.hung_up(now, book);
     }
 
-    /// It has no business any more.
+    /// Ends the client without a return.
     pub fn leave(&mut self, book: &mut Book) {
         self.lose(Duration::ZERO, book);
         self.phase = Phase::Gone;
     }
 
-    /// The driver has hung up on it.
+    /// Records that the driver has hung up.
     fn hung_up(&mut self, now: Duration, book: &mut Book) {
         for number in self.sockets.iter().flatten().filter_map(|socket| socket.number) {
             book.sockets[number].is_hung_up = true;
@@ -434,7 +434,7 @@ impl Honest {
     }
 }
 
-/// The doorbells that a socket's receiver or sender sleeps on.
+/// Returns the doorbells that a socket's receiver or sender sleeps on.
 fn rung(link: &Link, socket: &Socket, receives: bool) -> u64 {
     let word = if receives { socket_status::RECV_DOORBELL } else { socket_status::SEND_DOORBELL };
     u64::from(link.line_u32(socket.id, word)) | socket.rings.doorbell(receives)

@@ -1,4 +1,4 @@
-//! Clients that keep no protocol: any frame, any word, any request, in any order, and often enough the right one to get far.
+//! Clients that keep no protocol: any frame, any word, any request, in any order. Many are right, so that the client gets far.
 use super::book::{Book, MARK};
 use super::kernel::{self, Person};
 use super::link::{dial, Came, Link};
@@ -23,15 +23,15 @@ pub struct Hostile {
     pub link: Option<Link>,
     random: Random,
     until: Duration,
-    /// Requests that it says it has written, by channel.
+    /// Requests that the client claims to have written, by channel.
     produced: Vec<u64>,
-    /// Sockets that it was told of.
+    /// Sockets that events have named.
     sockets: Vec<SocketId>,
-    /// Numbers that answers held: files that the driver has open for it, among others.
+    /// Numbers from answers, such as those of open files.
     files: Vec<u32>,
-    /// The last descriptor passed.
+    /// Serial of the last descriptor passed.
     passed: u64,
-    /// Of a thousand steps so many keep no rule.
+    /// Steps in a thousand that keep no rule.
     malice: u64,
     pub is_gone: bool,
     asked: bool,
@@ -62,7 +62,7 @@ impl Hostile {
         self.until = now + Duration::from_millis(self.random.between(1, 100));
     }
 
-    /// Does something.
+    /// Takes one step. Returns a value for the trace.
     pub fn step(&mut self, now: Duration, driver: &SocketAddrUnix, number: u64, book: &Book) -> u64 {
         let Some(link) = &mut self.link else {
             kernel::with(|kernel| kernel.enter(number, self.person.clone()));
@@ -101,7 +101,7 @@ impl Hostile {
         4
     }
 
-    /// What a client might do next that keeps the protocol, more or less.
+    /// Takes a step that keeps the protocol, more or less.
     fn behave(&mut self, book: &Book) {
         let Some(link) = &mut self.link else { return };
         if link.shared.is_none() || link.channels.is_empty() || link.send.is_empty() || self.random.chance(30)
@@ -188,7 +188,7 @@ impl Hostile {
         }
     }
 
-    /// Passes something, asks for what it has passed, or sends a piece of something.
+    /// Passes a descriptor, asks for a passed one, or sends a piece of a file.
     fn send_file(&mut self, channel: usize, socket: SocketId) {
         let Some(link) = &mut self.link else { return };
         let Some(files) = &link.files else { return };
@@ -230,7 +230,7 @@ impl Hostile {
         }
     }
 
-    /// What no client should do.
+    /// Breaks the protocol.
     fn misbehave(&mut self, now: Duration) {
         let what = self.random.below(16);
         let any = self.random.next();

@@ -1,5 +1,5 @@
-//! The kernel of a run: which calls fail, who the processes are, and what their network namespaces hold. It belongs to
-//! the thread that simulates; for every other thread of the program there is none.
+//! The kernel of a run: failing calls, processes, and their network namespaces. It belongs to the simulating thread;
+//! other threads have none.
 use super::random::Random;
 use crate::addresses::Addresses;
 use crate::calls::Call;
@@ -20,20 +20,20 @@ thread_local! {
 #[derive(Debug)]
 pub struct Kernel {
     random: Random,
-    /// Of a million calls of a kind so many fail.
+    /// Failing calls in a million, by kind.
     pub faults: BTreeMap<u8, u64>,
-    /// By the number at the end of the name that their sockets are bound to.
+    /// Processes, by the number at the end of their sockets' bound name.
     people: BTreeMap<u64, Person>,
     pub addresses: BTreeMap<NamespaceId, Addresses>,
-    /// Reading addresses takes so long.
+    /// Time that reading addresses takes.
     pub slow: Duration,
-    /// Memory that clients hold, by inode, and how often.
+    /// Memory that clients hold, by inode, with the number of holds.
     held: BTreeMap<u64, usize>,
-    /// Files that a disk has failed to read, by inode.
+    /// Files that could not be read from disk, by inode.
     broken_files: BTreeSet<u64>,
     /// Calls that have failed.
     pub failed: u64,
-    /// A direct ring was refused: its side wakes nobody, and looks again after a while.
+    /// Set after a direct ring was refused: its side wakes nobody, and looks again after a while.
     pub has_refused_ring: bool,
     idle: Duration,
 }
@@ -44,15 +44,15 @@ pub struct Person {
     pub pid: u32,
     pub uid: u32,
     pub namespace: NamespaceId,
-    /// Of its namespace.
+    /// Address of its namespace.
     pub address: [u8; 4],
     pub cgroup: Option<String>,
-    /// In the place of its pidfd: an eventfd, readable when it has died.
+    /// Eventfd in place of a pidfd, readable when the process has died.
     pub life: Arc<OwnedFd>,
 }
 
 impl Kernel {
-    /// A kernel of which nothing fails.
+    /// Makes a kernel without faults.
     pub fn new(seed: u64) -> Self {
         Self {
             random: Random::new(seed),
@@ -68,23 +68,23 @@ impl Kernel {
         }
     }
 
-    /// The process that has this number.
+    /// Adds the process with this number.
     pub fn enter(&mut self, number: u64, person: Person) {
         self.people.insert(number, person);
     }
 }
 
-/// Puts a kernel in place, of this thread; or takes it away.
+/// Sets or removes this thread's kernel.
 pub fn install(kernel: Option<Kernel>) {
     KERNEL.set(kernel);
 }
 
-/// Does something with the kernel.
+/// Calls `act` with the kernel, if there is one.
 pub fn with<T>(act: impl FnOnce(&mut Kernel) -> T) -> Option<T> {
     KERNEL.with_borrow_mut(|kernel| kernel.as_mut().map(act))
 }
 
-/// Whether this thread simulates.
+/// Tells whether this thread simulates.
 pub fn is_on() -> bool {
     KERNEL.with_borrow(Option::is_some)
 }
@@ -108,12 +108,12 @@ fn errors(call: Call) -> &'static [Errno] {
     }
 }
 
-/// Bytes of a file that one read returns, at most; or the read's error. Reads are short at times.
+/// Returns the most bytes of a file that one read returns, or the read's error. Reads are short at times.
 pub fn readable(call: Call, fd: BorrowedFd<'_>, len: usize) -> Result<usize> {
     let failed = fault(call);
     let drawn = with(|kernel| {
         if call == Call::ReadCached && kernel.random.below(8) == 0 && failed.is_ok() {
-            // A disk has it.
+            // The bytes are on a disk.
             return Err(Errno::AGAIN);
         }
         if failed == Err(Errno::IO) {
@@ -127,12 +127,12 @@ pub fn readable(call: Call, fd: BorrowedFd<'_>, len: usize) -> Result<usize> {
     drawn.unwrap_or(Ok(len)).map(|drawn| drawn.min(len))
 }
 
-/// Tells whether a disk has failed to read a file.
+/// Tells whether reading a file from disk has failed.
 pub fn is_broken(inode: u64) -> bool {
     with(|kernel| kernel.broken_files.contains(&inode)).unwrap_or(false)
 }
 
-/// Whether a call fails, and with what.
+/// Draws whether a call fails, and its error.
 pub fn fault(call: Call) -> Result<()> {
     let failed = with(|kernel| {
         let often = *kernel.faults.get(&(call as u8))?;
@@ -145,7 +145,7 @@ pub fn fault(call: Call) -> Result<()> {
     failed.flatten().map_or(Ok(()), Err)
 }
 
-/// The process at the other end of a socket.
+/// Returns the process at the other end of a socket.
 fn person(socket: &OwnedFd) -> Option<Person> {
     let name = rustix::net::getpeername(socket).ok()??;
     let name = rustix::net::SocketAddrUnix::try_from(name).ok()?;
@@ -153,12 +153,12 @@ fn person(socket: &OwnedFd) -> Option<Person> {
     with(|kernel| kernel.people.get(&number).cloned())?
 }
 
-/// Process id and user of the process at the other end.
+/// Returns the process id and user of the process at the other end.
 pub fn credentials(socket: &OwnedFd) -> Option<(u32, u32)> {
     is_on().then(|| person(socket).map_or((1, 0), |person| (person.pid, person.uid)))
 }
 
-/// All that is known of it.
+/// Returns the identity of the process at the other end.
 pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
     is_on().then(|| {
         let Person { pid, uid, namespace, cgroup, life, .. } = person(socket).ok_or(Errno::SRCH)?;
@@ -171,7 +171,7 @@ pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
     })
 }
 
-/// What a network namespace holds, and how long it took to read that.
+/// Returns the addresses of a network namespace, and the time that reading them took.
 pub fn addresses(id: NamespaceId) -> Option<(std::io::Result<Addresses>, Duration)> {
     let known = with(|kernel| (kernel.addresses.get(&id).cloned(), kernel.slow));
     known.map(|(found, slow)| match fault(Call::Thread) {
@@ -180,8 +180,7 @@ pub fn addresses(id: NamespaceId) -> Option<(std::io::Result<Addresses>, Duratio
     })
 }
 
-/// Time for which the machine's processors had nothing to do: at each look more, by less or more than what they must have had to count
-/// as idle.
+/// Returns the idle time of the machine's processors. Each look adds a random amount, around the limit for idle processors.
 pub fn idle_time() -> Option<Duration> {
     with(|kernel| {
         kernel.idle += Duration::from_millis(kernel.random.below(1000));
@@ -189,13 +188,12 @@ pub fn idle_time() -> Option<Duration> {
     })
 }
 
-/// The inode of what is open.
+/// Returns the inode of an open file.
 pub fn inode(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |file| file.st_ino)
 }
 
-/// Whether nobody else holds a region. What no client holds may be held for a moment by a process that another thread is
-/// about to start.
+/// Tells whether nobody else holds a region. A process that another thread is starting may hold it for a moment.
 pub fn is_let_go(fd: BorrowedFd<'_>) -> Option<bool> {
     let is_held = with(|kernel| kernel.held.contains_key(&inode(fd)))?;
     Some(
@@ -237,7 +235,7 @@ impl Drop for Hold {
     }
 }
 
-/// Whether there is something to read.
+/// Tells whether the descriptor is readable.
 pub fn is_readable(fd: impl AsFd) -> bool {
     let fd = fd.as_fd();
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -1,4 +1,4 @@
-//! A client's end of all that it shares with the driver, held by nobody's rules.
+//! A client's end of all that it shares with the driver, without any rules.
 use super::kernel::{is_readable, Hold};
 use pd_abi::layout::{
     channel_control, channel_offset, channel_status, control_header, header, socket_control, socket_offset,
@@ -22,13 +22,13 @@ pub struct Link {
     pub socket: OwnedFd,
     pub shared: Option<Shared>,
     pub channels: Vec<Channel>,
-    /// Send regions by number.
+    /// Own send regions, by number.
     pub send: BTreeMap<u32, (Region<Own>, Hold)>,
     /// Wake pipes by channel.
     pub pipes: BTreeMap<usize, OwnedFd>,
     /// The socket by which files are passed.
     pub files: Option<OwnedFd>,
-    /// The direct ring that has come last.
+    /// The last received direct ring.
     pub came: Option<(OwnedFd, Hold)>,
     /// Receive regions by number.
     pub receive: BTreeMap<u32, (Region<Theirs>, Hold)>,
@@ -48,7 +48,7 @@ pub struct Channel {
     rung: u32,
 }
 
-/// What came by the attach socket.
+/// Result of a read of the attach socket.
 pub enum Came {
     Nothing,
     Frame(Box<Frame>),
@@ -56,7 +56,7 @@ pub enum Came {
     End,
 }
 
-/// Connects to the driver, from the name of a process ([`super::kernel::Kernel::enter`]).
+/// Connects to the driver, from the bound name of a process ([`super::kernel::Kernel::enter`]).
 pub fn dial(driver: &SocketAddrUnix, number: u64) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -82,12 +82,12 @@ impl Link {
         attach::send(&self.socket, frame, &[], SendFlags::DONTWAIT)
     }
 
-    /// Whether there is a frame, or an end.
+    /// Tells whether there is a frame, or a hang-up.
     pub fn has_news(&self) -> bool {
         is_readable(&self.socket)
     }
 
-    /// Takes the next frame, and what came with it.
+    /// Reads the next frame, with its descriptors.
     pub fn receive(&mut self) -> Came {
         let (frame, mut fds) = match attach::receive(&self.socket, RecvFlags::DONTWAIT) {
             Ok(Some(received)) => received,
@@ -97,7 +97,7 @@ impl Link {
         match (frame.checked_kind(), fds.pop(), fds.pop()) {
             (Some(FrameKind::Welcome), Some(status), Some(control)) => {
                 let status = Arc::new(Region::<Theirs>::new(status, REGION_BYTES).expect("a mapping"));
-                // Refused to who has said before that it is mapped.
+                // Mapping fails after the client has said `Mapped`.
                 if let Ok(control) = Region::<Own>::new(control, REGION_BYTES) {
                     self.shared = Some(Shared { control: Arc::new(control), status });
                 }
@@ -146,12 +146,12 @@ impl Link {
         self.channels.push(Channel { requests, events, doorbell, rung: 0 });
     }
 
-    /// Writes a request without publishing it. Says whether there was room.
+    /// Writes a request without publishing it. Returns whether there was room.
     pub fn write(&mut self, channel: usize, request: Request) -> bool {
         self.channels[channel].requests.write(request) == Ok(true)
     }
 
-    /// Publishes what was written, and rings if the driver asks for it.
+    /// Publishes written requests, and rings if the driver asks for it.
     pub fn publish(&mut self, channel: usize) {
         self.channels[channel].requests.publish();
         self.ring_if_asked(channel);
@@ -171,7 +171,7 @@ impl Link {
         let _ = rustix::io::write(&self.channels[channel].doorbell, &1u64.to_ne_bytes());
     }
 
-    /// A word of a channel's in the status region.
+    /// Returns a word of a channel in the status region.
     pub fn channel_u64(&self, channel: usize, word: usize) -> u64 {
         self.shared().status.load_u64(channel_offset(channel) + word, Ordering::Acquire)
     }
@@ -189,14 +189,14 @@ impl Link {
         self.shared().control.store_u32(channel_offset(channel) + word, value, Ordering::Release);
     }
 
-    /// Takes what lies in a wake pipe.
+    /// Reads a wake pipe until it is empty.
     pub fn empty_pipe(&self, channel: usize) {
         if let Some(pipe) = self.pipes.get(&channel).filter(|pipe| is_readable(pipe)) {
             let _ = rustix::io::read(pipe, &mut [0; 64]);
         }
     }
 
-    /// A word of a socket's status line.
+    /// Returns a word of a socket's status line.
     pub fn line_u64(&self, socket: SocketId, word: usize) -> u64 {
         self.shared().status.load_u64(socket_offset(socket.slot()) + word, Ordering::Acquire)
     }
@@ -214,7 +214,7 @@ impl Link {
         self.shared().control.store_u32(socket_offset(socket.slot()) + word, value, Ordering::Release);
     }
 
-    /// Counts the sends of a file, and says whether the driver still has it open.
+    /// Counts the sends of a file. Returns whether the driver still has it open.
     pub fn count_file(&self, file: FileId, uses: u32) -> bool {
         let slot = usize::from(file.slot());
         self.shared().control.store_u32(control_header::FILE_USES + 4 * slot, uses, Ordering::Release);

@@ -1,9 +1,8 @@
-//! The whole driver in one thread, under a clock, a kernel and clients that are made up: docs/design/simulation.md.
+//! The whole driver in one thread, with a simulated clock, kernel and clients: docs/design/simulation.md.
 //!
-//! A run follows from its seed to the instruction: which agent or client goes on next, what each client does, which calls of the
-//! kernel fail, when time passes, when clients die, policies change and the driver starts anew. After each step the invariants of
-//! [`World`] hold; at its end nothing fails any more, all honest streams come to theirs, and nothing is left of clients that have
-//! gone.
+//! A run follows from its seed to the instruction: the order of agents and clients, each client's actions, failing calls of the
+//! kernel, and time. So do deaths of clients, changes of the policy and restarts of the driver. After each step the invariants of
+//! [`World`] hold. At the end faults stop, all honest streams end, and nothing is left of clients that have gone.
 //!
 //! ```text
 //! world ── next ──▶ agents: door, conductor, movers, helpers     (the product's, by their turns)
@@ -25,7 +24,7 @@ mod world;
 pub use world::Outcome;
 use world::World;
 
-/// What is broken on purpose, to see that runs find it.
+/// A deliberate fault, to check that runs find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(test), allow(dead_code, reason = "tests alone break things"))]
 enum Mutation {
@@ -39,17 +38,17 @@ enum Mutation {
     ByteTakenBack,
     /// A lease is never given back.
     Leak,
-    /// What was held for a client that had no room is not sent.
+    /// Data held for a client without room is not sent.
     HeldForgotten,
-    /// The end of a ring that its writer has left is not said.
+    /// The end of a ring that its writer has left is not published.
     LastUnsaid,
     /// A read of a disk has no answer.
     ReadLost,
-    /// What a tenant has sent does not count for its rate.
+    /// A tenant's sends do not count for its rate.
     RateForgotten,
 }
 
-/// Says how to repeat a run that fails, and takes its kernel away.
+/// Prints how to repeat a run that fails, and removes its kernel.
 struct Guard(u64);
 
 impl Drop for Guard {
@@ -64,7 +63,7 @@ impl Drop for Guard {
 /// Runs a seed.
 ///
 /// # Panics
-/// If the driver does what it must not.
+/// If the driver violates an invariant.
 pub fn run(seed: u64) -> Outcome {
     run_with(seed, None)
 }

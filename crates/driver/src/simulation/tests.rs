@@ -3,12 +3,12 @@ use super::*;
 use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
 
-/// Seeds that found bugs of the driver or of this, as long as they mean the same.
+/// Seeds that once found bugs of the driver or of the simulation, while the simulation does not change.
 const FOUND: [u64; 2] = [5236, 5318];
-/// Runs of `cargo test`, and threads that they are divided among.
+/// Runs of `cargo test`, and threads that share them.
 const SEEDS: u64 = 400;
 const THREADS: u64 = 4;
-/// A bug is to be found in so many.
+/// Runs in which a deliberate fault has to be found.
 const MUTATED_SEEDS: u64 = 40;
 
 fn number(name: &str) -> Option<u64> {
@@ -16,7 +16,7 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
 }
 
-/// What `make simulate` runs: the seed `SEED` alone; or for `MINUTES` those from `FROM` on, any if that is not given.
+/// Runs of `make simulate`: the seed `SEED` alone; or for `MINUTES` those from `FROM` on, by default from a seed of the time.
 #[test]
 #[ignore = "as long as one likes"]
 fn long() {
@@ -55,7 +55,7 @@ fn seeds_hold() {
         let sums = threads.into_iter().map(|thread| thread.join().expect("a seed fails"));
         sums.fold((0, 0), |sum, (finished, failed)| (sum.0 + finished, sum.1 + failed))
     });
-    // They are about something.
+    // The runs cover something.
     assert!(finished > SEEDS && failed > SEEDS, "{finished} streams ended in order, {failed} calls failed");
 }
 

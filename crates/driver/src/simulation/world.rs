@@ -1,4 +1,4 @@
-//! A run: a driver, clients, time, and what befalls them, each next step drawn from the seed.
+//! A run: a driver, clients, time, and events, each step drawn from the seed.
 mod weather;
 
 use super::agents::{Agent, Running};
@@ -24,27 +24,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Steps in which all that honest clients have begun has to come to its end.
+/// Steps in which all streams of honest clients have to end.
 const FINAL_STEPS: u64 = 1_500_000;
-/// Simulated time for the same.
+/// Simulated time in which all streams of honest clients have to end.
 const FINAL_TIME: Duration = Duration::from_secs(300);
-/// More steps of a run about rates.
+/// Further steps of a run about rates.
 const RATED_STEPS: u64 = 2000;
-/// After a policy was sent all movers know of its rates.
+/// Steps after a new policy until all movers know its rates.
 const RATES_STEPS: u64 = 500;
-/// After a policy was sent what tenants hold may change at once.
+/// Steps after a new policy while tenants' holdings may still change.
 const POLICY_STEPS: u64 = 2000;
 
-/// What becomes of a run.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Follows from all that happened.
+    /// Hash of all that happened.
     pub trace: u64,
-    /// Turns of agents and clients, and times that nobody had one.
+    /// Turns of agents and clients, and times without one.
     pub steps: u64,
-    /// Bytes that honest clients got.
+    /// Bytes that honest clients received.
     pub arrived: u64,
-    /// Streams that came to their end in order.
+    /// Streams that ended in order.
     pub finished: u64,
     /// Calls of the kernel that failed.
     pub failed: u64,
@@ -59,10 +59,10 @@ impl Clock for HandClock {
     }
 }
 
-/// What a run may meet with.
+/// Frequencies of events.
 #[derive(Debug)]
 struct Weather {
-    /// Of a million steps, so many times.
+    /// Events in a million steps.
     deaths: u64,
     policies: u64,
     restarts: u64,
@@ -94,20 +94,20 @@ pub struct World {
     weather: Weather,
     trace: u64,
     steps: u64,
-    /// Dialled so far.
+    /// Connections made so far.
     numbers: u64,
     pids: u32,
     ends: bool,
     policy_step: u64,
     held: BTreeMap<(Payer, u8), u64>,
-    /// The engine has nothing under way between two steps.
+    /// Set if the engine has nothing under way between two steps.
     copies_at_once: bool,
     is_about_rates: bool,
-    /// Of tenants with a rate: since when it is looked at, and what they had sent by then.
+    /// Of tenants with a rate: the rate, the begin of the observation, and the bytes sent before it.
     spending: BTreeMap<TenantId, (Rate, Duration, u64)>,
     tasks: Vec<Task>,
     threads: Vec<Thread>,
-    /// What is broken on purpose, after this step, once.
+    /// A deliberate fault, made once after this step.
     mutation: Option<(Mutation, u64)>,
 }
 
@@ -146,7 +146,7 @@ impl World {
             path: random.pick(&[Path::Offloaded, Path::Direct]),
             ..Settings::default()
         };
-        // A run about rates: clients of two tenants that have one send a lot, and little befalls them.
+        // A run about rates: clients of two rated tenants send a lot, and few events occur.
         let is_about_rates =
             mutation == Some(Mutation::RateForgotten) || mutation.is_none() && random.chance(100);
         let path = match (is_about_rates, mutation) {
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    /// All of it.
+    /// Runs all steps.
     pub fn run(&mut self) -> Outcome {
         self.pour_faults();
         if self.is_about_rates {
@@ -277,7 +277,7 @@ impl World {
         self.driver.as_mut().expect("a driver")
     }
 
-    /// One step of somebody who can go on, or time until then.
+    /// Runs one step of an agent or client that can go on, or lets time pass.
     fn step(&mut self) {
         self.steps += 1;
         if !self.ends {
@@ -290,7 +290,7 @@ impl World {
             self.pass(Duration::from_micros(micros));
         }
         self.list_tasks();
-        // Most of them can: a few tries are quicker than to ask all.
+        // Most of them can: a few tries are quicker than asking all.
         let count = self.tasks.len() as u64;
         for _ in 0..4 {
             let task = self.tasks[self.random.below(count) as usize];
@@ -318,7 +318,7 @@ impl World {
         self.tasks = tasks;
     }
 
-    /// Does it, if it can go on.
+    /// Runs a task, if it can go on. Returns whether it could.
     fn try_task(&mut self, task: Task) -> bool {
         let now = self.now();
         self.numbers += 1;
@@ -354,7 +354,7 @@ impl World {
         true
     }
 
-    /// Nobody can go on: nobody may wait for what has come. Then time passes.
+    /// Checks that nobody sleeps although an event has come, and lets time pass. Called when nobody can go on.
     fn rest(&mut self) {
         let all_run = !self.honest.iter().any(Honest::is_stopped);
         if let Some(why) = self.honest.iter().find_map(|honest| honest.sleeps_in_vain(all_run)) {
@@ -390,8 +390,8 @@ impl World {
         }
     }
 
-    /// No tenant has sent more than its rate and burst allow since a policy has settled. Where an engine has bytes under way, or clients
-    /// count for themselves, it is not known when they were sent.
+    /// Checks that no tenant has sent more than its rate and burst allow since the policy has settled. Not checked if an engine has
+    /// bytes under way, or clients count themselves: the time of sending is then unknown.
     fn check_rates(&mut self) {
         if !self.copies_at_once || !self.hostile.is_empty() || self.book.by_rings > 0 {
             return;
@@ -416,7 +416,7 @@ impl World {
         }
     }
 
-    /// No faults any more: all that was begun comes to its end, and nothing is left when the clients have gone.
+    /// Stops all faults, and checks that all streams end and that nothing is left when the clients have gone.
     fn finish(&mut self) {
         self.ends = true;
         kernel::with(|kernel| kernel.faults.clear());
@@ -461,7 +461,7 @@ impl World {
                 panic!("{otherwise}\n{}", self.describe());
             }
             if now >= next_relief && self.driver().conductor().flows_waiting() > 0 {
-                // Who holds memory that others wait for keeps it: a client has to go.
+                // A client that holds memory that others wait for has to go.
                 next_relief = now + Duration::from_secs(5);
                 if let Some(honest) = self.honest.iter_mut().find(|honest| honest.is_up()) {
                     honest.leave(&mut self.book);
@@ -495,7 +495,7 @@ impl World {
         format!("{what}\n{agents}, {waiting} flows wait for memory, {left:?}\n{}", flows.join("\n"))
     }
 
-    /// Breaks something, once.
+    /// Makes the deliberate fault, once.
     fn mutate(&mut self) {
         let Some((mutation, _)) = self.mutation.filter(|(_, step)| self.steps >= *step) else { return };
         let is_broken = match mutation {
@@ -507,14 +507,14 @@ impl World {
                 self.driver().conductor().leak();
                 true
             }
-            // Again and again.
+            // Repeated.
             Mutation::LastUnsaid => {
                 self.driver().conductor().forget_last();
                 false
             }
             Mutation::ReadLost => self.driver().parts.readers.lose_read(),
             Mutation::HeldForgotten => self.driver().parts.door.forget_held(),
-            // Again and again.
+            // Repeated.
             Mutation::RateForgotten => {
                 self.driver().conductor().forget_spending();
                 false

@@ -1,10 +1,10 @@
-//! A side that leaves for the kernel while the flow that comes to it is there, or over.
+//! A side that leaves for the kernel while the flow to it exists, or is over.
 use super::remainder::endpoint;
 use super::*;
 use crate::messages::Asking;
 use pd_abi::layout::ELSEWHERE;
 
-/// A asks to leave. Returns how B learns that its sends end.
+/// Has A ask to leave. Returns the end of B's sends as B sees it.
 fn after_leaving(world: &mut World, source: Option<Endpoint>) -> u32 {
     let asker = Asking { client: A, mover: MoverId::default(), channel: 0 };
     let event = Event::answer(SocketId::new(0, GENERATION), 1, 0);
@@ -14,7 +14,7 @@ fn after_leaving(world: &mut World, source: Option<Endpoint>) -> u32 {
     world.parties[B.index()].status_u32(SECOND, socket_status::SEND_END)
 }
 
-/// B has shut down its sending, and A has read all.
+/// Makes a world in which B has shut down its sending, and A has read everything.
 fn shut() -> World {
     let mut world = World::new("cpu");
     let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
@@ -36,7 +36,7 @@ fn a_source_whose_flow_is_over_hears_it_too() {
     assert_eq!(after_leaving(&mut world, Some(source)), ELSEWHERE);
 }
 
-/// The socket was closed meanwhile, and its line may be another's.
+/// The socket was closed meanwhile, and another socket may have its line.
 #[test]
 fn the_line_of_another_socket_is_left_alone() {
     let mut world = shut();

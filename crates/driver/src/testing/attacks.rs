@@ -45,7 +45,7 @@ fn requests_for_others_do_not_pile_up() {
     let mut world = World::new("cpu");
     let close =
         |serial: u32| Request { operation: Operation::Close as u8, tag: serial, ..Request::default() };
-    // A conductor that is busy elsewhere: nothing is taken out of its mailbox.
+    // The conductor is busy elsewhere: its mailbox is not drained.
     let published = |world: &World| world.published.iter().sum::<u64>();
     let taken = |world: &World| -> u64 {
         let at = |channel| channel_offset(channel) + channel_status::REQUEST_CONSUMER;
@@ -64,7 +64,7 @@ fn requests_for_others_do_not_pile_up() {
     let most = crate::mover::testing::FORWARDED_MAX + 64;
     assert!(taken(&world) <= most as u64, "{} requests taken", taken(&world));
     assert!(published(&world) > taken(&world));
-    // Once it has time, none of them is lost.
+    // Once it drains, no request is lost.
     world.rest();
     assert_eq!(taken(&world), published(&world));
     assert_eq!(world.violation, None);
@@ -80,7 +80,7 @@ fn unknown_operations() {
     }
 }
 
-/// A new operation is drawn by programs without anybody's doing.
+/// Programs draw a new operation without further changes.
 #[test]
 fn every_operation_is_drawn() {
     let drawn = |byte: u8| World::operation(&mut Program(&[byte]));
@@ -89,7 +89,7 @@ fn every_operation_is_drawn() {
     assert_eq!(all, known.chain([0]).collect());
 }
 
-/// Each of them, alone, on a socket and on none, with each value that means something.
+/// Tries each operation alone, on a socket and on none, with each value that has a meaning.
 #[test]
 fn every_operation_is_taken() {
     for (&operation, value) in
@@ -167,7 +167,7 @@ fn a_ring_that_was_full_is_exchanged_when_it_is_empty() {
     world.finish();
 }
 
-/// B and C have exchanged more than a ring holds, and B's ring is full, when many others turn out to be busy.
+/// Makes a world in which B and C have exchanged more than a ring holds, and B's ring is full, when many other flows become busy.
 fn busy_beside_others() -> World {
     let mut world = World::new("cpu");
     world.exchange(3 * RING_BYTES);
@@ -254,7 +254,7 @@ fn events_that_nobody_reads() {
     assert_eq!(violation(|w| ask(w, most + 1)), Some(Violation::Events));
 }
 
-/// Once there is room, events that waited come in order, and the client was asked to ring.
+/// Events that waited come in order once there is room, and the client was asked to ring.
 #[test]
 fn events_that_wait_come_later() {
     let mut world = World::new("cpu");

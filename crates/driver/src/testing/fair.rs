@@ -1,9 +1,9 @@
-//! What a client that asks without end costs others, in turns of the mover.
+//! Cost of a client that asks without end to others, in turns of the mover.
 use super::*;
 use crate::mover::testing::{CONTROL_BYTES, TURN_BYTES};
 use std::cell::RefCell;
 
-/// Turns in which B and C send each other so many bytes, while A does something in each.
+/// Returns the turns in which B and C send each other `bytes`, while A acts in each.
 fn turns(world: &mut World, bytes: u64, mut hostile: impl FnMut(&mut World)) -> usize {
     let goals = [world.peers[0].lines[0].received + bytes, world.peers[1].lines[0].received + bytes];
     for turn in 0..TURNS_MAX {
@@ -44,7 +44,7 @@ fn requests_without_end_hold_up_nobody() {
     world.finish();
 }
 
-/// What the mover keeps for a conductor of its own thread: passes it on, and counts what A asks of the conductor.
+/// Forwards the messages that the mover keeps for a conductor of its own thread. Counts A's requests among them.
 fn pass_on(world: &mut World, asked: &mut u64) {
     let mut kept = VecDeque::new();
     world.mover.take_messages(&mut kept);
@@ -71,7 +71,7 @@ fn requests_that_the_conductor_carries_out_cost_their_time() {
     world.finish();
 }
 
-/// Requests that A's channels hold are taken as fast as the others' turns let them, whoever pays.
+/// Requests in A's channels are taken as fast as the others' turns allow, whoever pays.
 #[test]
 fn a_client_changes_its_payer_while_it_asks() {
     let mut world = World::new("fault:seed=1,fail=200,delay=3,reorder");

@@ -1,18 +1,18 @@
-//! A mover against a client that writes anything anywhere it can: the oracle of the property tests below
-//! and of `fuzz/fuzz_targets/requests.rs`. It knows of the mover what [`crate::mover::testing`] tells.
+//! A mover against a client that writes any value to any place it can: the oracle of the property tests below
+//! and of `fuzz/fuzz_targets/requests.rs`. It sees the mover only through [`crate::mover::testing`].
 //!
-//! Three clients share one mover, or go from one of three to another, without their conductor (this harness answers for it):
+//! Three clients share one mover, or move among three, without their conductor (this harness answers for it):
 //!
 //! ```text
 //! A (hostile)  slot 0 ──flow 0──▶ slot 1  B  slot 0 ──flow 2──▶ slot 0  C
 //!                     ◀──flow 1──                   ◀──flow 3──
 //! ```
 //!
-//! A program is a string of bytes: words and requests that A writes into its control region, turns of
-//! the mover, time that passes, what B and C send and receive, and what a conductor might say of A.
-//! Whatever it does: no panic; bounded work; B and C get every byte of each other's streams in order;
-//! B gets from A bytes of A's own region only; nothing outside a receive ring is written; only A is
-//! ever accused, and once accused it is gone in bounded time.
+//! A program is a string of bytes: words and requests that A writes into its control region, turns of the
+//! mover, time, sends and receives of B and C, and messages of a conductor about A. Whatever it does: no
+//! panic, and bounded work. B and C get every byte of each other's streams in order. B gets from A bytes of
+//! A's own region only. Nothing outside a receive ring is written. Only A is ever accused, and once accused
+//! it is gone in bounded time.
 #[cfg(test)]
 mod aside;
 #[cfg(test)]
@@ -67,28 +67,28 @@ const B_TO_A: FlowId = A_TO_B.peer();
 const B_TO_C: FlowId = FlowId::new(2);
 const C_TO_B: FlowId = B_TO_C.peer();
 const FLOWS: [FlowId; 4] = [A_TO_B, B_TO_A, B_TO_C, C_TO_B];
-/// Of the hostile client; the others have one.
+/// Channels of the hostile client; the others have one.
 const CHANNELS_OF_A: usize = 2;
 const GENERATION: u16 = 7;
 const SEND_RING_BYTES: u64 = 16 << 10;
 const SEND_REGION_BYTES: usize = 4 * PAGE_BYTES;
-/// Streams of B and C repeat after so many bytes: no power of two, so that a wrong page shows.
+/// Period of the streams of B and C: no power of two, so that a wrong page shows.
 const PERIOD: u64 = 4093;
 const SEND_BYTES_MAX: u64 = SEND_REGION_BYTES as u64 - PERIOD;
 const RING_PAGES: u32 = 2;
 const RING_BYTES: u64 = RING_PAGES as u64 * PAGE_BYTES as u64;
 const GUARD_PAGES: u32 = 1;
 const GUARD: u64 = 0xEEEE_EEEE_EEEE_EEEE;
-/// A's region holds bytes of this range only.
+/// Range of all bytes in A's region.
 const MARKS: std::ops::Range<u8> = 0x10..0x3F;
-/// Turns in which a mover has to come to rest, whatever it was given.
+/// Most turns until a mover rests, for any input.
 const TURNS_MAX: usize = 20_000;
 const RESET: u32 = Errno::CONNRESET.raw_os_error() as u32;
 
 /// Runs a program.
 ///
 /// # Panics
-/// If the mover does what it must not.
+/// If the mover violates one of these rules.
 pub fn run(program: &[u8]) {
     let Some((&first, rest)) = program.split_first() else { return };
     let engine = match first % 4 {
@@ -106,17 +106,17 @@ pub fn run(program: &[u8]) {
 struct World {
     clock: Arc<ManualClock>,
     mover: Mover,
-    /// More of them, in some tests.
+    /// Further movers, in some tests.
     others: Vec<Mover>,
     inbox: movers::Inboxes,
     outbox: Arc<Mailbox<ToConductor>>,
     parties: Vec<Party>,
     peers: Vec<Peer>,
-    /// Requests that A has published, as it counts them, by channel.
+    /// Requests that A has published, by its own count, by channel.
     published: [u64; CHANNELS_OF_A],
-    /// By flow: whether it holds a ring.
+    /// By flow: whether the flow holds a ring.
     rings: [bool; 4],
-    /// By flow: rings that it has given back.
+    /// By flow: rings that the flow has given back.
     rings_given: [u32; 4],
     /// Flows that were denied a ring.
     denied: Vec<FlowId>,

@@ -1,8 +1,8 @@
-//! Several movers in place of one: which of them the conductor would tell what, and transfers between them.
+//! Several movers in place of one: the destination of the conductor's messages, and transfers between them.
 use super::*;
 use crate::mover::transfer::{self, Held, Transfer};
 
-/// Homes of the sockets that the harness knows, all of A's but the first on its first channel.
+/// Movers of all channels. The harness has all of A's sockets but the first on A's first channel.
 pub(super) struct Inboxes {
     pub(super) of_movers: Vec<Arc<Mailbox<ToMover>>>,
     /// By client and channel.
@@ -16,7 +16,7 @@ impl Inboxes {
         Self { of_movers, places: Cell::default(), home: Cell::new(0) }
     }
 
-    /// Who serves a channel.
+    /// Returns the mover of a channel.
     pub(super) fn of_channel(&self, client: ClientId, channel: usize) -> MoverId {
         self.places.get()[client.index()][channel]
     }
@@ -26,7 +26,7 @@ impl Inboxes {
         self.of_channel(client, channel)
     }
 
-    /// Who serves a flow: the mover of the socket where it starts.
+    /// Returns the mover of a flow: that of the socket where it starts.
     pub(super) fn of_flow(&self, flow: FlowId) -> MoverId {
         match flow {
             A_TO_B => self.of_socket(A, FIRST),
@@ -37,7 +37,7 @@ impl Inboxes {
         }
     }
 
-    /// Movers that know a client.
+    /// Returns the movers that know a client.
     pub(super) fn of_client(&self, client: ClientId) -> Vec<MoverId> {
         let channels = if client == A { CHANNELS_OF_A } else { 1 };
         let mut movers: Vec<_> = (0..channels).map(|channel| self.of_channel(client, channel)).collect();
@@ -46,7 +46,7 @@ impl Inboxes {
         movers
     }
 
-    /// Tells whoever has to know.
+    /// Sends a command to the movers that it is for.
     pub(super) fn send(&self, command: ToMover) {
         use ToMover::*;
         let to = match command {
@@ -73,7 +73,7 @@ impl Inboxes {
             SetBudget { tenant, ref budget } => {
                 return self.each(self.all(), || SetBudget { tenant, budget: Arc::clone(budget) });
             }
-            // The conductor has all channels of a client at one mover before it changes a home.
+            // The conductor moves all channels of a client to one mover before it changes a home.
             Home { client, slot, channel }
                 if self.of_channel(client, channel) != self.of_socket(client, slot) =>
             {
@@ -131,12 +131,12 @@ impl Inboxes {
 }
 
 impl World {
-    /// All movers, by number.
+    /// Returns all movers, by number.
     pub(super) fn movers(&mut self) -> Vec<&mut Mover> {
         std::iter::once(&mut self.mover).chain(&mut self.others).collect()
     }
 
-    /// All movers sleep, for as short as they can, and hear who has rung.
+    /// Has all movers sleep as briefly as possible, and receive doorbells.
     #[cfg(test)]
     fn doze(&mut self) {
         for mover in self.movers() {
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Channels of a client go to another mover.
+    /// Moves channels of a client to another mover.
     pub(super) fn transfer(&mut self, client: ClientId, channels: &[usize], to: MoverId) -> Result<(), Held> {
         transfer::settle(&mut self.movers());
         for from in self.inbox.of_client(client).into_iter().filter(|from| *from != to) {
@@ -160,7 +160,7 @@ impl World {
                 let of = self.inbox.of_flow(flow);
                 assert!(!went.contains(&flow) || of == to, "flow {flow} went without its socket");
                 let holds: Vec<_> = self.movers().into_iter().map(|mover| mover.holds(flow)).collect();
-                // Those of A may be over; the others are served by one mover, which is the right one.
+                // Flows of A may be over; the others have exactly one mover, the right one.
                 let alone = holds.iter().enumerate().all(|(at, holds)| !holds || at == of.index());
                 assert!(alone && (flow < B_TO_C || holds[of.index()]), "flow {flow}: {holds:?}, not {of}");
             }
@@ -169,7 +169,7 @@ impl World {
     }
 }
 
-/// Every client goes everywhere while all send and receive, with any engine.
+/// Every client moves to every mover while all send and receive, with any engine.
 #[test]
 fn streams_go_on_while_clients_change_movers() {
     for engine in ["cpu", "fault:seed=1,fail=200,delay=3,reorder", "fault:seed=2,fail=1000"] {
@@ -193,27 +193,27 @@ fn streams_go_on_while_clients_change_movers() {
     }
 }
 
-/// What its client rang for at one mover rings at the next one as well.
+/// A doorbell that was rung at one mover counts at the next one as well.
 #[test]
 fn a_client_that_sleeps_is_heard_wherever_its_channel_went() {
     let mut world = World::with_movers("cpu", 2);
     for round in 0..40 {
         let to = 1 - round % 2;
-        // The next sleeps there have numbers for which B has rung already, elsewhere.
+        // B has already rung for the numbers of the next sleeps there, at another mover.
         let rung = world.peers[0].rung;
         world.movers()[to as usize].pretend_slept(rung.saturating_sub(1 + round / 2 % 8));
         for client in [A, B, C] {
             world.transfer(client, if client == A { &[0, 1] } else { &[0] }, MoverId::new(to)).unwrap();
         }
-        // Doorbells that were rung before are heard again.
+        // Earlier doorbells are received again.
         world.doze();
-        // All movers look away.
+        // All movers are busy.
         for _ in 0..5000 {
             world.step();
         }
         world.movers().into_iter().for_each(|mover| mover.idle(Some(Duration::ZERO), |_| {}, || false));
         assert!(world.send(0, 0, 1000) && world.send(1, 0, 500));
-        // A mover that has news of one does not hear the other yet.
+        // A mover with news of one client does not see the other's yet.
         for _ in 0..2 {
             world.doze();
             world.rest();
@@ -224,7 +224,7 @@ fn a_client_that_sleeps_is_heard_wherever_its_channel_went() {
     world.finish();
 }
 
-/// A client leaves and the number of its flow becomes another's: that one stays where it is.
+/// A client leaves and another flow gets its flow's number: that flow stays where it is.
 #[test]
 fn a_client_that_leaves_is_not_moved() {
     let mut world = World::with_movers("cpu", 2);

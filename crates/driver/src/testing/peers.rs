@@ -1,7 +1,7 @@
-//! What clients hold, and how those behave that keep the protocol.
+//! Clients' holdings, and the behaviour of clients that keep the protocol.
 use super::*;
 
-/// A client's own end of everything.
+/// A client's own end of all shared memory.
 pub(super) struct Party {
     pub(super) memory: Arc<ClientMemory>,
     pub(super) control: Arc<Mapping>,
@@ -29,14 +29,14 @@ pub(super) struct Peer {
     pub(super) events: Consumer<SharedCells<Event>>,
     pub(super) rung: u32,
     pub(super) lines: Vec<Line>,
-    /// The send that was posted last, and the position of the ring after it: it may grow.
+    /// The last posted send, which may grow, and the position of the ring after it.
     pub(super) open: Option<(u64, Slot, Span, u64)>,
 }
 
 /// A connected socket of a [`Peer`].
 pub(super) struct Line {
     pub(super) slot: Slot,
-    /// Whose bytes come in.
+    /// Client whose bytes arrive.
     pub(super) from: ClientId,
     pub(super) sent: u64,
     pub(super) sends_posted: u64,
@@ -55,7 +55,7 @@ impl Line {
 }
 
 impl World {
-    /// Sends `len` bytes on a line of B or C, if an honest client would. Says whether it did.
+    /// Sends `len` bytes on a line of B or C, if an honest client would. Returns whether it did.
     pub(super) fn send(&mut self, peer: usize, line: usize, len: u64) -> bool {
         let Self { peers, parties, .. } = self;
         let peer = &mut peers[peer];
@@ -73,7 +73,7 @@ impl World {
         let span = Span { region: 0, offset: line.sent % PERIOD, len };
         let position = peer.requests.position();
         match &mut peer.open {
-            // Some of those that could.
+            // Some of the sends that could grow.
             Some((at, slot, open, sends))
                 if (*at, *slot) == (position, line.slot)
                     && open.offset + open.len == span.offset
@@ -115,7 +115,7 @@ impl World {
         let end = line.received + len;
         let mut position = line.received;
         while position < end {
-            // Positions and places are aligned alike: rings are whole pages.
+            // Positions and offsets have the same alignment: rings are whole pages.
             let bytes = word(&party.receive, base + (position % ring_bytes) as usize);
             let within = position as usize % 8;
             let count = (8 - within).min((end - position) as usize);

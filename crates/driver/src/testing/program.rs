@@ -1,4 +1,4 @@
-//! Programs: bytes as what A does, what befalls it, and what the others do meanwhile.
+//! Programs: bytes that encode actions of A, events, and actions of the others.
 use super::*;
 
 /// A byte string, taken piece by piece; zeros after its end.
@@ -16,7 +16,7 @@ impl Program<'_> {
     fn short(&mut self) -> u64 {
         u16::from_le_bytes(self.bytes()).into()
     }
-    /// A number near `value`, or any.
+    /// Returns a number near `value`, or any number.
     fn near(&mut self, value: u64) -> u64 {
         match self.byte() {
             0 => u64::from_le_bytes(self.bytes()),
@@ -94,7 +94,7 @@ impl World {
                 }
             }
             12 => {
-                // Sees no news at first, and finds some after it has armed everything: no sleep.
+                // Sees no news at first, and some after everything was armed: no sleep.
                 let looks = Cell::new(0);
                 for mover in self.movers() {
                     looks.set(0);
@@ -112,7 +112,7 @@ impl World {
             15 => {
                 let nanos = program.short() << (program.byte() % 16);
                 self.clock.0.fetch_add(nanos, Ordering::Relaxed);
-                // As if there were as many flows that share what there is for rings: from 1,024 on these are too large.
+                // Pretends that this number of flows share the memory for rings: from 1,024 on these are too large.
                 let busy = u64::from(program.byte()) << 4;
                 self.movers().into_iter().for_each(|mover| mover.pretend_busy(busy));
             }
@@ -126,7 +126,7 @@ impl World {
                     _ => &[0],
                 };
                 let to = MoverId::at(usize::from(program.byte()) % (1 + self.others.len()));
-                // Of one that leaves, or while an engine is at it, nothing changes.
+                // Nothing changes for a client that leaves, or while an engine copies.
                 let _ = self.transfer(client, channels, to);
             }
             _ => {
@@ -141,13 +141,13 @@ impl World {
         }
     }
 
-    /// One of the operations that there are, or none of them.
+    /// Returns an existing operation, or none of them.
     pub(super) fn operation(program: &mut Program<'_>) -> u8 {
         let at = usize::from(program.byte()) % (Operation::ALL.len() + 1);
         Operation::ALL.get(at).map_or(0, |&operation| operation as u8)
     }
 
-    /// An aligned word of A's control region: of its channels, of the first lines, or any.
+    /// Returns an aligned offset in A's control region: in its channels, in the first lines, or any.
     fn somewhere(program: &mut Program<'_>) -> usize {
         let (choice, index) = (program.byte(), program.short() as usize);
         let at = match choice % 4 {
@@ -168,7 +168,7 @@ impl World {
         }
     }
 
-    /// Writes a request where an honest client would and publishes it.
+    /// Writes a request at an honest client's position, and publishes it.
     fn request(&mut self, program: &mut Program<'_>, request: Request) {
         let channel = usize::from(program.byte()) % CHANNELS_OF_A;
         self.request_on(channel, request);
@@ -192,7 +192,7 @@ impl World {
         }
     }
 
-    /// Something that the conductor may say at any time.
+    /// Sends a message that the conductor may send at any time.
     fn rule(&mut self, program: &mut Program<'_>) {
         match program.byte() % 14 {
             0 => self.inbox.send(ToMover::SetSendRing { flow: A_TO_B, bytes: program.short() << 3 }),

@@ -1,5 +1,5 @@
-//! Rates in a mover, against arithmetic, with a clock of the tests' own: B and C send each other all that their
-//! rates let them.
+//! Rates in a mover, compared with arithmetic, with a clock of the tests: B and C send each other as much as
+//! their rates allow.
 use super::*;
 use crate::policy::budget::Budget;
 use crate::policy::{Limits, Rate, Rates};
@@ -20,8 +20,8 @@ fn limit(world: &mut World, limits: Limits) -> Arc<Budget> {
     budget
 }
 
-/// Sends as much as goes and receives as much as there is, for so long. Bytes and sends that arrived in each
-/// direction, by millisecond.
+/// Sends and receives as much as possible for `ms` milliseconds. Returns the bytes and sends that arrived in
+/// each direction, by millisecond.
 fn run_for(world: &mut World, ms: usize, message: u64) -> Vec<[(u64, u64); 2]> {
     let moved = |world: &World| {
         [0, 1].map(|peer| {
@@ -52,7 +52,7 @@ fn sum(moved: &[(u64, u64); 2]) -> (u64, u64) {
     (moved[0].0 + moved[1].0, moved[0].1 + moved[1].1)
 }
 
-/// In every millisecond no more than the rate, the burst and two leases; in the end no less than the rate.
+/// Checks each millisecond against the rate, the burst and two leases, and the end against the rate.
 fn keeps_to(rate: Rate, counts: &[u64]) {
     for (ms, &count) in counts.iter().enumerate() {
         let most = rate.burst + 2 * rate.lease() + rate.per_second * (ms as u64 + 1) / 1000;
@@ -75,7 +75,7 @@ fn a_tenants_flows_share_its_bytes() {
         assert!(direction.0 > 300_000, "{moved:?}: one direction waits for the other", moved = moved.last());
     }
     assert!(budget.waits.load(Ordering::Relaxed) > 100);
-    // Without limits, those that wait go on at once, without the clock's help.
+    // Without limits, waiting flows go on at once, without a change of the clock.
     limit(&mut world, Limits::default());
     assert!(sum(&run_for(&mut world, 1, 3000)[0]).0 > 20_000);
     world.finish();
@@ -104,7 +104,7 @@ fn each_end_of_a_connection_has_its_own_rate() {
     for side in [0, 1] {
         keeps_to(bytes.unwrap(), &moved.iter().map(|m| m[side].0).collect::<Vec<_>>());
     }
-    // New limits hold for the connections that there are, once what waited has gone.
+    // New limits apply to existing connections, once the waiting sends have gone.
     limit(&mut world, Limits::default());
     while world.receive(0, 0, RING_BYTES) + world.receive(1, 0, RING_BYTES) > 0 {
         world.rest();
@@ -119,7 +119,7 @@ fn each_end_of_a_connection_has_its_own_rate() {
     world.finish();
 }
 
-/// A tenant with little and connections with less: whoever waits for its own tokens holds nobody up.
+/// A tenant has a low rate, and its connections lower ones: a flow that waits for its own tokens holds no other up.
 #[test]
 fn both_rates_hold_at_once() {
     let mut world = World::new("cpu");
@@ -138,7 +138,7 @@ fn both_rates_hold_at_once() {
     world.finish();
 }
 
-/// A client that dies while it waits for tokens, with others behind it, leaves nothing and stops nobody.
+/// A client that dies while it waits for tokens, with others behind it, leaves nothing and holds nobody up.
 #[test]
 fn who_dies_waiting_stops_nobody() {
     let mut world = World::new("cpu");

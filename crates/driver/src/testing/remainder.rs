@@ -1,5 +1,5 @@
-//! A hostile sender whose direct ring is read here, because its reader's end has gone to another client: whatever it
-//! writes there, the new reader learns an end at worst, and nobody else anything.
+//! A hostile sender whose direct ring the driver reads, because the end of its reader has gone to another client.
+//! Whatever it writes there, the new reader sees an end at worst, and nobody else is affected.
 use super::*;
 use crate::memory::DirectRing;
 use crate::messages::{Forwarded, Parted};
@@ -7,7 +7,7 @@ use pd_abi::layout::{direct, ELSEWHERE};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
 
-/// C's socket that flow 0 goes to.
+/// C's socket that receives flow 0.
 const SLOT: Slot = SECOND;
 
 struct Moved {
@@ -18,12 +18,12 @@ struct Moved {
 }
 
 impl Moved {
-    /// After A has written so many bytes into its ring, of which B had read some.
+    /// Makes the state after A has written `written` bytes into its ring, and B has read `read` of them.
     fn new(written: u64, read: u64) -> Self {
         Self::after(written, read, None)
     }
 
-    /// The same, after A has ended its stream so.
+    /// Makes the same state, after A has ended its stream with `end`.
     fn after(written: u64, read: u64, end: Option<u32>) -> Self {
         let mut world = World::new("cpu");
         world.open(C, SLOT);
@@ -69,19 +69,19 @@ impl Moved {
         (0..CHANNELS_OF_A).for_each(|channel| self.world.parties[0].ring_doorbell(channel));
     }
 
-    /// Bytes that C was delivered, and how its stream ended.
+    /// Returns the bytes delivered to C, and the end of its stream.
     fn delivered(&self) -> (u64, u32) {
         let c = &self.world.parties[C.index()];
         (c.status_u64(SLOT, socket_status::RECV_PRODUCER), c.status_u32(SLOT, socket_status::RECV_END))
     }
 
-    /// C gives back all that it was delivered.
+    /// Has C give back all delivered bytes.
     fn give_back(&mut self) {
         let at = socket_offset(SLOT.get()) + socket_control::RECV_CONSUMER;
         self.world.parties[C.index()].control.store_u64(at, self.delivered().0, Ordering::Release);
     }
 
-    /// The word of eight bytes at `position` of what C was delivered.
+    /// Returns the eight bytes at `position` of C's stream.
     fn word(&self, position: u64) -> u64 {
         let (client, page) = World::place(A_TO_B);
         let at = page as usize * PAGE_BYTES + (position % RING_BYTES) as usize;
@@ -109,7 +109,7 @@ pub(super) fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint 
     }
 }
 
-/// The receiver of a flow says that it has read the ring.
+/// Sends the message that the receiver of a flow has read the ring.
 fn release(world: &mut World, flow: FlowId) {
     let (client, _) = World::place(flow);
     let _forwarded = Forwarded::new(&world.parties[client.index()].memory);
@@ -120,7 +120,7 @@ fn release(world: &mut World, flow: FlowId) {
 fn the_rest_comes_in_order_and_then_what_is_sent() {
     let mut moved = Moved::new(160, 64);
     assert_eq!((moved.delivered(), moved.word(0), moved.word(88)), ((96, 0), 64, 152));
-    // Written before A noticed: found by looking.
+    // Written before A noticed: found by a look.
     moved.write(200);
     moved.world.pass(Duration::from_millis(5));
     assert_eq!((moved.delivered().0, moved.word(128)), (136, 192));
@@ -131,7 +131,7 @@ fn the_rest_comes_in_order_and_then_what_is_sent() {
     moved.world.pass(Duration::from_millis(1));
     assert_eq!((moved.delivered().0, moved.word(168)), (136 + 40 + 80, 232));
     assert!(MARKS.contains(&moved.word(176).to_le_bytes()[0]));
-    // It has left.
+    // A has left the ring.
     moved.write(400);
     moved.world.pass(Duration::from_secs(2));
     assert_eq!(moved.delivered(), (256, 0));
@@ -149,7 +149,7 @@ fn a_shutdown_comes_after_the_rest() {
     moved.finish();
 }
 
-/// Where the sender had shut down, or left for the kernel, before its reader's end went to C.
+/// The sender shut down, or left for the kernel, before the end of its reader went to C.
 #[test]
 fn the_rest_comes_after_a_shutdown() {
     for end in [ENDED, ELSEWHERE] {
@@ -172,7 +172,7 @@ fn impossible_counters_end_the_connection() {
 
 #[test]
 fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
-    // The receiver says that it has read the ring after the mover hears of the heir, or before.
+    // The receiver's message comes after the mover's word of the heir, or before.
     for early in [false, true] {
         let mut world = World::new("cpu");
         if early {

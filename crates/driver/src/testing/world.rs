@@ -1,4 +1,4 @@
-//! Three clients, a mover, and the conductor that this harness stands for.
+//! Three clients, a mover, and this harness in place of the conductor.
 use super::movers::Inboxes;
 use super::*;
 
@@ -11,7 +11,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// What lies in a client's send region: in A's, marks; in the others', two periods and more of a stream.
+/// Returns the bytes of a client's send region: in A's, marks; in the others', two periods and more of a stream.
 pub(super) fn region_bytes(client: ClientId) -> &'static [u8] {
     static BYTES: LazyLock<[Vec<u8>; 3]> = LazyLock::new(|| {
         [A, B, C].map(|client| {
@@ -25,7 +25,7 @@ pub(super) fn region_bytes(client: ClientId) -> &'static [u8] {
     &BYTES[client.index()]
 }
 
-/// The aligned word at `at` of a client's memory.
+/// Returns the aligned word at `at` of a client's memory.
 pub(super) fn word(map: &Mapping, at: usize) -> [u8; 8] {
     map.load_u64(at & !7, Ordering::Relaxed).to_le_bytes()
 }
@@ -121,7 +121,7 @@ impl World {
         }
         memfd::seal_against_all(&send_fd).expect("a seal");
         self.inbox.send(ToMover::AddRegion { client, region: 0, map: Arc::clone(&send.map) });
-        // Guards, and between them a place for each of two rings.
+        // Guard pages, and a place for each of two rings between them.
         let pages = 2 * (GUARD_PAGES + RING_PAGES);
         let (receive, _) =
             pool.receive_region(lease(u64::from(pages) * PAGE_BYTES as u64), RING_BYTES).expect("memory");
@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Where a flow's ring lies, and whose it is.
+    /// Returns the place of a flow's ring, and its client.
     pub(super) fn place(flow: FlowId) -> (ClientId, u32) {
         match flow {
             A_TO_B => (B, GUARD_PAGES),
@@ -204,13 +204,13 @@ impl World {
         self.rings[flow.index()] = true;
         let (client, page) = Self::place(flow);
         let map = Arc::clone(&self.parties[client.index()].receive);
-        // Smaller than wished, so that one that was full is exchanged, for one in the same place.
+        // Smaller than wished, so that a full ring is exchanged, for one in the same place.
         let wished = 2 * RING_BYTES;
         let ring = Some(Ring { client, serial: 0, region: 1, page, pages: RING_PAGES, wished, map });
         self.inbox.send(ToMover::Ring { flow, ring });
     }
 
-    /// One turn of the mover, and what a conductor does about it. Says whether there was work.
+    /// Runs one turn of the movers, and the conductor's reaction. Returns whether there was work.
     pub(super) fn step(&mut self) -> bool {
         let all = self.movers().into_iter();
         let worked = all.fold(false, |any, mover| (mover.step() || mover.is_copying()) | any);
@@ -249,7 +249,7 @@ impl World {
                     let held = std::mem::replace(&mut self.rings[flow.index()], false);
                     assert!(held, "flow {flow} gives a ring back twice");
                     self.rings_given[flow.index()] += 1;
-                    // Whoever has not read it yet reads something else now.
+                    // A client that has not read it yet reads other bytes now.
                     let first = ring.page as usize * PAGE_BYTES;
                     for word in (first..first + RING_BYTES as usize).step_by(8) {
                         ring.map.store_u64(word, GUARD, Ordering::Relaxed);
@@ -278,7 +278,7 @@ impl World {
         worked
     }
 
-    /// What the conductor does about a client that died or is cut off.
+    /// Reacts as a conductor to a client that died or is cut off.
     pub(super) fn disconnect(&mut self) {
         if std::mem::replace(&mut self.disconnected, true) {
             return;
@@ -320,22 +320,22 @@ impl World {
         self.parties[0].control.store_u64(socket_offset(0) + word, value, Ordering::Release);
     }
 
-    /// Turns until there is nothing left to do.
+    /// Runs turns until there is no work.
     pub(super) fn rest(&mut self) {
         let turns = (0..TURNS_MAX).take_while(|_| self.step()).count();
         assert!(turns < TURNS_MAX, "the mover does not come to rest");
     }
 
-    /// What has to hold after any program.
+    /// Checks the conditions that hold after any program.
     pub(super) fn finish(mut self) {
         self.deny = 0;
         for flow in std::mem::take(&mut self.denied) {
             self.inbox.send(ToMover::Resume { flow });
         }
-        // What lies in A's rings is seen, also if A has not rung.
+        // Requests in A's rings are seen even if A has not rung.
         (0..CHANNELS_OF_A).for_each(|channel| self.parties[0].ring_doorbell(channel));
         self.pass(Duration::from_millis(10));
-        // Rings that are empty are given back, and no others.
+        // Empty rings are given back, and no others.
         self.pass(Duration::from_secs(2));
         self.exchange(2 * RING_BYTES + 100);
         if self.violation.is_some() || self.disconnected {
@@ -349,7 +349,7 @@ impl World {
         self.rest();
     }
 
-    /// B and C send each other so many bytes more, and get every byte.
+    /// Has B and C send each other `bytes` more, and checks every byte.
     pub(super) fn exchange(&mut self, bytes: u64) {
         let goals = [self.peers[0].lines[0].sent + bytes, self.peers[1].lines[0].sent + bytes];
         let mut turns = 0;
@@ -368,7 +368,7 @@ impl World {
         }
     }
 
-    /// A is forgotten, and its peer knows.
+    /// Checks that A is forgotten, and that its peer knows.
     pub(super) fn check_gone(&mut self) {
         for _ in 0..50 {
             self.pass(Duration::from_millis(200));

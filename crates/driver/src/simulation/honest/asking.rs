@@ -1,4 +1,4 @@
-//! What an honest client begins: sockets, listeners, connections, ends.
+//! Actions that an honest client begins: sockets, listeners, connections, ends.
 use super::*;
 
 impl Honest {
@@ -6,14 +6,14 @@ impl Honest {
         self.sockets.iter().flatten().any(is_ready_to_close)
     }
 
-    /// Closes a socket whose threads are over.
+    /// Closes a socket whose threads are over. Returns whether there was one.
     pub(super) fn close_one(&mut self, book: &mut Book) -> bool {
         let ready = |socket: &Option<Socket>| socket.as_ref().is_some_and(is_ready_to_close);
         let Some(at) = self.sockets.iter().position(ready) else { return false };
         self.close(at, false, book)
     }
 
-    /// Says whether there was room for the request.
+    /// Requests the end of a socket. Returns whether there was room for the request.
     pub(super) fn close(&mut self, at: usize, resets: bool, book: &mut Book) -> bool {
         let Some(socket) = &self.sockets[at] else { return false };
         let (id, channel, number) = (socket.id, socket.channel, socket.number);
@@ -53,7 +53,7 @@ impl Honest {
         is_there
     }
 
-    /// Begins something.
+    /// Begins an action. Returns a value for the trace.
     pub(super) fn wish(&mut self, book: &mut Book) -> u64 {
         if self.wishes == 0 {
             return 20;
@@ -63,7 +63,7 @@ impl Honest {
         let listens = self.sockets.iter().flatten().any(|socket| socket.listens.is_some());
         match self.random.below(12) {
             0 if live > 0 && self.random.chance(300) => {
-                // Somebody ends its connection early.
+                // A socket that ends its connection early.
                 let at = self.random.below(self.sockets.len() as u64) as usize;
                 let resets = self.random.chance(500);
                 let is_connected = self.sockets[at].as_ref().is_some_and(|s| s.is_connected && !s.has_shut);
@@ -87,7 +87,7 @@ impl Honest {
                 25
             }
             _ => {
-                // A socket that nothing is done with yet becomes a listener or a connection.
+                // An unused socket becomes a listener or a connection.
                 let free = |socket: &Option<Socket>| {
                     socket.as_ref().is_some_and(|s| s.number.is_none() && s.listens.is_none())
                 };

@@ -1,4 +1,4 @@
-//! How an honest client attaches, and hears the driver's frames.
+//! Attaching of an honest client, and its handling of the driver's frames.
 use super::*;
 
 impl Honest {
@@ -81,12 +81,12 @@ impl Honest {
             if self.ring_answered(kind, &frame) {
                 return 17;
             }
-            // A newcomer that is turned away is told before it asks.
+            // A client that is refused learns so before it asks.
             assert_eq!(kind, FrameKind::Error, "client {} has not asked", self.index);
             return 13;
         };
         if kind == FrameKind::Error && asked.checked_kind() == Some(FrameKind::FileSocket) {
-            // Files are copied then.
+            // Files are copied instead.
             self.phase = Phase::Up;
             return 16;
         }
@@ -95,7 +95,7 @@ impl Honest {
             let is_region = asked.checked_kind() == Some(FrameKind::Mapped);
             let asked = match is_region {
                 true => {
-                    // The region is no more.
+                    // The region no longer exists.
                     link.send.clear();
                     Box::new(Frame::new(FrameKind::SendRegion).with_bytes(AREA * AREAS as u64, 0))
                 }
@@ -131,7 +131,7 @@ impl Honest {
         15
     }
 
-    /// What it asks for when it has a channel.
+    /// Returns the next request of a client that has a channel.
     pub(super) fn next_of_channels(&self) -> Frame {
         match self.events.len() < self.channels {
             true => Frame::new(FrameKind::Channel),

@@ -1,4 +1,4 @@
-//! The direct path of honest clients: rings that two of them share, how a stream goes on there, and how it leaves them.
+//! The direct path of honest clients: rings that two of them share, and the stream's way onto them and off them.
 //!
 //! A thread that needs a ring asks for it on the attach socket, and goes on with the answer ([`Wait::ForFrame`]). The rules are
 //! those of docs/design/paths.md.
@@ -8,7 +8,7 @@ use pd_abi::layout::{direct, path};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use pd_shm::{Access, Own, Region, Theirs};
 
-/// A thread of a direct connection looks again after this, whether it is woken or not.
+/// Interval at which a thread of a direct connection looks again without a wake-up.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Index page and ring of one side.
@@ -27,28 +27,28 @@ pub(super) struct Exchange {
     kind: FrameKind,
 }
 
-/// How far a receiver is that leaves the direct path.
+/// A receiver's progress on its way off the direct path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Leaving {
     #[default]
     Not,
-    /// Reads no more than this of the ring, until it is known where that ends.
+    /// Reads the ring up to this index, until its end is known.
     Until(u64),
-    /// The ring ends here.
+    /// Reads the ring up to its end, at this index.
     At(u64),
     Done,
 }
 
-/// The rings of a socket, and how far its two threads are with them.
+/// The rings of a socket, and the progress of its two threads with them.
 #[derive(Default)]
 pub(super) struct Rings {
     own: Option<Half<Own>>,
-    /// The driver has sealed it.
+    /// Set when the driver has sealed the own ring.
     is_sealed: bool,
     peer: Option<Half<Theirs>>,
-    /// A ring was refused: nobody asks until then.
+    /// Time before which nobody asks again for a refused ring.
     refused: Option<Duration>,
-    /// The peer waits for an event that was not asked for yet.
+    /// Set if the peer waits for an event that was not requested yet.
     owes_nudge: bool,
     out: Out,
     into: Into,
@@ -56,17 +56,17 @@ pub(super) struct Rings {
 
 #[derive(Default)]
 struct Out {
-    /// Sends by the driver, and how many of them make a ring due.
+    /// Sends by the driver, and the number that makes a ring due.
     weight: u64,
     due: u64,
     is_direct: bool,
     has_left: bool,
     written: u64,
-    /// The peer is to be told when its ring is there.
+    /// Set if the peer is to be woken when its ring is available.
     has_to_tell: bool,
-    /// The `path` word as a call before has seen it.
+    /// The `path` word that an earlier call saw.
     seen: u32,
-    /// The rings were there when the peer was asked for a wake-up.
+    /// Set if the rings existed when the peer was asked for a wake-up.
     is_armed: bool,
     told: Told,
 }
@@ -76,14 +76,14 @@ struct Into {
     /// Position in the stream of the first byte of the peer's ring.
     origin: Option<u64>,
     leaving: Leaving,
-    /// Bytes of the stream that came by a ring: the driver does not count them.
+    /// Bytes of the stream that came by a ring, which the driver does not count.
     by_ring: u64,
-    /// As of the sender.
+    /// Set if the rings existed when the peer was asked for a wake-up.
     is_armed: bool,
     told: Told,
 }
 
-/// Values of the peer's that were answered.
+/// The peer's wake-up requests that were answered.
 #[derive(Default)]
 struct Told {
     woken: u64,
@@ -118,7 +118,7 @@ impl Half<Own> {
     }
 }
 
-/// Wakes the peer if it waits for this index. Says whether the driver is to post it an event.
+/// Wakes the peer if it waits for this index. Returns whether the driver is to post it an event.
 fn tell(own: &Half<Own>, peer: &Half<Theirs>, words: &Words, index: u64, told: &mut Told) -> bool {
     fence(Ordering::SeqCst);
     let (wake_at, event_at) = (peer.load(words.wake_at), peer.load(words.event_at));
@@ -141,7 +141,7 @@ impl Rings {
         Self { out: Out { due, ..Out::default() }, ..Self::default() }
     }
 
-    /// The stream's position as the driver counts it.
+    /// Returns the stream's position as the driver counts it.
     pub fn by_driver(&self, at: u64) -> u64 {
         at.min(self.into.origin.unwrap_or(u64::MAX)) - self.into.by_ring
     }
@@ -150,26 +150,26 @@ impl Rings {
         self.refused.is_none_or(|until| now >= until)
     }
 
-    /// Both rings are there: the peer is seen in its words.
+    /// Returns both rings, if they are available: the peer's state is read in its words.
     fn pair(&self) -> Option<(&Half<Own>, &Half<Theirs>)> {
         self.own.as_ref().filter(|_| self.is_sealed).zip(self.peer.as_ref())
     }
 
-    /// Tells whether the peer's ring may be had.
+    /// Tells whether the peer's ring can be requested.
     fn is_peer_due(&self, word: u32) -> bool {
         let is_there = path::DIRECT | path::PEER_READY;
         self.peer.is_none() && self.into.leaving != Leaving::Done && word & is_there == is_there
     }
 
-    /// The doorbells of the peer's ring, where threads sleep on them.
+    /// Returns the doorbells of the peer's ring, if threads sleep on them.
     pub fn doorbell(&self, receives: bool) -> u64 {
         let words = if receives { RECV } else { SEND };
         let rung = |(_, peer): (_, &Half<Theirs>)| peer.map.load_u32(words.doorbell, Ordering::Acquire);
-        // A thread wakes when the rings come.
+        // A thread wakes when the rings become available.
         self.pair().map_or(0, |pair| (u64::from(rung(pair)) + 1) << 32)
     }
 
-    /// Index of the peer's ring that the receiver waits for.
+    /// Returns the index of the peer's ring that the receiver waits for.
     fn wanted(&self, received: u64) -> u64 {
         self.into.origin.map_or(1, |origin| received + 1 - origin)
     }
@@ -188,7 +188,7 @@ impl Rings {
         }
     }
 
-    /// Tells whether a receiver that has nothing to read has something to do.
+    /// Tells whether a receiver without bytes has something to do.
     pub fn has_come(&self, received: u64, word: u32, now: Duration) -> bool {
         let came = match (self.into.leaving, self.pair()) {
             (Leaving::Until(last), _) => last >= self.wanted(received),
@@ -224,7 +224,7 @@ impl Rings {
         self.out.written.saturating_sub(half).max(1)
     }
 
-    /// Tells whether a sender that has no room has something to do. None: what it waits for is the driver's to say.
+    /// Tells whether a sender without room has something to do. None: only the driver's words tell.
     pub fn has_room(&self, word: u32, now: Duration) -> Option<bool> {
         if !self.out.is_direct {
             return None;
@@ -237,12 +237,12 @@ impl Rings {
         Some(room || word & path::LEFT != 0)
     }
 
-    /// A look at a time is due for threads that sleep.
+    /// Returns the time at which sleeping threads look again, if they have to.
     pub fn look_at(&self, word: u32, now: Duration) -> Option<Duration> {
         (word & path::DIRECT != 0).then_some(now + LOOK_EVERY)
     }
 
-    /// A send went by the driver.
+    /// Counts a send that went by the driver.
     pub fn weigh(&mut self) {
         self.out.weight += 1;
     }
@@ -266,20 +266,20 @@ impl Rings {
     }
 }
 
-/// Bytes for a receiver beside those that the driver has delivered.
+/// Bytes for a receiver, beside those that the driver has delivered.
 pub(super) enum Found {
-    /// It waits for a frame, or has said something: later.
+    /// The thread waits for a frame, or has made a request. The value is for the trace.
     Later(u64),
-    /// The peer's ring holds this much more.
+    /// The peer's ring holds this many more bytes.
     InRing(u64),
-    /// Nothing of the ring is due: the driver's count is.
+    /// No bytes of the ring are due: the driver's count applies.
     ByDriver,
-    /// The ring cannot be had now.
+    /// The ring is not available now.
     Unknown,
 }
 
 impl Honest {
-    /// Asks for a ring. The thread that wants it waits for the answer, or for the end of another question.
+    /// Asks for a ring. The asking thread waits for the answer, or for the end of another question.
     fn ask_ring(&mut self, at: usize, kind: FrameKind) -> bool {
         let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return false };
         if self.exchange.is_none() {
@@ -292,7 +292,7 @@ impl Honest {
         true
     }
 
-    /// The answer to it. Returns whether it was one.
+    /// Handles the answer to it. Returns whether the frame was one.
     pub(super) fn ring_answered(&mut self, kind: FrameKind, frame: &Frame) -> bool {
         let Some(exchange) = self.exchange.take() else { return false };
         let Some(link) = &mut self.link else { return true };
@@ -342,7 +342,7 @@ impl Honest {
         true
     }
 
-    /// Tells whether an event is to be asked for, for the peer of a socket.
+    /// Tells whether an event has to be requested for the peer of a socket.
     pub(super) fn owes_nudge(&self) -> bool {
         self.sockets.iter().flatten().any(|socket| socket.rings.owes_nudge)
     }
@@ -373,7 +373,7 @@ impl Honest {
             }
             let kind = if rings.is_sealed { FrameKind::PeerRing } else { FrameKind::DirectRing };
             if rings.own.is_some() && !rings.is_sealed && self.exchange.is_none() {
-                // It was refused when it was mapped: the connection is over.
+                // Mapping it failed: the connection is over.
                 return Found::ByDriver;
             }
             if self.ask_ring(at, kind) {
@@ -421,7 +421,7 @@ impl Honest {
         Found::InRing(origin + written - received)
     }
 
-    /// All of the peer's ring was read: what comes next comes by the driver.
+    /// Leaves the peer's ring, which was read to the end: the driver carries the next bytes.
     fn leave_ring(&mut self, at: usize, last: u64) -> Found {
         let Some(socket) = &self.sockets[at] else { return Found::Unknown };
         let request = Request { value: LEFT_RECEIVING, ..Request::new(Operation::Left, socket.id, 0) };
@@ -435,7 +435,7 @@ impl Honest {
         Found::Later(81)
     }
 
-    /// Takes bytes of the peer's ring.
+    /// Takes bytes of the peer's ring. Returns a value for the trace.
     pub(super) fn take_of_ring(&mut self, at: usize, there: u64, book: &mut Book) -> u64 {
         let len = there.min(self.random.between(1, 6000));
         let Some(socket) = &mut self.sockets[at] else { return 0 };
@@ -457,7 +457,7 @@ impl Honest {
         3000 + len
     }
 
-    /// Gives back what was taken of the peer's ring.
+    /// Gives the taken bytes of the peer's ring back.
     pub(super) fn give_back_of_ring(&mut self, at: usize) {
         let Some(socket) = &mut self.sockets[at] else { return };
         let received = socket.arriving.received;
@@ -469,7 +469,7 @@ impl Honest {
         *owes_nudge |= tell(own, peer, &SEND, received - origin, &mut into.told);
     }
 
-    /// The part of a sender on the direct path: something for the trace, unless the driver is to carry the next bytes.
+    /// Runs a sender on the direct path. Returns a value for the trace, or none if the driver is to carry the next bytes.
     pub(super) fn send_direct(&mut self, at: usize, book: &mut Book) -> Option<u64> {
         let now = self.now;
         let is_stale = self.random.chance(300);
@@ -477,7 +477,7 @@ impl Honest {
         let (id, channel, done) = (socket.id, socket.channel, socket.done == socket.posted);
         let word = link.line_u32(id, socket_status::PATH);
         let rings = &mut socket.rings;
-        // A call may have looked before the word changed.
+        // The call may have read the word before it changed.
         let seen = std::mem::replace(&mut rings.out.seen, word);
         let word = if is_stale { seen } else { word };
         if rings.is_sealed && !rings.out.has_left && word & path::LEFT != 0 {
@@ -507,7 +507,7 @@ impl Honest {
                 return None;
             }
             if !done {
-                // Nothing more is sent by the driver, so that the moment comes.
+                // No more sends go by the driver, so that the switch happens.
                 if rings.out.weight < 2 * rings.out.due {
                     return None;
                 }

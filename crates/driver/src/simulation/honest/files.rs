@@ -1,4 +1,4 @@
-//! How an honest client has the driver send files: each holds the stream of one socket.
+//! Files that an honest client has the driver send: each holds the stream of one socket.
 use super::*;
 use pd_shm::passed;
 use rustix::fs::{fstat, ftruncate, memfd_create, MemfdFlags};
@@ -9,13 +9,13 @@ use std::os::fd::{AsFd, OwnedFd};
 pub(super) struct Sent {
     memory: OwnedFd,
     state: State,
-    /// A send of it was posted.
+    /// Set once a send of the file was posted.
     pub has_sent: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// The driver does not have it open.
+    /// The driver does not have the file open.
     Closed,
     Asked,
     Open {
@@ -25,7 +25,7 @@ enum State {
 }
 
 impl Sent {
-    /// Counts a send, which has to follow. None: the driver does not have the file open.
+    /// Counts a send, which the caller then has to post. None: the driver does not have the file open.
     pub fn count(&mut self, link: &Link) -> Option<FileId> {
         let State::Open { id, uses } = &mut self.state else { return None };
         if link.count_file(*id, uses.wrapping_add(1)) {
@@ -37,7 +37,7 @@ impl Sent {
         None
     }
 
-    /// The send that was counted does not follow.
+    /// Takes back the count of a send that was not posted.
     pub fn take_back(&mut self, link: &Link) {
         if let State::Open { id, uses } = &mut self.state {
             *uses = uses.wrapping_sub(1);
@@ -47,7 +47,7 @@ impl Sent {
 }
 
 impl Honest {
-    /// Has the driver open a socket's file, at times.
+    /// Asks the driver to open a socket's file, at times.
     pub(super) fn prepare_file(&mut self, at: usize, book: &mut Book) {
         let Some(link) = self.link.as_ref().filter(|link| link.files.is_some()) else { return };
         let Some(socket) = &mut self.sockets[at] else { return };
@@ -92,7 +92,7 @@ impl Honest {
         }
     }
 
-    /// Cuts off a file of which something may still be read. Says whether there was one.
+    /// Cuts off a file that may still be read. Returns whether there was one.
     pub fn cut_file_off(&mut self, book: &mut Book) -> bool {
         let sent = |socket: &&mut Socket| socket.file.as_ref().is_some_and(|file| file.has_sent);
         let Some(socket) = self.sockets.iter_mut().flatten().find(sent) else { return false };

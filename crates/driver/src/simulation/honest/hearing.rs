@@ -1,4 +1,4 @@
-//! How an honest client takes events and answers.
+//! Handling of events and answers by an honest client.
 use super::*;
 
 impl Honest {
@@ -55,7 +55,7 @@ impl Honest {
         if kind == EventKind::Ready {
             let Some(link) = &self.link else { return };
             let known = self.sockets.iter_mut().flatten().find(|socket| socket.id == id);
-            // One of a socket that was closed meanwhile.
+            // The event is of a socket that was closed meanwhile.
             let Some(socket) = known else { return };
             link.set_line_u32(id, socket_control::EVENT_ACK, event.tag);
             fence(Ordering::SeqCst);
@@ -70,7 +70,7 @@ impl Honest {
             EventKind::More => *self.pending.get(&event.tag).expect("a question"),
             _ => self.pending.remove(&event.tag).expect("a question"),
         };
-        // A list of addresses did not come for something before it, or too much waits for lists.
+        // The list of addresses came too late for an earlier request, or too many requests wait for lists.
         let is_late =
             [Errno::TIMEDOUT, Errno::NOBUFS].map(|e| e.raw_os_error() as u32).contains(&event.errno);
         book.say(|| format!("client {}: {asked:?} {id:?} is answered: errno {}", self.index, event.errno));
@@ -192,10 +192,10 @@ impl Honest {
         }
     }
 
-    /// A socket is connected.
+    /// Begins a stream on a socket that has connected.
     pub(super) fn begin(&mut self, at: usize, book: &mut Book) {
         let total = match self.sockets[at].as_ref().map(|socket| socket.area) {
-            // There is no place for what it might send.
+            // The send region has no area for it.
             Some(area) if area >= AREAS => 0,
             _ => self.random.below(self.stream_max + 1),
         };

@@ -1,4 +1,4 @@
-//! The threads of an honest client's sockets: receivers, senders, and those that accept.
+//! The threads of an honest client's sockets: receivers, senders, and acceptors.
 use super::direct::Found;
 use super::*;
 
@@ -38,7 +38,7 @@ impl Honest {
         let produced = match found {
             Found::Later(trace) => return trace,
             Found::InRing(there) if there > 0 => return self.take_of_ring(at, there, book),
-            // Loaded after the ring was looked at: what the driver delivered first is there.
+            // Loaded after the ring was checked, so that earlier deliveries of the driver are seen.
             _ => link.line_u64(id, socket_status::RECV_PRODUCER),
         };
         let at_driver = socket.rings.by_driver(received);
@@ -75,7 +75,7 @@ impl Honest {
             link.line_u32(id, socket_status::RING_PAGES),
         );
         if !link.receive.contains_key(&region) {
-            // The library reads its frames now.
+            // The client's library reads its frames now.
             let news = link.has_news();
             assert!(
                 news,
@@ -102,7 +102,7 @@ impl Honest {
         1000 + len
     }
 
-    /// Gives back what was received.
+    /// Gives received bytes back.
     pub(super) fn give_back(&mut self, at: usize) {
         let Some(socket) = &mut self.sockets[at] else { return };
         socket.given_back = socket.arriving.received;
@@ -136,7 +136,7 @@ impl Honest {
             return 62;
         }
         if listens.asked {
-            // The answer wakes it.
+            // The answer wakes the receiver.
             socket.receiver = Wait::ForEvent;
             return 63;
         }
@@ -160,7 +160,7 @@ impl Honest {
         65
     }
 
-    /// The sender of a socket goes to sleep until there is room.
+    /// Puts the sender of a socket to sleep until there is room.
     pub(super) fn wait_for_room(&mut self, at: usize) -> u64 {
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 70 };
         let (doorbell, at) = (rung(link, socket, false), socket.done + 1);
@@ -199,13 +199,13 @@ impl Honest {
         socket.in_flight.drain(..(done - socket.done) as usize);
         socket.done = done;
         if end != 0 {
-            // What it has sent and was not done is lost, if the peer is told of an error.
+            // Sends that are not completed are lost, if the peer sees an error.
             socket.sender = Wait::Over;
             book.sockets[number].is_over = true;
             if end != ENDED {
                 book.failed(number, &socket.arriving, end);
             }
-            // It says nothing more: its peer may be told so.
+            // The socket sends nothing more: its peer may see that.
             book.sockets[number].is_excused = true;
             return 73;
         }
@@ -270,7 +270,7 @@ impl Honest {
     }
 }
 
-/// Counts a send. Returns something for the trace.
+/// Counts a send. Returns a value for the trace.
 fn sent(socket: &mut Socket, len: u64, book: &mut Book) -> u64 {
     socket.sent += len;
     socket.posted += 1;

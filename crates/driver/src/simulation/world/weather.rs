@@ -1,8 +1,8 @@
-//! What befalls a driver and its clients.
+//! Events that happen to a driver and its clients.
 use super::*;
 
 impl World {
-    /// What befalls a driver and its clients.
+    /// Draws an event for the driver or its clients.
     pub(super) fn befall(&mut self) {
         let lot = self.random.below(1_000_000);
         let Weather { deaths, policies, restarts, slow, faults, moves, stops, shrinks } = self.weather;
@@ -50,7 +50,7 @@ impl World {
         }
     }
 
-    /// Network namespaces have other addresses from now on, or more than anybody wants to read.
+    /// Gives network namespaces other addresses, or too many to read at once.
     pub(super) fn move_addresses(&mut self) {
         let random = &mut self.random;
         let ids = [random.between(1, 3), random.between(1, 3)].map(NamespaceId::for_test);
@@ -88,7 +88,7 @@ impl World {
         let at = self.random.below(self.honest.len() as u64) as usize;
         self.honest[at].die(now, &mut self.book);
         if self.random.chance(500) {
-            // Its process, and not its connection to the driver alone.
+            // The process dies, and not only its connection to the driver.
             let _ = rustix::io::write(&self.honest[at].person.life, &1u64.to_ne_bytes());
             self.pids += 1;
             let reborn = person(self.pids, &mut self.random);
@@ -108,7 +108,7 @@ impl World {
         self.note(7);
     }
 
-    /// Two tenants have a rate each, from now on.
+    /// Gives each of two tenants a rate.
     pub(super) fn set_rates(&mut self) {
         let mut text = String::new();
         for tenant in ["red", "blue"] {
