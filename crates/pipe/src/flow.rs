@@ -1,23 +1,23 @@
 //! Flows: frames of a port that a pipe receives.
 
-/// A network of IPv4: its address, and the bits of it that count. No bits: any address.
+/// An IPv4 network: an address, and the number of its bits that count. No bits: any address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
-    /// Its address; bits that do not count are 0.
+    /// The network's address; bits that do not count are 0.
     pub address: [u8; 4],
     /// Bits of the address that count, 0 to 32.
     pub prefix: u8,
 }
 
-/// A 5-tuple of IPv4 with wildcards. Of several pipes of a port the one with the most specific flow receives a frame, and pipes with the
-/// same flow share its frames. The default is any frame, also of other protocols than IPv4.
+/// A 5-tuple of IPv4 with wildcards. Among several pipes of a port the one with the most specific flow receives a frame, and pipes with
+/// the same flow share its frames. The default matches any frame, also of other protocols than IPv4.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Protocol of IPv4; 0 for any.
     pub protocol: u8,
     /// Networks of the source and of the destination.
     pub addresses: [Net; 2],
-    /// Ports of UDP or TCP, of the source and of the destination; 0 for any. They need a protocol.
+    /// Ports of UDP or TCP, of the source and of the destination; 0 for any. Ports need a protocol.
     pub ports: [u16; 2],
 }
 
@@ -34,12 +34,12 @@ impl Net {
         (u32::from_be_bytes(address) ^ u32::from_be_bytes(self.address)) & self.mask() == 0
     }
 
-    /// Bits of an address that count, as a frame has it.
+    /// Returns the mask of the bits that count, in network order.
     pub fn mask_bytes(self) -> [u8; 4] {
         self.mask().to_be_bytes()
     }
 
-    /// Returns whether all of `other` lies in the network.
+    /// Returns whether `other` lies inside the network.
     pub fn covers(self, other: Self) -> bool {
         other.prefix >= self.prefix && self.contains(other.address)
     }
@@ -50,7 +50,7 @@ impl Net {
 }
 
 impl Flow {
-    /// Returns whether it is any frame.
+    /// Returns whether the flow matches any frame.
     pub fn is_any(&self) -> bool {
         *self == Self::default()
     }
@@ -61,7 +61,7 @@ impl Flow {
             && (self.ports == [0; 2] || WITH_PORTS.contains(&self.protocol))
     }
 
-    /// How much it says: among flows that a frame belongs to, the one that says most has it.
+    /// Returns the specificity: among the flows that match a frame, the one with the highest receives it.
     pub fn specificity(&self) -> u32 {
         let bits = |is: bool, bits| if is { bits } else { 0 };
         self.addresses.iter().map(|net| u32::from(net.prefix)).sum::<u32>()
@@ -69,8 +69,8 @@ impl Flow {
             + self.ports.iter().map(|&port| bits(port != 0, 16)).sum::<u32>()
     }
 
-    /// Returns whether a frame with these first bytes belongs to it. Pieces of datagrams but the first have no ports, and headers with
-    /// options belong to flows without ports.
+    /// Returns whether the flow matches a frame with these first bytes. Fragments but the first have no ports. Headers with options
+    /// match only flows without ports.
     pub fn matches(&self, header: &[u8]) -> bool {
         if self.is_any() {
             return true;
@@ -129,7 +129,7 @@ mod tests {
         ] {
             assert!(!flow.matches(&frame()), "{flow:?}");
         }
-        // A later piece of a datagram, options, another protocol, and a frame that is too short.
+        // A later fragment, options, another protocol, and a frame that is too short.
         for (at, byte) in [(21, 1), (14, 0x46), (13, 6)] {
             let mut other = frame();
             other[at] = byte;

@@ -1,29 +1,29 @@
-//! How the agent reads what a program sends: each word and each entry once, and bounded by the agent's own positions.
+//! Reading of a program's sends by the agent: each word and each entry once, bounded by the agent's own positions.
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
 
-/// Bytes of an unmarked stream that are taken at a time.
+/// Most bytes of an unmarked stream that are taken at a time.
 const CHUNK_BYTES: u64 = 64 << 10;
 
 /// The words that the agent reaches.
 pub trait IntakeCells {
-    /// Position up to which the program sends (acquire).
+    /// Returns the position up to which the program sends (acquire).
     fn load_producer(&self) -> u64;
-    /// The program's entry of the frame at `position` (relaxed).
+    /// Returns the program's entry of the frame at `position` (relaxed).
     fn load_entry(&self, position: u64) -> u32;
-    /// Publishes what was taken (release).
+    /// Publishes the position up to which bytes were taken (release).
     fn store_consumer(&self, position: u64);
 }
 
-/// Where the program wants something to go.
+/// Destination of a frame, by the program's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum To {
-    /// To a port, by its place among those that the pipe was opened with.
+    /// A port, by its place among those that the pipe was opened with.
     Port(u16),
-    /// Nowhere.
+    /// None: the frame is dropped.
     Dropped,
-    /// To a port that the pipe does not have: nowhere, and counted.
+    /// A port that the pipe does not have: the frame is dropped and counted.
     Foreign,
 }
 
@@ -34,11 +34,11 @@ pub struct Sent {
     pub position: u64,
     /// Bytes.
     pub length: usize,
-    /// Where it is to go.
+    /// Destination.
     pub to: To,
 }
 
-/// The agent's record of what a program sends.
+/// The agent's record of a program's sends.
 #[derive(Clone, Debug)]
 pub struct Intake {
     shape: Shape,
@@ -51,15 +51,16 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// For a pipe whose verdicts may name `ports` ports.
+    /// Makes a record for a pipe whose verdicts may name `ports` ports.
     pub fn new(shape: Shape, ports: u16) -> Self {
         Self { shape, ports, taken: 0, end: 0, published: 0, foreign: 0, pending: None }
     }
 
-    /// Reads how far the program sends. `announced` is how far a forwarding program was told of bytes.
+    /// Reads the position up to which the program sends. `announced`: position up to which bytes were announced to a forwarding
+    /// program.
     ///
     /// # Errors
-    /// [`Violation::Index`] where the position runs backwards, beyond the ring or what was announced, or off a line.
+    /// [`Violation::Index`] where the position runs backwards, beyond the ring or the announced bytes, or off a line.
     #[inline]
     pub fn look(&mut self, cells: &impl IntakeCells, announced: u64) -> Result<bool, Violation> {
         // SYNC POINT: pipe-sent
@@ -79,7 +80,7 @@ impl Intake {
         Ok(true)
     }
 
-    /// The oldest frame that was not taken yet. Its entry is read once, however often this is called.
+    /// Returns the oldest frame that was not taken yet. The frame's entry is read once, in any number of calls.
     ///
     /// # Errors
     /// [`Violation::Length`] and [`Violation::Verdict`], by the entry.
@@ -137,7 +138,7 @@ impl Intake {
         }
     }
 
-    /// Publishes what was taken. Returns its position, if that is news.
+    /// Publishes the position of taken bytes. Returns it, if it has changed.
     #[inline]
     pub fn publish(&mut self, cells: &impl IntakeCells) -> Option<u64> {
         if self.published == self.taken {
@@ -149,12 +150,12 @@ impl Intake {
         Some(self.taken)
     }
 
-    /// Returns whether something was sent that was not taken.
+    /// Returns whether sent bytes are still to be taken.
     pub fn has_untaken(&self) -> bool {
         self.taken != self.end
     }
 
-    /// Position up to which everything was taken: in a forwarding pipe the ring is free up to there.
+    /// Returns the position up to which everything was taken: in a forwarding pipe the ring is free up to there.
     #[inline]
     pub fn taken(&self) -> u64 {
         self.taken

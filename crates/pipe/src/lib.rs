@@ -1,15 +1,15 @@
 //! Pipes: rings of frames, messages or bytes between an agent, which is trusted, and a program, which is not (Ensō).
 //!
-//! A pipe gives a program packets as contiguous bytes in memory of its own. The agent is the NIC: it appends what a port receives to
-//! the ring of a pipe, and delivers what programs send. Both sides are here:
+//! A pipe gives a program packets as contiguous bytes in its own memory. The agent is the NIC: it appends frames that a port
+//! receives to the ring of a pipe, and delivers frames that programs send. Both sides are here:
 //!
-//! - [`Agent`]: ports, pipes, and the turns in which bytes move. It believes no word, entry or byte of a program.
+//! - [`Agent`]: ports, pipes, and the turns in which bytes move. The agent trusts no word, entry or byte of a program.
 //! - [`Pipe`]: the program's end, with borrowed frames and messages.
-//! - [`packetised`]: the interface of today's NICs over the same ports, to compare pipes with.
+//! - [`packetised`]: the descriptor interface of common NICs over the same ports, to compare pipes with.
 //!
 //! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch. The layout of the words
-//! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed
-//! on by its user. Ports of the kernel ([`Device`]) come as descriptors that their user has opened.
+//! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed on
+//! by its user. Ports of the kernel ([`Device`]) are made of descriptors that their user has opened.
 //!
 //! A firewall, with its NIC in the same thread:
 //!

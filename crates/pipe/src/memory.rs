@@ -1,9 +1,9 @@
 //! The three memory files of a pipe, made by the agent and mapped by both sides.
 //!
-//! What the agent alone writes is sealed before its descriptor is passed on. What the program writes is mapped by the program first;
-//! then it is sealed ([`Files::seal`]), and none of its pages may be missing, so that the agent never waits for a page, or dies of
-//! one, that the program took away. Making and sealing take time for each page, and need no agent: a user that lets strangers open
-//! pipes does both in another thread.
+//! Memory that the agent alone writes is sealed before its descriptor is passed on. Memory that the program writes is mapped by the
+//! program first, and then sealed ([`Files::seal`]). None of its pages may be missing: the agent must never wait for a page that the
+//! program took away, or be killed by its absence. Making and sealing take time for each page, and need no agent: a user that lets
+//! strangers open pipes does both in another thread.
 use crate::shape::Shape;
 use crate::violation::Violation;
 use pd_abi::limits::PAGE_BYTES;
@@ -17,27 +17,27 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// What a program maps to use a pipe: descriptors to be passed to it, with the shape.
+/// Descriptors that a program maps to use a pipe, with the shape.
 #[derive(Debug)]
 pub struct Offer {
     /// Direction, unit and size.
     pub shape: Shape,
-    /// Written by the agent, and sealed.
+    /// Status words, written by the agent, and sealed.
     pub status: OwnedFd,
-    /// Written by the program; sealed when it has mapped it.
+    /// Control words, written by the program; sealed when the program has mapped them.
     pub control: OwnedFd,
-    /// Written by the agent in a receiving pipe, which is sealed; else by the program.
+    /// The ring. In a receiving pipe the agent writes it, and it is sealed; otherwise the program writes it.
     pub ring: OwnedFd,
-    /// Eventfd that wakes the agent. It is this program's alone.
+    /// Eventfd that wakes the agent. No other program shares it.
     pub doorbell: OwnedFd,
 }
 
-/// A ring as one side maps it: twice, so that every frame is contiguous.
+/// A ring as one side maps it: twice in a row, so that every frame is contiguous.
 #[derive(Debug)]
 pub(crate) enum Ring {
-    /// This side writes it.
+    /// A ring that this side writes.
     Own(Region<Own>),
-    /// The other side writes it.
+    /// A ring that the other side writes.
     Theirs(Region<Theirs>),
 }
 
@@ -50,7 +50,7 @@ impl Ring {
         })
     }
 
-    /// Address of `len` bytes at `offset`, inside the mapping.
+    /// Returns the address of `len` bytes at `offset`, inside the mapping.
     #[inline]
     pub fn address(&self, offset: usize, len: usize) -> NonNull<u8> {
         match self {
@@ -59,7 +59,7 @@ impl Ring {
         }
     }
 
-    /// The ring, if this side writes it.
+    /// Returns the ring, if this side writes it.
     pub fn own(&self) -> Option<&Region<Own>> {
         match self {
             Self::Own(region) => Some(region),
@@ -73,7 +73,7 @@ fn status_bytes(shape: Shape) -> usize {
 }
 
 impl Shape {
-    /// Bytes of memory that a pipe of this shape takes.
+    /// Returns the bytes of memory that a pipe of this shape takes.
     pub fn memory_bytes(self) -> u64 {
         self.ring_bytes() + 2 * status_bytes(self) as u64
     }
@@ -96,7 +96,7 @@ pub struct Files {
     ring: OwnedFd,
 }
 
-/// A pipe that no agent has yet.
+/// A pipe without an agent yet.
 #[derive(Debug)]
 pub struct Made {
     pub(crate) shape: Shape,
@@ -104,18 +104,18 @@ pub struct Made {
     pub(crate) doorbell: OwnedFd,
 }
 
-/// The agent's mappings of a pipe, held beside the agent: to unmap them takes time, which is then the holder's and not the agent's.
+/// A hold on the agent's mappings of a pipe. The last holder unmaps them, which takes time that the agent does not spend.
 #[derive(Debug)]
 pub struct Mapped(Arc<AgentMemory>);
 
 impl Mapped {
-    /// Returns whether the agent has them still.
+    /// Returns whether the agent still has the mappings.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 }
 
-/// A memory file with all its pages: the descriptor to keep, and one to pass on.
+/// Makes a memory file with all its pages: returns the descriptor to keep, and one to pass on.
 fn file(name: &str, bytes: usize) -> Result<(OwnedFd, OwnedFd)> {
     let made = memfd::create(name, bytes, Pages::Ordinary)?;
     memfd::allocate(&made, bytes)?;
@@ -150,12 +150,12 @@ impl Made {
         Ok((Self { shape, memory: Arc::new(memory), doorbell: own_doorbell }, files, offer))
     }
 
-    /// Returns its mappings, to be held until the agent has closed the pipe.
+    /// Returns a hold on its mappings, to be kept until the agent has closed the pipe.
     pub fn mapped(&self) -> Mapped {
         Mapped(Arc::clone(&self.memory))
     }
 
-    /// Direction, unit and size.
+    /// Returns direction, unit and size.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -199,7 +199,7 @@ pub(crate) struct ClientMemory {
 }
 
 impl ClientMemory {
-    /// Maps what was offered. The descriptors are not needed any more.
+    /// Maps an offer. The descriptors may be closed afterwards.
     ///
     /// # Errors
     /// `ENOMEM` and others of `mmap`.

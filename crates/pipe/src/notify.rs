@@ -1,17 +1,17 @@
-//! Reactive notifications (Ensō): the agent announces what it has appended at most once until the program answers.
+//! Reactive notifications (Ensō): the agent announces appended bytes at most once until the program answers.
 //!
 //! The program answers by giving bytes back, or by asking for a notification (prefetch). Both are words of its own, which the
-//! agent looks at in each turn. The further behind the program is, the more bytes a notification stands for. No side reads a
-//! word of the other for each frame.
+//! agent reads in each turn. The further behind the program is, the more bytes a notification covers. No side reads a word of
+//! the other for each frame.
 //!
 //! The code is written over traits for the words, so that it runs over shared memory, over a model, and under loom.
 use crate::violation::Violation;
 
 /// The words that an announcing agent reaches.
 pub trait AnnounceCells {
-    /// Position up to which the program has given bytes back (acquire).
+    /// Returns the position up to which the program has given bytes back (acquire).
     fn load_given_back(&self) -> u64;
-    /// How often the program has asked for a notification (relaxed).
+    /// Returns the number of notifications that the program has asked for (relaxed).
     fn load_wanted(&self) -> u32;
     /// Announces bytes up to `position` (release).
     fn store_producer(&self, position: u64);
@@ -19,7 +19,7 @@ pub trait AnnounceCells {
 
 /// The words that a reading program reaches.
 pub trait ReadCells {
-    /// Position up to which bytes were announced (acquire).
+    /// Returns the position up to which bytes were announced (acquire).
     fn load_producer(&self) -> u64;
     /// Gives bytes back up to `position` (release).
     fn store_given_back(&self, position: u64);
@@ -27,7 +27,7 @@ pub trait ReadCells {
     fn store_wanted(&self, count: u32);
 }
 
-/// The agent's side: what it has appended, announced and got back. No word of the program is used before it was bounded by these.
+/// The agent's side: positions appended, announced and given back. Each word of the program is bounded by these before its use.
 #[derive(Clone, Debug)]
 pub struct Announcer {
     ring_bytes: u64,
@@ -40,15 +40,15 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// For a ring of `ring_bytes`, whose positions are multiples of `grain`.
+    /// Makes one for a ring of `ring_bytes`, whose positions are multiples of `grain`.
     pub fn new(ring_bytes: u64, grain: u64) -> Self {
         Self { ring_bytes, grain, tail: 0, announced: 0, given_back: 0, wanted: 0, outstanding: false }
     }
 
-    /// Reads the program's answers. Returns whether there was one.
+    /// Reads the program's words. Returns whether there was an answer.
     ///
     /// # Errors
-    /// [`Violation::Index`] where the program gave back what it was not told of, or what it had given back already.
+    /// [`Violation::Index`] where the program gave back bytes that were not announced, or that it had given back before.
     #[inline]
     pub fn look(&mut self, cells: &impl AnnounceCells) -> Result<bool, Violation> {
         let mut answered = false;
@@ -73,19 +73,19 @@ impl Announcer {
         Ok(answered)
     }
 
-    /// Bytes that can be appended, if the ring is free up to `freed`.
+    /// Returns the bytes that can be appended, if the ring is free up to `freed`.
     #[inline]
     pub fn room(&self, freed: u64) -> u64 {
         self.ring_bytes - self.tail.wrapping_sub(freed)
     }
 
-    /// Counts `bytes` appended at [`Self::tail`]; they are the caller's to bound by [`Self::room`].
+    /// Counts `bytes` appended at [`Self::tail`]. The caller bounds them by [`Self::room`].
     #[inline]
     pub fn append(&mut self, bytes: u64) {
         self.tail = self.tail.wrapping_add(bytes);
     }
 
-    /// Announces what was appended, unless a notification is outstanding. Returns the position announced.
+    /// Announces appended bytes, unless a notification is outstanding. Returns the position announced.
     #[inline]
     pub fn announce(&mut self, cells: &impl AnnounceCells) -> Option<u64> {
         if self.outstanding || self.tail == self.announced {
@@ -98,19 +98,19 @@ impl Announcer {
         Some(self.tail)
     }
 
-    /// Position of the next byte appended.
+    /// Returns the position of the next byte appended.
     #[inline]
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Position up to which the program may read.
+    /// Returns the position up to which the program may read.
     #[inline]
     pub fn announced(&self) -> u64 {
         self.announced
     }
 
-    /// Position up to which the program has given back.
+    /// Returns the position up to which the program has given back.
     #[inline]
     pub fn given_back(&self) -> u64 {
         self.given_back
@@ -128,12 +128,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Gives space back by `piece` bytes.
+    /// Makes a reader that gives space back by `piece` bytes.
     pub fn new(piece: u64) -> Self {
         Self { piece, known: 0, read: 0, given_back: 0, wanted: 0 }
     }
 
-    /// Takes the notification, if there is a new one. Returns how many bytes are unread.
+    /// Takes the notification, if there is a new one. Returns the number of unread bytes.
     #[inline]
     pub fn refresh(&mut self, cells: &impl ReadCells) -> u64 {
         // SYNC POINT: pipe-announced
@@ -141,19 +141,19 @@ impl Reader {
         self.unread()
     }
 
-    /// Bytes known of and unread.
+    /// Returns the known unread bytes.
     #[inline]
     pub fn unread(&self) -> u64 {
         self.known.wrapping_sub(self.read)
     }
 
-    /// Position of the first unread byte.
+    /// Returns the position of the first unread byte.
     #[inline]
     pub fn read(&self) -> u64 {
         self.read
     }
 
-    /// Counts `bytes` as read; they are the caller's to bound by [`Self::unread`].
+    /// Counts `bytes` as read. The caller bounds them by [`Self::unread`].
     #[inline]
     pub fn consume(&mut self, bytes: u64) {
         self.read = self.read.wrapping_add(bytes);
@@ -165,7 +165,7 @@ impl Reader {
         self.read.wrapping_sub(self.given_back) >= self.piece
     }
 
-    /// Gives back what was read. Returns whether there was any.
+    /// Gives read bytes back. Returns whether there were any.
     #[inline]
     pub fn give_back(&mut self, cells: &impl ReadCells) -> bool {
         if self.given_back == self.read {
@@ -177,14 +177,15 @@ impl Reader {
         true
     }
 
-    /// Asks for a notification of what is there, though the last one has not been answered by bytes given back.
+    /// Asks for a notification although the last one was not answered by bytes given back.
     #[inline]
     pub fn prefetch(&mut self, cells: &impl ReadCells) {
         self.wanted = self.wanted.wrapping_add(1);
         cells.store_wanted(self.wanted);
     }
 
-    /// Answers the last notification in one way or the other, so that the next bytes are announced. Comes before a sleep.
+    /// Answers the last notification by bytes given back or by a prefetch, so that the next bytes are announced. To be called
+    /// before a sleep.
     #[inline]
     pub fn answer(&mut self, cells: &impl ReadCells) {
         if !self.give_back(cells) {

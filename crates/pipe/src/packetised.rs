@@ -1,11 +1,11 @@
-//! The packetised interface, as DPDK's drivers have it: descriptor rings, buffers of 2 KB from a pool, a header before each frame,
+//! The packetised interface, as of DPDK's drivers: descriptor rings, buffers of 2 KB from a pool, a header before each frame,
 //! bursts of 32. The twin of a pipe for benchmarks and tests, which compare both over the same [`Port`].
 //!
-//! The program owns the pool. It posts free buffers to the receive ring; the NIC copies a frame into the oldest and says so in the
-//! descriptor. The program posts the buffer to the send ring; the NIC copies the frame out and says so, and the buffer is free again.
-//! Both sides are of one process, and trust each other.
+//! The program owns the pool. It posts free buffers to the receive ring; the NIC copies a frame into the oldest and completes the
+//! descriptor. The program posts the buffer to the send ring; the NIC copies the frame out and completes the descriptor, and the
+//! buffer is free again. Both sides are of one process, and trust each other.
 //!
-//! The program is the same over any [`Rings`]: those of this file, and those of [`memif`].
+//! The program works over any [`Rings`]: those of this file, and those of [`memif`].
 pub mod memif;
 
 use crate::port::Port;
@@ -18,21 +18,21 @@ use std::sync::Arc;
 const DESCRIPTORS: usize = 1024;
 const BUFFERS: usize = 8192;
 const BUFFER_BYTES: usize = 2048;
-/// Header of a buffer: a line that the program writes and reads for each frame, as of an mbuf.
+/// Header of a buffer: a line that the program writes and reads for each frame, like an mbuf.
 const HEADER_BYTES: usize = 64;
 /// Bytes before the frame: the header, and headroom.
 const FRAME_OFFSET: usize = 2 * HEADER_BYTES;
 /// Longest frame that a buffer holds. The NIC drops longer ones.
 pub const PACKET_BYTES_MAX: usize = BUFFER_BYTES - FRAME_OFFSET;
-/// Frames of a turn, of either side.
+/// Frames that either side moves in a turn.
 const BURST: usize = 32;
 
-/// A ring of descriptors: buffer in the low half, length above, and the highest bit where the NIC is done with it. Lines of their own for
-/// each descriptor would be kinder to it; cards pack them, and so does this.
+/// A ring of descriptors: buffer in the low half, length above, and the highest bit set by the NIC when done. Descriptors on lines of
+/// their own would be faster, but cards pack them, and so does this ring.
 #[derive(Debug)]
 struct Descriptors {
     entries: Vec<AtomicU64>,
-    /// Descriptors posted by the program.
+    /// Number of descriptors posted by the program.
     posted: Line,
 }
 
@@ -81,21 +81,21 @@ pub struct PacketNic {
     scratch: Vec<u8>,
 }
 
-/// Descriptor rings as a program has them. Buffers are named by their numbers in the pool.
+/// Descriptor rings from the program's side. Buffers are named by their numbers in the pool.
 pub trait Rings {
-    /// The memory that the pool lies in, and where it begins.
+    /// Returns the memory that the pool lies in, and the pool's offset.
     fn memory(&self) -> (&Region<Own>, usize);
 
-    /// Takes the oldest frame received: its buffer, and its length.
+    /// Takes the oldest received frame: returns its buffer and its length.
     fn take(&mut self) -> Option<(usize, usize)>;
 
-    /// Frames for which the send ring has room.
+    /// Returns the number of frames for which the send ring has room.
     fn room(&self) -> usize;
 
     /// Puts a frame of this length into the send ring.
     fn send(&mut self, buffer: usize, length: usize);
 
-    /// Takes back a buffer whose frame has left.
+    /// Takes a buffer back whose frame has left.
     fn reclaim(&mut self) -> Option<usize>;
 
     /// Returns whether the receive ring has room for a free buffer.
@@ -104,7 +104,7 @@ pub trait Rings {
     /// Puts a free buffer into the receive ring.
     fn post(&mut self, buffer: usize);
 
-    /// Tells the NIC of what was sent and posted since the last time.
+    /// Publishes the frames sent and buffers posted since the last call to the NIC.
     fn publish(&mut self);
 }
 
@@ -116,7 +116,7 @@ pub struct OwnRings {
     taken: u64,
     sent: u64,
     reclaimed: u64,
-    /// Sent and posted, as the NIC was told.
+    /// Counts of sent frames and posted buffers that the NIC has seen.
     published: (u64, u64),
 }
 
@@ -192,7 +192,7 @@ pub struct Packets<R = OwnRings> {
     free: Vec<usize>,
 }
 
-/// A pool that has been used: its buffers are in no order.
+/// Returns the buffers of a used pool, in random order.
 fn free_buffers() -> Vec<usize> {
     let mut free: Vec<usize> = (0..BUFFERS).collect();
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
@@ -205,10 +205,10 @@ fn free_buffers() -> Vec<usize> {
     free
 }
 
-/// Makes both sides, with all buffers free. The port is no link.
+/// Makes both sides, with all buffers free. The port must not be a link.
 ///
 /// # Errors
-/// Those of making memory.
+/// Errors of making memory.
 pub fn pair(port: Port) -> Result<(PacketNic, Packets)> {
     let bytes = BUFFERS * BUFFER_BYTES;
     let file = memfd::create("pd-packets", bytes, Pages::Ordinary)?;
@@ -221,7 +221,7 @@ pub fn pair(port: Port) -> Result<(PacketNic, Packets)> {
 }
 
 impl PacketNic {
-    /// Takes what was sent, at most a burst, and fills posted buffers from the port, at most a burst.
+    /// Takes sent frames, at most a burst, and fills posted buffers from the port, at most a burst.
     pub fn turn(&mut self) {
         let Self { shared, port, received, sent, scratch } = self;
         let posted = shared.send.posted.0.load(Ordering::Acquire);
@@ -255,26 +255,26 @@ impl PacketNic {
         }
     }
 
-    /// Frames that the program was given: each descriptor is a notification.
+    /// Returns the frames given to the program: each descriptor is a notification.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Its port.
+    /// Returns the NIC's port.
     pub fn port(&mut self) -> &mut Port {
         &mut self.port
     }
 }
 
 impl<R: Rings> Packets<R> {
-    /// Takes a burst, hands each frame to `each`, sends what that returns, and posts free buffers. `each` gets a buffer of
-    /// [`PACKET_BYTES_MAX`] and the length of the frame in it. It returns the length of the frame to send from there; none drops it.
-    /// Returns how many frames there were.
+    /// Takes a burst, passes each frame to `each`, sends the result, and posts free buffers. `each` gets a buffer of
+    /// [`PACKET_BYTES_MAX`] and the length of the frame in it. The result is the length of the frame to send from there; none drops
+    /// it. Returns the number of frames.
     #[inline]
     pub fn turn(&mut self, mut each: impl FnMut(&mut [u8], usize) -> Option<usize>) -> usize {
         let mut burst = [(0, 0); BURST];
         let mut count = 0;
-        // As drivers do, all buffers of a burst are asked for before the first is used.
+        // As in drivers, all buffers of a burst are prefetched before the first is used.
         while count < BURST.min(self.rings.room()) {
             let Some((buffer, length)) = self.rings.take() else { break };
             self.header(buffer, length);
@@ -306,7 +306,7 @@ impl<R: Rings> Packets<R> {
         count
     }
 
-    /// Asks for the frame, and writes what a driver writes into the header of each frame, and the program reads.
+    /// Prefetches the frame, and writes the fields of its header that a driver writes for the program.
     #[inline]
     fn header(&self, buffer: usize, length: usize) {
         let (memory, pool) = self.rings.memory();
@@ -329,7 +329,7 @@ mod tests {
         let recipe = Recipe { sizes: vec![64, 594, 1518, 9000], flows: 1, frames: 40_000 };
         let (mut nic, mut program) = pair(Port::Gen(Gen::new(recipe).unwrap())).unwrap();
         let mut seen = 0u64;
-        // More turns than the frames take, also where each third is dropped.
+        // More turns than the frames take, even if each third is dropped.
         for _ in 0..4000 {
             nic.turn();
             program.turn(|_, length| {

@@ -1,9 +1,9 @@
-//! The shape of a pipe: which way bytes go, what they are, and how many fit.
+//! The shape of a pipe: direction, unit, and size.
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{PIPE_PIECE_BYTES, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
 use rustix::io::{Errno, Result};
 
-/// Which way the bytes of a pipe go.
+/// Direction of a pipe's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the agent to the program.
@@ -14,7 +14,7 @@ pub enum Direction {
     Forward,
 }
 
-/// What the bytes of a pipe are.
+/// Unit of a pipe's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Frames, each at the start of a line, with a frame table.
@@ -23,7 +23,7 @@ pub enum Unit {
     Bytes,
 }
 
-/// Direction, unit and size of a pipe; checked when made.
+/// Direction, unit and size of a pipe, checked on construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     direction: Direction,
@@ -32,7 +32,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// A pipe with a ring of `ring_bytes`.
+    /// Makes the shape of a pipe with a ring of `ring_bytes`.
     ///
     /// # Errors
     /// `EINVAL` unless `ring_bytes` is a power of two from [`PIPE_RING_BYTES_MIN`] to [`PIPE_RING_BYTES_MAX`].
@@ -44,17 +44,17 @@ impl Shape {
         Ok(Self { direction, unit, ring_bytes })
     }
 
-    /// Which way the bytes go.
+    /// Returns the direction.
     pub fn direction(self) -> Direction {
         self.direction
     }
 
-    /// What the bytes are.
+    /// Returns the unit.
     pub fn unit(self) -> Unit {
         self.unit
     }
 
-    /// Size of the ring.
+    /// Returns the size of the ring.
     pub fn ring_bytes(self) -> u64 {
         self.ring_bytes
     }
@@ -69,7 +69,7 @@ impl Shape {
         self.direction != Direction::Receive
     }
 
-    /// Positions in shared words are multiples of this.
+    /// Returns the unit of positions in shared words, which are multiples of it.
     pub(crate) fn grain(self) -> u64 {
         match self.unit {
             Unit::Frames => LINE_BYTES as u64,
@@ -77,12 +77,12 @@ impl Shape {
         }
     }
 
-    /// Bytes after which the program gives space back.
+    /// Returns the bytes after which the program gives space back.
     pub(crate) fn piece(self) -> u64 {
         PIPE_PIECE_BYTES.min(self.ring_bytes / 4)
     }
 
-    /// Offset of a position in the ring.
+    /// Returns the offset of a position in the ring.
     pub(crate) fn offset(self, position: u64) -> usize {
         (position & (self.ring_bytes - 1)) as usize
     }

@@ -1,13 +1,13 @@
-//! What a program can write that the protocol of pipes rules out.
+//! Violations of the protocol of pipes by a program.
 use thiserror::Error;
 
 /// A word or an entry that the protocol rules out. The agent ends the pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Violation {
-    /// `recv_consumer` or `send_producer` ran backwards, beyond what was announced or fits, or off a line.
+    /// `recv_consumer` or `send_producer` ran backwards, beyond the announced bytes or the ring, or off a line.
     #[error("a pipe's index is out of its range")]
     Index,
-    /// The frame table names a length that no frame has, or that is longer than what was sent.
+    /// The frame table has a length that no frame has, or that exceeds the sent bytes.
     #[error("a pipe's frame has an impossible length")]
     Length,
     /// Too many frames in a row for ports that the pipe was not opened with.

@@ -1,4 +1,4 @@
-//! The fuzz targets `pipes` and `memif` with the kept programs and mutations of them, on a stable compiler.
+//! The fuzz targets `pipes` and `memif` with their stored programs and mutations of them, on a stable compiler.
 #![cfg(not(loom))]
 #![allow(clippy::duplicate_mod, reason = "each oracle brings the reader of its program along")]
 #[path = "../../shm/tests/oracle/corpus.rs"]

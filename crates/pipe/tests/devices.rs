@@ -1,4 +1,4 @@
-//! Ports that lead out: what an agent asks of a device, loses at a full pipe, and copies for a mirror.
+//! Ports that lead out: requests of an agent to a device, losses at a full pipe, and copies for a mirror.
 #![cfg(not(loom))]
 
 use pd_pipe::{Agent, Device, Direction, Flow, Made, Pipe, PipeId, PortId, Route, Shape, Taken, Unit};
@@ -6,13 +6,13 @@ use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 
-/// What a test and its device have in common.
+/// State that a test and its device share.
 #[derive(Debug, Default)]
 struct World {
-    /// Frames that come, the next one last.
+    /// Frames to be received, the next one last.
     coming: Vec<Vec<u8>>,
     sent: Vec<Vec<u8>>,
-    /// What becomes of frames that are sent.
+    /// Outcome of sent frames.
     taken: Option<Taken>,
     flows: Vec<Flow>,
     flushed: u64,
@@ -110,7 +110,7 @@ fn a_device_knows_the_flows_of_its_pipes_and_frames_of_others_are_dropped() {
     let (mut agent, port, world) = stand();
     let flows = || world.lock().unwrap().flows.clone();
     let come = |frames: &[Vec<u8>]| world.lock().unwrap().coming.extend(frames.iter().rev().cloned());
-    // Without a pipe nothing waits.
+    // Without a pipe no frame waits.
     come(&[frame(7, 0)]);
     agent.turn();
     assert_eq!((flows(), agent.port_counts(port).frames_unbound), (vec![], 1));
@@ -181,7 +181,7 @@ fn a_mirror_has_what_was_delivered_both_ways_and_its_losses_are_its_own() {
     let (_, mut of_link) = open(&mut agent, mirrors[1], Direction::Receive, Flow::default()).unwrap();
     let (mut came, mut seen, mut on_link, mut received) = (0, 0, 0, 0);
     for number in 0..100u8 {
-        // One of the flow that the idle observer has, and one of the other's.
+        // A frame of the flow that the idle observer has, and one of the other's.
         world.lock().unwrap().coming.extend([frame(7, number), frame(8, number)]);
         sender.send(&frame(9, number), 0).unwrap();
         sender.flush();

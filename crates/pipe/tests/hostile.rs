@@ -1,4 +1,4 @@
-//! Programs that write what the protocol rules out: each is cut off by its reason, and no neighbour notices.
+//! Programs that violate the protocol: each is cut off for its reason, and no neighbour is affected.
 #![cfg(not(loom))]
 
 #[path = "oracle/hostile.rs"]
@@ -35,7 +35,7 @@ struct Stand {
     pipe: Pipe,
 }
 
-/// A pipe on a generator, or for sending on a sink, and its control file mapped once more.
+/// Makes a pipe on a generator, or for sending on a sink, and maps its control file once more.
 fn stand(direction: Direction) -> Stand {
     let mut agent = Agent::new().unwrap();
     let recipe = Recipe { sizes: vec![64], flows: 1, frames: 0 };
@@ -67,7 +67,7 @@ impl Stand {
         self.agent.counts(self.id).unwrap()
     }
 
-    /// Takes turns; the pipe is then cut off for this reason, and its program told.
+    /// Takes turns, and checks that the pipe is cut off for this reason and that its program sees it.
     fn expect(&mut self, violation: Violation) {
         for _ in 0..4 {
             self.agent.turn();
@@ -98,7 +98,7 @@ fn positions_out_of_range_are_cut_off() {
             stand.expect(Violation::Index);
         }
     }
-    // Backwards, after honest use.
+    // An index that runs backwards, after honest use.
     let mut stand = stand(Receive);
     stand.agent.turn();
     assert!(stand.pipe.frames().unwrap().next().is_some());
@@ -107,7 +107,7 @@ fn positions_out_of_range_are_cut_off() {
     stand.expect(Violation::Index);
 }
 
-/// A forwarding program passes on what it was not told of: bytes of the ring that the agent writes at the time.
+/// A forwarding program passes on bytes that were not announced: part of the ring that the agent writes at the time.
 #[test]
 fn frames_that_were_not_announced_are_not_forwarded() {
     let mut stand = stand(Direction::Forward);
@@ -133,7 +133,7 @@ fn impossible_lengths_are_cut_off() {
         stand.store(pipe_control::SEND_PRODUCER, 16 << 10);
         stand.expect(Violation::Length);
     }
-    // Longer than what was sent.
+    // Longer than the sent bytes.
     let mut stand = stand(Direction::Send);
     stand.entry(0, 65, 0);
     stand.store(pipe_control::SEND_PRODUCER, 64);
@@ -269,7 +269,8 @@ fn pipes_that_do_not_fit_their_port_are_refused() {
     assert_eq!(open(Forward, Bytes, far, &[], None), Err(Errno::ADDRINUSE));
 }
 
-/// A program fills its doorbell, empties it and has it block. The agent sleeps and wakes as before, and another program's doorbell is another.
+/// A program fills its doorbell, empties it and has it block. The agent sleeps and wakes as before, and another program's doorbell is not
+/// affected.
 #[test]
 fn a_spoiled_doorbell_holds_up_neither_agent_nor_neighbours() {
     let mut agent = Agent::new().unwrap();

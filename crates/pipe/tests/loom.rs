@@ -4,9 +4,9 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p pd-pipe --test loom --target-dir target/loom
 //! ```
 //!
-//! `pd_pipe::notify` runs as it is, over loom's atomics, and so does `pd_shm::wait`. The agent's sleep (`Agent::wait`) and the program's
-//! doorbell (`Pipe::ring`) are modelled with the same operations in the same order. Each property is checked once as it is, and once
-//! with each ordering, fence and step taken away: loom has to find what goes wrong.
+//! `pd_pipe::notify` runs unchanged over loom's atomics, and so does `pd_shm::wait`. The agent's sleep (`Agent::wait`) and the program's
+//! doorbell (`Pipe::ring`) are modelled with the same operations in the same order. Each property is checked once unchanged, and once
+//! without each ordering, fence and step: loom has to find the failure.
 #![cfg(loom)]
 
 #[path = "../../shm/tests/loom/parts.rs"]
@@ -62,7 +62,7 @@ impl Words {
         assert_eq!(self.ring[at].with(|place| unsafe { *place }), reader.read());
     }
 
-    /// `Pipe::ring`.
+    /// Models `Pipe::ring`.
     fn ring(&self, rung: &mut u32) {
         self.weak.fence("fence of the program");
         let sleep = self.need_wakeup.load(Relaxed);
@@ -104,7 +104,7 @@ const ORDERS: [&str; 4] = [
     "release of the announcement",
 ];
 
-/// Bytes are there when they are announced, and not overwritten before they are given back.
+/// Announced bytes are written, and not overwritten before they are given back.
 #[test]
 fn bytes_belong_to_one_side_at_a_time() {
     check("bytes_belong_to_one_side_at_a_time", 4, &ORDERS, |weak| {
@@ -149,7 +149,7 @@ const SLEEPS: [&str; 6] = [
 ];
 
 /// Both sides sleep. A byte appended while a notification is outstanding is announced when that one is answered, even though the
-/// program gives nothing back, and no side sleeps for good.
+/// program gives nothing back. No side sleeps for ever.
 #[test]
 fn no_notification_is_lost() {
     check("no_notification_is_lost", 3, &SLEEPS, |weak| {
@@ -178,7 +178,7 @@ fn no_notification_is_lost() {
                     if turn(&mut announcer) {
                         continue;
                     }
-                    // `Agent::wait`.
+                    // Models `Agent::wait`.
                     sleep += 1;
                     words.need_wakeup.store(sleep, Relaxed);
                     weak.fence("fence of the agent");
@@ -190,11 +190,11 @@ fn no_notification_is_lost() {
                 assert!(notifications <= 2, "one for each answer");
             })
         };
-        // A piece that is never complete: nothing is given back but by the answer.
+        // A piece that is never complete: only the answer gives bytes back.
         let (mut reader, mut rung) = (Reader::new(u64::MAX), 0);
         while reader.read() < BYTES {
             if reader.refresh(&*words) == 0 {
-                // `Pipe::wait`.
+                // Models `Pipe::wait`.
                 let known = reader.read();
                 if !weak.leaves_out("answer before the sleep") {
                     reader.answer(&*words);

@@ -1,4 +1,4 @@
-//! Clients of memif: hostile ones, and those that sleep.
+//! Clients of memif: hostile ones, and ones that sleep.
 #![cfg(not(loom))]
 
 #[path = "oracle/memif.rs"]
@@ -27,7 +27,7 @@ proptest! {
     }
 }
 
-/// Runs an agent with a port, beside `run`, which has a pipe that sends there and the port's address.
+/// Runs an agent with a port, beside `run`, which gets a pipe that sends there and the port's address.
 fn beside_agent(run: impl FnOnce(&mut Pipe, &SocketAddrUnix)) {
     let Stand { port, address } = Stand::new();
     let mut agent = Agent::new().unwrap();
@@ -64,7 +64,7 @@ fn connected(address: &SocketAddrUnix, own: &Things) -> Client {
     client
 }
 
-/// Sends a frame, and returns when the port has it.
+/// Sends a frame, and returns when the port has taken it.
 fn send(pipe: &mut Pipe) {
     pipe.send(&[7; 64], 0).unwrap();
     pipe.flush();
@@ -98,7 +98,7 @@ fn a_client_of_memif_that_sleeps_is_woken_by_frames() {
                 }
             });
             for number in 0..2000 {
-                // At a distance, so that both sleep, and in a row.
+                // Spaced out, so that both sides sleep, and in a row.
                 if number % 100 == 0 {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -124,7 +124,7 @@ fn a_client_of_memif_that_polls_is_not_woken() {
     });
 }
 
-/// A ring that is polled says so, and one that a port sleeps over does not. After the change a client may have seen the old word.
+/// A polled ring has the flag, and the ring of a sleeping port does not. After the change a client may have seen the old word.
 #[test]
 fn a_client_of_memif_need_not_ring_while_its_port_polls() {
     let (mut stand, own) = (Stand::new(), Things::new());
@@ -153,7 +153,7 @@ fn a_client_of_memif_need_not_ring_while_its_port_polls() {
     }
 }
 
-/// A client that rings only where it is asked to loses no frame, whenever the agent sleeps.
+/// A client that rings only on request loses no frame, whenever the agent sleeps.
 #[test]
 fn an_agent_that_sleeps_is_rung_for_by_a_client_of_memif_that_obeys_the_mask() {
     let Stand { port, address } = Stand::new();
@@ -164,7 +164,7 @@ fn an_agent_that_sleeps_is_rung_for_by_a_client_of_memif_that_obeys_the_mask() {
         let runs = scope.spawn(|| {
             while !stop.load(Ordering::Acquire) {
                 if !agent.turn() {
-                    // Longer than the test has patience for.
+                    // Longer than the test waits.
                     agent.wait(2 * PATIENCE);
                 }
             }
@@ -198,7 +198,7 @@ fn an_agent_that_sleeps_is_rung_for_by_a_client_of_memif_that_obeys_the_mask() {
     });
 }
 
-/// Clients fill their eventfd, have it block, and go; more of them than the port has threads for. It goes on, and wakes the next one.
+/// More clients than the port has threads fill their eventfd, make it blocking, and leave. The port goes on, and wakes the next one.
 #[test]
 fn eventfds_that_block_hold_up_neither_a_port_nor_its_next_client() {
     beside_agent(|pipe, address| {

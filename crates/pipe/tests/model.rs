@@ -79,11 +79,11 @@ proptest! {
         }
         prop_assert!(model.is_empty(), "{} frames are missing", model.len());
         prop_assert_eq!((agent.violation(from), agent.violation(to)), (None, None));
-        // At most one notification for each answer, and an answer for each frame at most.
+        // At most one notification for each answer, and one answer for each frame.
         prop_assert!(agent.counts(to).unwrap().notifications <= told);
     }
 
-    /// A stream keeps its bytes, however it is cut.
+    /// A stream keeps its bytes, whatever its cuts.
     #[test]
     fn a_link_of_bytes_is_a_stream(steps in steps(30_000)) {
         let mut agent = Agent::new().unwrap();
@@ -116,7 +116,7 @@ proptest! {
         prop_assert_eq!(got, sent);
     }
 
-    /// Messages come whole and in order, also those of no bytes and those that arrive in parts.
+    /// Messages come whole and in order, also empty ones and those that arrive in parts.
     #[test]
     fn messages_come_whole(lengths in prop::collection::vec(0usize..12_000, 1..60), four in any::<bool>(), cut in 50usize..9000) {
         let prefix = if four { Prefix::Four } else { Prefix::Two };
@@ -139,7 +139,7 @@ proptest! {
                 to_agent.flush();
             }
             agent.turn();
-            // As `Pipe::wait` asks for more where a message is there in part.
+            // As `Pipe::wait` asks for more after a part of a message.
             from_agent.prefetch().unwrap();
             if let Ok(mut messages) = from_agent.messages(prefix) {
                 while let Some(message) = messages.next().unwrap() {
@@ -153,7 +153,7 @@ proptest! {
         }
     }
 
-    /// Each frame of a forwarding pipe goes where its verdict says, cut to the length that it says.
+    /// Each frame of a forwarding pipe goes to its verdict's destination, with its cut length.
     #[test]
     fn verdicts_are_obeyed(verdicts in prop::collection::vec((0u8..4, 14usize..2000), 1..400), turns in 1usize..50) {
         let mut agent = Agent::new().unwrap();
@@ -193,13 +193,12 @@ proptest! {
         prop_assert_eq!((gen.counts().returned.0, gen.counts().wrong), (back, 0));
         let Port::Sink(sink) = agent.port(sink) else { unreachable!() };
         prop_assert_eq!((sink.frames, sink.bytes), (sunk, sunk_bytes));
-        // The rest of a frame that was cut is a dropped frame of its own.
+        // The rest of a cut frame is a dropped frame of its own.
         prop_assert!(counts.frames_dropped >= dropped);
     }
 }
 
-/// A program is told once, and then of all that has come since when it answers: by bytes given back, or by asking.
-/// Frames lent several at a time, as the C API does, are those of a queue: in order, in place until taken back, and cut as told.
+/// Frames lent several at a time, as by the C API, form a queue: in order, in place until taken back, and cut as requested.
 #[test]
 fn loans_end_in_order_and_hold_their_bytes() {
     proptest!(ProptestConfig::with_cases(64), |(steps in prop::collection::vec((0u8..4, 1usize..9), 1..300))| {
@@ -303,7 +302,7 @@ fn flows_keep_their_order_over_several_pipes() {
     assert_eq!(counts.made.0, 50_000);
 }
 
-/// What a pipe cannot do is refused with a clear errno.
+/// Calls that a kind of pipe does not support are refused with a clear errno.
 #[test]
 fn calls_of_another_kind_of_pipe_are_refused() {
     let mut agent = Agent::new().unwrap();

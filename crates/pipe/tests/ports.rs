@@ -1,4 +1,4 @@
-//! Pipes that have a port's frames, ports that are removed, tokens, and doorbells.
+//! Choice of pipes for a port's frames, removed ports, tokens, and doorbells.
 #![cfg(not(loom))]
 
 use pd_pipe::{
@@ -38,7 +38,7 @@ fn read(pipe: &mut Pipe) -> Vec<Vec<u8>> {
     read
 }
 
-/// A frame of UDP from 10.0.0.1 port 9 to 10.0.0.`host` port `port`.
+/// Makes a frame of UDP from 10.0.0.1 port 9 to 10.0.0.`host` port `port`.
 fn frame(host: u8, port: u16) -> [u8; 64] {
     let mut frame = [0; 64];
     frame[12..15].copy_from_slice(&[8, 0, 0x45]);
@@ -68,11 +68,11 @@ fn a_frame_goes_to_the_most_specific_flow_and_without_one_nowhere() {
         agent.turn();
     };
     send(&mut agent, &mut sender);
-    // An address says more than a port.
+    // An address is more specific than a port.
     assert_eq!(read(&mut of_dns), [frame(2, 53)]);
     assert_eq!(read(&mut host_pipe), [frame(7, 53)]);
     assert_eq!((agent.counts(from).unwrap().frames_unbound, agent.port_counts(far).frames_unbound), (1, 1));
-    // The rest goes to a pipe for any frame; who leaves, leaves its frames to others.
+    // The rest goes to a pipe for any frame; a pipe that leaves passes its frames to others.
     let (_, mut rest) = bound(&mut agent, far, Flow::default()).unwrap();
     agent.close(of_host);
     send(&mut agent, &mut sender);
@@ -81,7 +81,7 @@ fn a_frame_goes_to_the_most_specific_flow_and_without_one_nowhere() {
     let counts = agent.port_counts(far);
     assert_eq!((counts.frames_received, counts.bytes_received, counts.frames_unbound), (5, 320, 1));
     assert_eq!(agent.port_counts(near).frames_sent, 5);
-    // A flow that says nothing sound is no pipe's.
+    // No pipe can be bound to an unsound flow.
     let odd = Flow { ports: [0, 53], ..Flow::default() };
     assert_eq!(bound(&mut agent, far, odd).err(), Some(Errno::INVAL));
 }
@@ -156,7 +156,7 @@ fn pipes_send_what_their_purse_has_tokens_for() {
     let counts = sent(&mut agent);
     assert_eq!((counts[0] + counts[1], counts[2], counts[3]), (3, 10, 10));
     assert!(agent.lacks_tokens());
-    // The last frame has more than there is.
+    // The last frame exceeds the tokens.
     assert_eq!(agent.fill_purse(0, Tokens { frames: 9, bytes: 150 }), Tokens { frames: 0, bytes: 700 });
     agent.turn();
     let counts = sent(&mut agent);
@@ -167,7 +167,7 @@ fn pipes_send_what_their_purse_has_tokens_for() {
     assert_eq!((sent(&mut agent), agent.lacks_tokens()), ([10; 4], false));
 }
 
-/// A program that waits for many things at once reads a byte for each time that it is woken.
+/// A program that waits for many events at once reads a byte for each wake-up.
 #[test]
 fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     let mut agent = Agent::new().unwrap();

@@ -64,7 +64,7 @@ fn a_forwarding_program_echoes_every_frame_in_order() {
     let port = agent.add_port(gen(FRAMES));
     let (id, mut pipe) = open(&mut agent, shape(Direction::Forward, Unit::Frames), port);
     beside(&mut agent, || echo(&mut pipe, FRAMES));
-    // What was passed on last is still to be taken.
+    // The frame passed on last is still to be taken.
     while agent.turn() {}
     let Port::Gen(gen) = agent.port(port) else { unreachable!() };
     let counts = gen.counts();
@@ -163,7 +163,7 @@ fn a_program_that_sleeps_is_told_that_its_pipe_has_ended() {
 
 /// Names of the descriptors that a child inherits.
 const FDS: &str = "PD_PIPE_TEST_FDS";
-/// How far the child goes before it stops to be killed.
+/// Step at which the child stops to be killed.
 const STEP: &str = "PD_PIPE_TEST_STEP";
 
 /// The program of [`a_killed_program_disturbs_no_other`]: not a test of its own.
@@ -221,7 +221,7 @@ fn spawn_child(offer: &Offer, step: &str) -> Child {
         .unwrap()
 }
 
-/// A program is killed at each step of its life; another of the same agent loses nothing.
+/// A program is killed at each step of its life; another program of the same agent loses nothing.
 #[test]
 fn a_killed_program_disturbs_no_other() {
     const FRAMES: u64 = 5_000;

@@ -1,4 +1,4 @@
-//! Taps: copies of frames for an observer, who holds nothing back whatever it does.
+//! Taps: copies of frames for an observer, which can hold nothing up.
 #![cfg(not(loom))]
 
 use pd_abi::pipe::{pipe_control, table_bytes, BACK, FRAME_TABLE_OFFSET, PIPE_RING_BYTES_MIN};
@@ -32,7 +32,7 @@ fn gen(agent: &mut Agent, frames: u64) -> PortId {
     agent.add_port(Port::Gen(Gen::new(Recipe { sizes: vec![64, 300], flows: 1, frames }).unwrap()))
 }
 
-/// Reads what a tap has: lengths, ways, numbers.
+/// Reads the records of a tap: lengths, ways, numbers, losses.
 fn read(records: &mut Pipe) -> Vec<(u32, Way, u64, u64)> {
     let mut read = Vec::new();
     while let Ok(mut frames) = records.frames() {
@@ -60,7 +60,7 @@ fn a_port_and_a_pipe_are_seen_both_ways() {
     let mut expected: Vec<_> =
         (0..10u64).map(|n| (if n % 2 == 0 { 64 } else { 300 }, Way::In, n, 0)).collect();
     expected.extend((0..10u64).map(|n| (if n % 2 == 0 { 64 } else { 300 }, Way::Out, n, 0)));
-    // The first notification has not been answered when the second turn comes.
+    // The first notification is unanswered at the second turn.
     let mut seen = read(&mut of_port);
     agent.turn();
     seen.extend(read(&mut of_port));

@@ -1,7 +1,7 @@
-//! What programs wake an agent by: an eventfd for each pipe, all in one epoll set.
+//! Wake-ups of an agent by programs: an eventfd for each pipe, all in one epoll set.
 //!
-//! A program shares the description of its own eventfd only. It may fill it, empty it, or have it block: the agent neither writes nor
-//! reads it, and is woken by edges.
+//! A program shares only the description of its own eventfd. A program may fill it, empty it, or make it blocking: the agent neither
+//! writes nor reads it, and is woken by edges.
 use rustix::event::{epoll, Timespec};
 use rustix::io::Result;
 use std::mem::MaybeUninit;
@@ -15,12 +15,12 @@ pub(super) struct Doorbells {
 }
 
 impl Doorbells {
-    /// A set without doorbells.
+    /// Makes a set without doorbells.
     pub fn new() -> Result<Self> {
         Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
     }
 
-    /// Adds a doorbell, to be removed again, or what else is to end a sleep.
+    /// Adds a doorbell, to be removed again, or another descriptor that ends a sleep.
     pub fn add(&self, doorbell: impl AsFd) -> Result<()> {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&self.epoll, doorbell, epoll::EventData::new_u64(0), edge)
@@ -35,7 +35,7 @@ impl Doorbells {
     pub fn wait(&self, timeout: Duration) {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut space = [MaybeUninit::uninit(); 64];
-        // Whatever ends the sleep, the next turn looks at all pipes.
+        // After any wake-up, the next turn looks at all pipes.
         let _ = epoll::wait(&self.epoll, &mut space, Some(&timeout));
     }
 }

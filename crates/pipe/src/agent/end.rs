@@ -1,7 +1,7 @@
 //! The agent's end of one pipe.
 //!
-//! The agent trusts no word, entry or byte of the program: words and entries are loaded once and bounded by the agent's own record
-//! ([`Announcer`], [`Intake`]); bytes are copied out, and the copy is looked at.
+//! The agent trusts no word, entry or byte of the program. Words and entries are loaded once and bounded by the agent's own record
+//! ([`Announcer`], [`Intake`]). Bytes are copied out, and only the copy is inspected.
 use crate::intake::{Intake, IntakeCells, Sent};
 use crate::memory::AgentMemory;
 use crate::notify::{AnnounceCells, Announcer};
@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Bytes of a frame that are looked at: Ethernet, IPv4 without options or ARP, and ports.
+/// Bytes of a frame that are inspected: Ethernet, IPv4 without options or ARP, and ports.
 pub const HEADER_BYTES: usize = 64;
 
 impl AgentMemory {
@@ -73,18 +73,18 @@ pub struct End {
     intake: Intake,
     recv_waker: Waker,
     send_waker: Waker,
-    /// Its memory is sealed.
+    /// Set when the memory is sealed.
     started: bool,
     ended: Option<Errno>,
     notifications: u64,
-    /// Something was to be appended, and the ring was full.
+    /// Set if the ring was full at the last append.
     short: bool,
-    /// Written with each ring of a doorbell of the program's.
+    /// Kernel pipe that is written with each ring of the program's doorbell.
     wake_fd: Option<OwnedFd>,
 }
 
 impl End {
-    /// The end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`].
+    /// Makes the end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`].
     pub fn new(shape: Shape, memory: Arc<AgentMemory>, ports: u16) -> Self {
         Self {
             shape,
@@ -101,12 +101,12 @@ impl End {
         }
     }
 
-    /// The memory that the program has mapped is sealed: from now on the pipe moves bytes.
+    /// Starts the pipe, after the memory that the program has mapped is sealed.
     pub fn start(&mut self) {
         self.started = true;
     }
 
-    /// Direction, unit and size.
+    /// Returns direction, unit and size.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -116,17 +116,17 @@ impl End {
         self.ended.is_none() && self.started
     }
 
-    /// Why the pipe has ended.
+    /// Returns the reason of the pipe's end.
     pub fn ended(&self) -> Option<Errno> {
         self.ended
     }
 
-    /// Notifications made.
+    /// Returns the notifications made.
     pub fn notifications(&self) -> u64 {
         self.notifications
     }
 
-    /// Reads what the program says. Returns whether there was news.
+    /// Reads the program's words. Returns whether they have changed.
     ///
     /// # Errors
     /// A violation, upon which the caller ends the pipe.
@@ -149,7 +149,7 @@ impl End {
         }
     }
 
-    /// Bytes that can be appended.
+    /// Returns the bytes that can be appended.
     #[inline]
     pub fn room(&self) -> u64 {
         if self.is_open() && self.shape.receives() {
@@ -159,7 +159,7 @@ impl End {
         }
     }
 
-    /// Place for a frame of `length` bytes behind what was appended, or for bytes; none if the ring is full.
+    /// Returns the place for a frame of `length` bytes behind the appended ones, or for bytes; none if the ring is full.
     #[inline]
     fn place(&self, length: usize) -> Option<*mut u8> {
         let bytes = match self.shape.unit() {
@@ -172,7 +172,7 @@ impl End {
         Some(self.memory.ring.own()?.address(self.shape.offset(self.announcer.tail()), length).as_ptr())
     }
 
-    /// Counts what was copied to [`Self::place`].
+    /// Counts a frame or bytes copied to [`Self::place`].
     #[inline]
     fn placed(&mut self, length: usize) {
         match self.shape.unit() {
@@ -201,7 +201,8 @@ impl End {
         true
     }
 
-    /// Appends what another pipe sends, by one copy, if `check` likes the header of the copy. A refused frame counts as taken.
+    /// Appends a frame or bytes that another pipe sends, by one copy, if `check` accepts the header of the copy. A refused frame
+    /// counts as taken.
     #[inline]
     pub fn append_from(&mut self, from: &End, sent: &Sent, check: impl FnOnce(&[u8]) -> bool) -> Appended {
         let place = self.place(sent.length);
@@ -232,7 +233,7 @@ impl End {
         &to[..len]
     }
 
-    /// The oldest frame or piece that the program sends and that was not taken yet.
+    /// Returns the oldest frame or piece of the program that was not taken yet.
     ///
     /// # Errors
     /// A violation, upon which the caller ends the pipe.
@@ -244,7 +245,7 @@ impl End {
         self.intake.next(&Cells(&self.memory, self.shape))
     }
 
-    /// Copies what `sent` names, or its first bytes, into `to`. Returns the copy.
+    /// Copies the frame or piece `sent`, or its first bytes, into `to`. Returns the copy.
     #[inline]
     pub fn copy_out<'a>(&self, sent: &Sent, to: &'a mut [u8]) -> &'a [u8] {
         let len = sent.length.min(to.len());
@@ -254,7 +255,7 @@ impl End {
         &to[..len]
     }
 
-    /// Takes what [`Self::sent`] returned.
+    /// Takes the frame or piece that [`Self::sent`] returned.
     #[inline]
     pub fn take(&mut self) {
         self.intake.take();
@@ -265,8 +266,8 @@ impl End {
         self.intake.take_part(bytes);
     }
 
-    /// Announces what was appended and publishes what was taken, as far as the program is due to be told; wakes it. Returns whether
-    /// the program was told of bytes.
+    /// Announces appended bytes and publishes taken ones, as far as the program is due a notification, and wakes it. Returns
+    /// whether bytes were announced.
     #[inline]
     pub fn tell(&mut self) -> bool {
         if !self.is_open() {
@@ -288,38 +289,38 @@ impl End {
         announced.is_some()
     }
 
-    /// See [`super::Agent::set_wake_fd`].
+    /// Sets the kernel pipe that wakes the program: see [`super::Agent::set_wake_fd`].
     pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
         self.wake_fd = Some(wake_fd);
-        // The program may have asked to be woken, and wait for what has happened since.
+        // The program may already have asked for a wake-up, and wait for earlier events.
         self.wake();
     }
 
     fn wake(&self) {
         if let Some(wake_fd) = &self.wake_fd {
-            // Full: the program is to read it.
+            // A full pipe is readable, so that the program wakes.
             let _ = rustix::io::write(wake_fd, &[1]);
         }
     }
 
-    /// Returns whether the program has sent something that was not taken.
+    /// Returns whether the program has sent frames or bytes that were not taken.
     pub fn has_sent(&self) -> bool {
         self.intake.has_untaken()
     }
 
-    /// Returns whether the program may do what the agent waits for: it sends, was not told of all that was appended, or has a full
-    /// ring to which more is to be appended.
+    /// Returns whether an action of the program may be due: it sends, has unannounced bytes, or has a full ring with more bytes to
+    /// come.
     pub fn waits(&self) -> bool {
         self.shape.sends() || self.short || self.announcer.tail() != self.announcer.announced()
     }
 
-    /// Asks the program for its doorbell; 0 asks for none. A fence and another look come before the sleep.
+    /// Asks the program to ring; 0 asks for no ring. A fence and another look come before the sleep.
     pub fn ask_wakeup(&self, sleep: u32) {
         // SYNC POINT: pipe-need-wakeup
         self.memory.status.store_u32(pipe_status::NEED_WAKEUP, sleep, Ordering::Relaxed);
     }
 
-    /// Ends the pipe. The program finds `errno` when it has read what was announced.
+    /// Ends the pipe. The program sees `errno` after the announced bytes.
     pub fn end(&mut self, errno: Errno) {
         if self.ended.is_none() {
             self.ended = Some(errno);
@@ -337,12 +338,12 @@ impl Drop for End {
     }
 }
 
-/// What became of a frame that was to be appended.
+/// Outcome of appending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
-    /// It is there.
+    /// The frame is appended.
     Done,
-    /// It is not, and is not to be tried again.
+    /// The frame is refused for good.
     Refused,
     /// The ring is full.
     Full,

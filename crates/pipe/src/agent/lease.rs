@@ -1,15 +1,15 @@
-//! What a pipe may say of itself in the frames that it sends.
+//! Source addresses of the frames that a pipe sends.
 
 /// Type fields of Ethernet.
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 
-/// The addresses that a sender has. Frames with another source, and those of other types than IPv4 and ARP, are refused.
+/// Source addresses of a sender. Frames with another source, and those of other types than IPv4 and ARP, are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Its MAC address.
+    /// The sender's MAC address.
     pub mac: [u8; 6],
-    /// Its IPv4 address.
+    /// The sender's IPv4 address.
     pub ipv4: [u8; 4],
 }
 
@@ -18,7 +18,7 @@ impl Lease {
     pub fn allows(&self, header: &[u8]) -> bool {
         let is = |at: usize, bytes: &[u8]| header.get(at..at + bytes.len()) == Some(bytes);
         let from = is(6, &self.mac);
-        // Of an ARP message also the sender's addresses inside.
+        // An ARP message also has the sender's addresses inside.
         from && (is(12, &IPV4) && is(26, &self.ipv4)
             || is(12, &ARP) && is(22, &self.mac) && is(28, &self.ipv4))
     }

@@ -1,22 +1,22 @@
 //! Mirrors: ports whose pipes receive copies of another port's frames.
 //!
-//! A copy is kept until the end of the turn, and then goes to a pipe of the mirror as a frame of any port does. It holds nothing up: a
-//! copy for which there is no room is lost and counted. Frames are copied when they were delivered, so that a mirror shows what its
-//! port's pipes and the outside have seen.
+//! A copy is kept until the end of the turn, and then goes to a pipe of the mirror as a frame of any port does. Copies hold nothing
+//! up: a copy without room is lost and counted. Frames are copied on delivery. A mirror thus shows the frames that its port's pipes
+//! and the outside have seen.
 use super::ports::Choice;
 use super::Agent;
 use rustix::io::{Errno, Result};
 use std::ops::Range;
 
-/// Mirrors of an agent. Each frame is compared with each of them.
+/// Most mirrors of an agent. Each frame is compared with each of them.
 const MIRRORS_MAX: usize = 16;
-/// Bytes of copies that are kept in a turn.
+/// Most bytes of copies that are kept in a turn.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
 /// Mirrors, and copies of this turn.
 #[derive(Debug, Default)]
 pub(super) struct Mirrors {
-    /// The port that is copied, the mirror, and copies of this turn that were lost.
+    /// The port that is copied, its mirror, and the number of this turn's lost copies.
     mirrors: Vec<(usize, usize, u64)>,
     bytes: Vec<u8>,
     frames: Vec<(usize, Range<usize>)>,
@@ -28,7 +28,7 @@ impl Mirrors {
         !self.mirrors.is_empty()
     }
 
-    /// Returns whether there may be one more.
+    /// Returns an error if there are [`MIRRORS_MAX`] already.
     pub(super) fn check(&self) -> Result<()> {
         if self.mirrors.len() < MIRRORS_MAX {
             Ok(())
@@ -41,7 +41,7 @@ impl Mirrors {
         self.mirrors.push((of, mirror, 0));
     }
 
-    /// Ports have gone.
+    /// Removes ports that have gone.
     pub(super) fn remove(&mut self, gone: &[usize]) {
         self.mirrors.retain(|(of, mirror, _)| !gone.contains(of) && !gone.contains(mirror));
         self.frames.retain(|(mirror, _)| !gone.contains(mirror));

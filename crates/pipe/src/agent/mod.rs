@@ -1,7 +1,7 @@
 //! The agent of pipes: a software NIC with many ports and many pipes.
 //!
-//! It is a model driven by turns ([`Agent::turn`]); [`Agent::run`] drives one by a thread. A turn looks at what programs say, delivers
-//! what they send, fills their rings from the ports, and tells them what is due. It makes no system call but to wake programs that
+//! The model is driven by turns ([`Agent::turn`]); [`Agent::run`] drives one by a thread. A turn reads programs' words, delivers
+//! frames that they send, fills their rings from the ports, and notifies them. The only system calls of a turn wake programs that
 //! sleep.
 //!
 //! A pipe belongs to one port. Frames of the port go to its receiving pipes by their [`Flow`], so that a flow keeps its order. A program that
@@ -36,72 +36,72 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Pipes of one agent, which has a descriptor for each: `EMFILE` beyond.
+/// Most pipes of one agent, which has a descriptor for each: `EMFILE` beyond.
 pub const PIPES_MAX: usize = 1024;
-/// Frames that a port or a pipe may move in a turn, unless set otherwise. Fewer have many pipes told of few frames at a time.
+/// Default of the frames that a port or a pipe may move in a turn. With fewer, many pipes get notifications for few frames each.
 const TURN_FRAMES: usize = 256;
-/// Longest piece that is copied out at once.
+/// Most bytes that are copied out at once.
 const SCRATCH_BYTES: usize = 64 << 10;
-/// Longest sleep after which a device may not have been told of all.
+/// Longest sleep after which the other side of a device may have missed a wake-up request.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Longest sleep of an agent that a stop flag ends.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
-/// A pipe of an agent. An id of a pipe that was closed names none.
+/// A pipe of an agent. The id of a closed pipe names none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PipeId {
     slot: usize,
     generation: u64,
 }
 
-/// What went through a pipe.
+/// Counts of a pipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PipeCounts {
     /// Frames, or pieces of bytes, that the program received.
     pub frames_received: u64,
     /// Bytes of these.
     pub bytes_received: u64,
-    /// Frames, or pieces of bytes, that it sent and that were delivered.
+    /// Frames, or pieces of bytes, that the program sent and that were delivered.
     pub frames_sent: u64,
     /// Bytes of these.
     pub bytes_sent: u64,
-    /// Frames that it dropped by its verdict.
+    /// Frames that the program dropped by its verdict.
     pub frames_dropped: u64,
     /// Frames dropped because their verdict names no port of the pipe.
     pub frames_foreign: u64,
-    /// Frames dropped because their source is not the sender's.
+    /// Frames dropped because their source address is not in the lease.
     pub frames_refused: u64,
-    /// Frames that it sent and that no pipe at the other end of a link is bound to.
+    /// Sent frames that no pipe at the other end of a link is bound to.
     pub frames_unbound: u64,
-    /// Frames of a port that leads out for which its ring had no room.
+    /// Frames of a port that leads out for which the pipe's ring had no room.
     pub frames_lost: u64,
-    /// Frames that it sent to a port that leads out and that could not leave.
+    /// Frames sent to a port that leads out and that could not leave.
     pub frames_unsent: u64,
-    /// Times that the program was told of bytes.
+    /// Notifications of bytes.
     pub notifications: u64,
 }
 
-/// Where a pipe leads, and which frames it has.
+/// The ports of a pipe, and the frames that it receives and may send.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Its own port.
+    /// The pipe's own port.
     pub port: PortId,
-    /// Ports that its verdicts may name besides, the first as 1.
+    /// Further ports that its verdicts may name, the first as 1.
     pub others: Vec<PortId>,
     /// Frames of its port that it receives.
     pub flow: Flow,
-    /// Addresses that the frames have which it sends; none: any.
+    /// Source addresses of sent frames; none: any.
     pub lease: Option<Lease>,
 }
 
 impl Route {
-    /// To one port, and with all of its frames.
+    /// Makes a route to one port, with all of its frames.
     pub fn to(port: PortId) -> Self {
         Self { port, others: Vec::new(), flow: Flow::default(), lease: None }
     }
 }
 
-/// Frames and bytes that pipes with the same purse may send. The last frame may have more bytes than there are: a debt.
+/// Frames and bytes that pipes with the same purse may send. The last frame may exceed the bytes: a debt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tokens {
     /// Frames.
@@ -111,7 +111,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// More than is ever sent.
+    /// Unlimited tokens.
     pub const ALL: Self = Self { frames: u64::MAX, bytes: i64::MAX };
 
     fn are_there(&self) -> bool {
@@ -124,15 +124,15 @@ struct Slot {
     end: End,
     doorbell: OwnedFd,
     generation: u64,
-    /// The pipe's own port, then those that a verdict may name besides.
+    /// The pipe's own port, then the further ports that a verdict may name.
     ports: Vec<usize>,
     flow: Flow,
     lease: Option<Lease>,
     violation: Option<Violation>,
     counts: PipeCounts,
-    /// Pays for what it sends; none: it may send as much as it likes.
+    /// Purse that pays for sent frames; none: they are unlimited.
     purse: Option<usize>,
-    /// Of a pipe that was opened here, until it is sealed.
+    /// Files of a pipe that was opened here, until it is sealed.
     files: Option<Files>,
 }
 
@@ -159,11 +159,11 @@ pub struct Agent {
     doorbells: Doorbells,
     taps: Taps,
     mirrors: Mirrors,
-    /// Bytes that pipes with the same purse may send.
+    /// Tokens, by purse.
     purses: Vec<Tokens>,
-    /// The pipe that is drained first.
+    /// Index of the pipe that is drained first.
     first: usize,
-    /// Pipes cut off that were not told of.
+    /// Pipes cut off that were not reported yet.
     broken: Vec<PipeId>,
     sleep: u32,
     burst: usize,
@@ -171,10 +171,10 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent without ports and pipes.
+    /// Makes an agent without ports and pipes.
     ///
     /// # Errors
-    /// Those of making an epoll set.
+    /// Errors of making an epoll set.
     pub fn new() -> Result<Self> {
         Ok(Self {
             ports: Vec::new(),
@@ -192,13 +192,14 @@ impl Agent {
         })
     }
 
-    /// Sets how many frames a port or a pipe may move in a turn. With 1 a program is told of each frame, if it answers in time.
+    /// Sets the number of frames that a port or a pipe may move in a turn. With 1, a program that answers in time gets a
+    /// notification for each frame.
     pub fn set_burst(&mut self, frames: usize) {
         self.burst = frames.max(1);
     }
 
-    /// Opens a pipe on `port`. Its verdicts may name `others` besides, the first as 1. Nothing moves before [`Self::seal`], which follows
-    /// when the program has mapped the offer.
+    /// Opens a pipe on `port`. The pipe's verdicts may name `others`, too, the first as 1. Nothing moves before [`Self::seal`], which
+    /// follows when the program has mapped the offer.
     ///
     /// # Errors
     /// Errors of [`Self::adopt`], and of making memory.
@@ -219,12 +220,11 @@ impl Agent {
         Ok((id, offer))
     }
 
-    /// Takes a pipe that was made elsewhere. Nothing moves before [`Self::start`].
+    /// Adds a pipe that was made elsewhere. Nothing moves before [`Self::start`].
     ///
     /// # Errors
-    /// `EINVAL` where ports, unit, direction and flow do not fit each other; `EADDRINUSE` where an unmarked stream has an end here already;
-    /// `ENOSPC` where the port cannot tell apart one flow more;
-    /// `EMFILE` at [`PIPES_MAX`]; those of `epoll_ctl`.
+    /// `EINVAL` where ports, unit, direction and flow do not fit each other. `EADDRINUSE` where an unmarked stream has an end here already.
+    /// `ENOSPC` where the port cannot tell one more flow apart. `EMFILE` at [`PIPES_MAX`]. Errors of `epoll_ctl`.
     pub fn adopt(&mut self, made: Made, route: &Route) -> Result<PipeId> {
         let Made { shape, memory, doorbell } = made;
         let (free, ports) = self.place(shape, route)?;
@@ -252,7 +252,7 @@ impl Agent {
         Ok(PipeId { slot: free, generation: self.generation })
     }
 
-    /// A free place for a pipe, and the slots of its ports.
+    /// Returns a free place for a pipe, and the slots of its ports.
     fn place(&self, shape: Shape, route: &Route) -> Result<(usize, Vec<usize>)> {
         let ports: Vec<usize> = [route.port].iter().chain(&route.others).map(|id| id.slot()).collect();
         self.check(shape, &ports, route)?;
@@ -267,7 +267,7 @@ impl Agent {
         let bytes = shape.unit() == Unit::Bytes;
         for (place, &number) in ports.iter().enumerate() {
             let port = self.ports.get(number).filter(|port| !port.is_free()).ok_or(Errno::INVAL)?;
-            // What is sent into the far end of the own link would come back to this port's pipes.
+            // Frames sent into the far end of the own link would come back to this port's pipes.
             let loops = place > 0 && matches!(port.port, Port::Link(peer) if peer == ports[0]);
             let mirrors = port.is_mirror() && (place > 0 || shape.sends());
             if loops
@@ -297,7 +297,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Counts the other flows that pipes of a port receive or are to receive.
+    /// Returns the number of other flows that pipes of a port receive or are to receive.
     fn flows_beside(&self, port: usize, flow: &Flow) -> usize {
         let receives = |slot: &&Slot| slot.ports[0] == port && slot.end.shape().receives();
         let mut flows: Vec<&Flow> = Vec::new();
@@ -309,7 +309,7 @@ impl Agent {
         flows.len()
     }
 
-    /// The unit of the ports that a pipe reaches is its unit from now on.
+    /// Sets the unit of the ports that a pipe reaches to the pipe's unit.
     fn settle(&mut self, shape: Shape, ports: &[usize]) {
         for &number in ports {
             self.ports[number].unit = Some(shape.unit());
@@ -319,7 +319,7 @@ impl Agent {
         }
     }
 
-    /// Seals the memory that the program of a pipe has mapped which was opened here, and starts it.
+    /// Seals the memory of a pipe that was opened here, after its program has mapped it, and starts the pipe.
     ///
     /// # Errors
     /// `EBADF` for a pipe that was closed; `EPROTO` where the program has taken pages away, which ends the pipe.
@@ -334,7 +334,7 @@ impl Agent {
         }
     }
 
-    /// Starts a pipe whose memory is sealed: from now on it moves bytes.
+    /// Starts a pipe whose memory is sealed.
     ///
     /// # Errors
     /// `EBADF` for a pipe that was closed.
@@ -349,7 +349,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends a pipe for `errno`, which its program finds when it has read what was announced. Its counts stay until it is closed.
+    /// Ends a pipe for `errno`, which its program sees after the announced bytes. The pipe's counts stay until it is closed.
     pub fn end(&mut self, id: PipeId, errno: Errno) {
         if self.slot(id).is_some() {
             self.leave(id.slot);
@@ -359,34 +359,34 @@ impl Agent {
         }
     }
 
-    /// Has a pipe wake whoever waits in `poll` or `epoll`: the writing end of a pipe of the kernel, which does not block, and whose reading
-    /// end the program has. A byte is written with each ring of a doorbell of the program's.
+    /// Sets the kernel pipe by which a pipe wakes a program that waits in `poll` or `epoll`. `wake_fd` is the writing end and does not
+    /// block; the program has the reading end. A byte is written with each ring of the program's doorbell.
     pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
         if let Some(slot) = self.slot(id) {
             slot.end.set_wake_fd(wake_fd);
         }
     }
 
-    /// Pipes cut off since the last call.
+    /// Returns the pipes cut off since the last call.
     pub fn take_broken(&mut self) -> Vec<PipeId> {
         std::mem::take(&mut self.broken)
     }
 
-    /// Sets which addresses frames have that a pipe sends from now on; none: any.
+    /// Sets the source addresses of frames that a pipe sends from now on; none: any.
     pub fn set_lease(&mut self, id: PipeId, lease: Option<Lease>) {
         if let Some(slot) = self.slot(id) {
             slot.lease = lease;
         }
     }
 
-    /// Sets which purse pays for what a pipe sends; none: it may send as much as it likes.
+    /// Sets the purse that pays for a pipe's sends; none: they are unlimited.
     pub fn set_purse(&mut self, id: PipeId, purse: Option<usize>) {
         if let Some(slot) = self.slot(id) {
             slot.purse = purse;
         }
     }
 
-    /// Fills a purse. Returns what was left in it.
+    /// Fills a purse. Returns the tokens that were left in it.
     pub fn fill_purse(&mut self, purse: usize, tokens: Tokens) -> Tokens {
         if self.purses.len() <= purse {
             self.purses.resize(purse + 1, Tokens::ALL);
@@ -394,7 +394,7 @@ impl Agent {
         std::mem::replace(&mut self.purses[purse], tokens)
     }
 
-    /// Returns whether a pipe waits for tokens to send what it has.
+    /// Returns whether a pipe has bytes to send and waits for tokens.
     pub fn lacks_tokens(&self) -> bool {
         self.pipes.iter().flatten().any(|slot| {
             let purse = slot.purse.and_then(|purse| self.purses.get(purse));
@@ -402,7 +402,7 @@ impl Agent {
         })
     }
 
-    /// Has news of a descriptor end a sleep of the agent ([`Self::wait`]), as an edge.
+    /// Watches a descriptor, whose edges end a sleep of the agent ([`Self::wait`]).
     ///
     /// # Errors
     /// Errors of `epoll_ctl`.
@@ -410,7 +410,7 @@ impl Agent {
         self.doorbells.add(fd)
     }
 
-    /// Closes a pipe. Its program finds `ECONNRESET`; what it sent and was not delivered is gone.
+    /// Closes a pipe. Its program sees `ECONNRESET`; sent frames that were not delivered are lost.
     pub fn close(&mut self, id: PipeId) {
         if self.slot(id).is_some() {
             self.leave(id.slot);
@@ -421,13 +421,13 @@ impl Agent {
         }
     }
 
-    /// What went through a pipe.
+    /// Returns the counts of a pipe.
     pub fn counts(&mut self, id: PipeId) -> Option<PipeCounts> {
         let slot = self.slot(id)?;
         Some(PipeCounts { notifications: slot.end.notifications(), ..slot.counts })
     }
 
-    /// Why a pipe was cut off.
+    /// Returns the reason why a pipe was cut off.
     pub fn violation(&mut self, id: PipeId) -> Option<Violation> {
         self.slot(id)?.violation
     }
@@ -436,7 +436,7 @@ impl Agent {
         self.pipes.get_mut(id.slot)?.as_mut().filter(|slot| slot.generation == id.generation)
     }
 
-    /// A pipe receives nothing more. Once only: one that has ended has left already.
+    /// Removes a pipe from its port. Once only: a pipe that has ended has left already.
     fn leave(&mut self, number: usize) {
         let Some(slot) = self.pipes[number].as_ref().filter(|slot| slot.end.ended().is_none()) else {
             return;
@@ -460,13 +460,13 @@ impl Agent {
         }
     }
 
-    /// Looks at all programs and ports once, and moves what can be moved. Returns whether there was anything.
+    /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
         let mut busy = false;
         for number in 0..self.pipes.len() {
             busy |= self.look(number);
         }
-        // Each in its turn is the first, who finds room and tokens.
+        // Each pipe is the first in its turn, with first access to room and tokens.
         self.first = if self.first + 1 < self.pipes.len() { self.first + 1 } else { 0 };
         for number in (self.first..self.pipes.len()).chain(0..self.first) {
             busy |= self.drain(number);
@@ -495,9 +495,9 @@ impl Agent {
         }
     }
 
-    /// Delivers what a program sends.
+    /// Delivers frames or bytes that a program sends.
     fn drain(&mut self, number: usize) -> bool {
-        // Out of the table, so that others can be reached: no pipe delivers to itself.
+        // Taken out of the table, so that other pipes can be reached: no pipe delivers to itself.
         let Some(mut slot) = self.pipes[number].take() else { return false };
         let (mut busy, mut broken) = (false, None);
         for _ in 0..self.burst {
@@ -601,7 +601,7 @@ impl Agent {
                 if (self.taps.are_there() || self.mirrors.are_there())
                     && receiver.end.shape().unit() == Unit::Frames
                 {
-                    // What was delivered, not what its sender has made of it since.
+                    // The delivered copy, not the sender's memory, which may have changed since.
                     let copy = receiver.end.copy_last(sent.length, &mut self.scratch);
                     self.taps.see(near, slot.generation, copy, Way::Out);
                     self.taps.see(to, receiver.generation, copy, Way::In);
@@ -652,7 +652,7 @@ impl Agent {
         busy
     }
 
-    /// Sleeps until a program rings, at most `timeout`, unless a last look finds something to do.
+    /// Sleeps until a program rings, at most `timeout`, unless a last look finds work.
     pub fn wait(&mut self, timeout: Duration) {
         self.sleep = self.sleep.wrapping_add(1).max(1);
         let sleep = self.sleep;

@@ -1,4 +1,4 @@
-//! Ports of an agent: which of a port's pipes a frame goes to, and what went through.
+//! Ports of an agent: choice of the pipe for a frame, and counts.
 use super::{Agent, PipeId, Tapped};
 use crate::flow::Flow;
 use crate::port::{Device, Port, Taken};
@@ -28,7 +28,7 @@ pub struct PortCounts {
     pub bytes_sent: u64,
     /// Frames for which no pipe is bound, dropped.
     pub frames_unbound: u64,
-    /// Of a port that leads out: frames for which a pipe had no room, and those that were lost before the agent saw them.
+    /// Of a port that leads out: frames for which a pipe had no room, and frames lost before the agent saw them.
     pub frames_lost: u64,
     /// Of a port that leads out: frames that pipes sent and that could not leave.
     pub frames_unsent: u64,
@@ -45,13 +45,13 @@ struct Group {
 #[derive(Debug, Default)]
 struct Groups(Vec<Group>);
 
-/// Pipe that a frame goes to.
+/// Pipe for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Pipe(usize),
     /// No pipe receives from the port: the frame waits.
     Wait,
-    /// No pipe is bound to it.
+    /// No pipe is bound to the frame.
     Nobody,
 }
 
@@ -61,10 +61,10 @@ pub(super) struct PortSlot {
     /// Unit of the pipes here; settled by the first one.
     pub(super) unit: Option<Unit>,
     groups: Groups,
-    /// Pipes here that receive, started or not, and that send.
+    /// Numbers of the port's receiving pipes, started or not, and of its sending pipes.
     ends: [usize; 2],
     counts: PortCounts,
-    /// The port was removed.
+    /// Set when the port was removed.
     free: bool,
 }
 
@@ -84,7 +84,7 @@ impl PortSlot {
         self.free
     }
 
-    /// A pipe belongs here.
+    /// Counts a pipe of this port.
     pub(super) fn enter(&mut self, shape: Shape) {
         for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
             *count += usize::from(has);
@@ -96,7 +96,7 @@ impl PortSlot {
         shape.receives() && self.ends[0] > 0 || shape.sends() && self.ends[1] > 0
     }
 
-    /// A pipe receives from now on.
+    /// Adds a pipe that receives from now on.
     pub(super) fn admit(&mut self, pipe: usize, flow: Flow) {
         let Groups(groups) = &mut self.groups;
         match groups.iter_mut().find(|group| group.flow == flow) {
@@ -110,7 +110,7 @@ impl PortSlot {
         self.bind();
     }
 
-    /// Tells a port that leads out which frames its pipes want.
+    /// Tells a port that leads out the flows of its pipes.
     fn bind(&mut self) {
         let flows: Vec<_> = self.groups.0.iter().map(|group| group.flow).collect();
         if let Some(device) = self.port.device() {
@@ -118,7 +118,7 @@ impl PortSlot {
         }
     }
 
-    /// Most flows of its pipes.
+    /// Returns the most flows of the port's pipes.
     pub(super) fn flows_max(&self) -> usize {
         match &self.port {
             Port::Device(device) => device.flows_max(),
@@ -126,7 +126,7 @@ impl PortSlot {
         }
     }
 
-    /// Returns whether nothing can be sent here.
+    /// Returns whether the port is a mirror, to which nothing can be sent.
     pub(super) fn is_mirror(&self) -> bool {
         match &self.port {
             Port::Mirror => true,
@@ -151,7 +151,7 @@ impl PortSlot {
         }
     }
 
-    /// Returns whether it loses frames for which a pipe has no room.
+    /// Returns whether the port loses frames for which a pipe has no room.
     pub(super) fn leads_out(&mut self) -> bool {
         self.port.device().is_some()
     }
@@ -164,7 +164,7 @@ impl PortSlot {
         }
     }
 
-    /// A pipe belongs here no more.
+    /// Removes a pipe from this port.
     pub(super) fn leave(&mut self, pipe: usize, shape: Shape) {
         let Groups(groups) = &mut self.groups;
         groups.iter_mut().for_each(|group| group.pipes.retain(|&other| other != pipe));
@@ -175,16 +175,16 @@ impl PortSlot {
         }
     }
 
-    /// Finds the pipe that a frame goes to, whose `header` is looked at where it matters.
+    /// Finds the pipe for a frame. `header` is called only where it matters.
     #[inline]
     pub(super) fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
         self.groups.choose(header)
     }
 
-    /// The next frame that a pipe receives, other than from a link, and which.
+    /// Returns the next frame that a pipe receives, other than from a link, and the pipe.
     #[inline]
     pub(super) fn peek(&mut self) -> Option<(&[u8], Choice)> {
-        // What comes by a port that leads out does not wait for a pipe.
+        // Frames of a port that leads out do not wait for a pipe.
         if self.groups.0.is_empty() && !matches!(self.port, Port::Device(_)) {
             return None;
         }
@@ -224,7 +224,7 @@ impl PortSlot {
         self.counts.frames_unbound += 1;
     }
 
-    /// Takes what a pipe sent, a private copy, other than into a link.
+    /// Takes a frame or bytes that a pipe sent, a private copy, other than into a link.
     #[inline]
     pub(super) fn take(&mut self, bytes: &[u8]) -> Taken {
         let taken = self.port.take(bytes);
@@ -267,15 +267,15 @@ impl Groups {
 }
 
 impl Agent {
-    /// Adds a port that is no link.
+    /// Adds a port that is not a link.
     pub fn add_port(&mut self, port: Port) -> PortId {
         self.add(|_| port)
     }
 
-    /// Adds a port that leads out. News of its descriptors end a sleep of the agent.
+    /// Adds a port that leads out. Edges of its descriptors end a sleep of the agent.
     ///
     /// # Errors
-    /// Those of `epoll_ctl`.
+    /// Errors of `epoll_ctl`.
     pub fn add_device(&mut self, mut device: Box<dyn Device>) -> Result<PortId> {
         device.bind(&[]);
         for fd in device.descriptors() {
@@ -284,10 +284,11 @@ impl Agent {
         Ok(self.add(|_| Port::Device(device)))
     }
 
-    /// Adds a port whose pipes receive copies of the frames of port `of`, both ways. It goes before that port does.
+    /// Adds a port whose pipes receive copies of the frames of port `of`, both ways. The mirror has to be removed before that
+    /// port.
     ///
     /// # Errors
-    /// `EINVAL` where that is no port, or a mirror itself; `EMFILE` at 16 mirrors.
+    /// `EINVAL` where `of` is no port, or a mirror itself; `EMFILE` at 16 mirrors.
     pub fn add_mirror(&mut self, of: PortId) -> Result<PortId> {
         let own = self.ports.get(of.0).filter(|port| !port.free).ok_or(Errno::INVAL)?;
         if own.is_mirror() {
@@ -299,7 +300,7 @@ impl Agent {
         Ok(id)
     }
 
-    /// Adds the two ends of a link: what is sent at one is received at the other.
+    /// Adds the two ends of a link: frames sent at one are received at the other.
     pub fn add_link(&mut self) -> (PortId, PortId) {
         let near = self.add(Port::Link);
         let far = self.add(|_| Port::Link(near.0));
@@ -318,8 +319,8 @@ impl Agent {
         PortId(place)
     }
 
-    /// Removes a port, and of a link both ends. Pipes that lead there end with `ENODEV`, also those whose verdicts could name it. Returns
-    /// what is left to do with it.
+    /// Removes a port, and of a link both ends. Pipes of the port, and those whose verdicts could name it, end with `ENODEV`. Returns the
+    /// port, for further use.
     pub fn remove_port(&mut self, id: PortId) -> Option<Port> {
         let slot = self.ports.get(id.0).filter(|slot| !slot.free)?;
         let gone = match slot.port {
@@ -344,12 +345,12 @@ impl Agent {
         Some(std::mem::replace(&mut self.ports[id.0].port, Port::Sink(Default::default())))
     }
 
-    /// The port of a number that this agent gave out.
+    /// Returns the port of a number that this agent gave out.
     pub fn port(&mut self, id: PortId) -> &mut Port {
         &mut self.ports[id.0].port
     }
 
-    /// Counts of a port.
+    /// Returns the counts of a port.
     pub fn port_counts(&self, id: PortId) -> PortCounts {
         let slot = &self.ports[id.0];
         let missed = match &slot.port {
@@ -369,7 +370,7 @@ fn spread(header: &[u8], count: usize) -> usize {
     };
     let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FACTOR).rotate_left(29);
     let ipv4 = header.get(12..15) == Some(&[8, 0, 0x45]);
-    // Only the first piece of a datagram has ports.
+    // Only the first fragment of a datagram has ports.
     let whole = word(20) >> 16 & 0x3fff == 0;
     let hash = match (ipv4, whole) {
         (true, true) => [word(26), word(30), word(34)].into_iter().fold(0, mix),

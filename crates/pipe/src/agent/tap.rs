@@ -1,7 +1,7 @@
 //! Taps: copies of the frames of a port or of a pipe, for an observer.
 //!
-//! A tap is a receiving pipe whose frames are records: [`Record`], then the first bytes of a frame. It holds nothing back. A record for
-//! which its ring has no room is lost and counted, and the next record says how many were. The observer is not a client: it sees what
+//! A tap is a receiving pipe whose frames are records: [`Record`], then the first bytes of a frame. A tap holds nothing up. A record
+//! for which its ring has no room is lost and counted, and the next record has the count. The observer is not a client: it sees what
 //! clients of the port see. Its words are bounded as a program's are.
 use super::doorbells::Doorbells;
 use super::end::End;
@@ -14,19 +14,19 @@ use rustix::io::{Errno, Result};
 use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Taps of an agent: `EMFILE` beyond. Each frame is compared with each of them.
+/// Most taps of an agent: `EMFILE` beyond. Each frame is compared with each of them.
 pub const TAPS_MAX: usize = 16;
 
-/// Which frames a tap copies.
+/// Frames that a tap copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tapped {
-    /// Those of a port, both ways.
+    /// Frames of a port, both ways.
     Port(PortId),
-    /// Those of a pipe, both ways.
+    /// Frames of a pipe, both ways.
     Pipe(PipeId),
 }
 
-/// Which way a frame went, as the port sees it.
+/// Direction of a frame, as the port sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the port to a pipe.
@@ -35,21 +35,21 @@ pub enum Way {
     Out,
 }
 
-/// What stands before the bytes of a frame in a record of a tap.
+/// Header of a record of a tap, before the bytes of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Time at which the agent moved the frame, in nanoseconds since 1970.
     pub time_ns: u64,
     /// Bytes of the frame.
     pub frame_bytes: u32,
-    /// Which way it went.
+    /// Direction of the frame.
     pub way: Way,
     /// Frames that the tap has lost so far.
     pub lost: u64,
 }
 
 impl Record {
-    /// Bytes of a record before those of the frame.
+    /// Bytes of the header.
     pub const BYTES: usize = 24;
     /// Most bytes of a frame in a record.
     pub const SNAP_MAX: usize = FRAME_BYTES_MAX as usize - Self::BYTES;
@@ -63,7 +63,7 @@ impl Record {
         bytes
     }
 
-    /// The record that `bytes` are, and the first bytes of its frame. None if they are none.
+    /// Parses a record: returns its header, and the first bytes of its frame. None if it is malformed.
     pub fn read(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (head, frame) = bytes.split_first_chunk::<{ Self::BYTES }>()?;
         let word = |at: usize| head[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
@@ -73,11 +73,11 @@ impl Record {
     }
 }
 
-/// A tap of an agent. An id of one that was removed names none.
+/// A tap of an agent. The id of a removed tap names none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TapId(u64);
 
-/// What a tap has seen.
+/// Counts of a tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapCounts {
     /// Frames copied.
@@ -110,7 +110,7 @@ impl Taps {
         !self.taps.is_empty()
     }
 
-    /// Returns whether a port has one.
+    /// Returns whether a port has a tap.
     pub(super) fn are_of(&self, port: usize) -> bool {
         self.taps.iter().any(|tap| matches!(tap.of, Tapped::Port(id) if id.slot() == port))
     }
@@ -145,7 +145,7 @@ impl Taps {
         }
     }
 
-    /// Reads what observers gave back, and tells them of new records. Returns whether there was anything.
+    /// Reads the words of observers, and announces new records. Returns whether there was work.
     pub(super) fn turn(&mut self) -> bool {
         let mut busy = false;
         for tap in self.taps.iter_mut().filter(|tap| tap.end.is_open()) {
@@ -164,7 +164,7 @@ impl Taps {
         }
     }
 
-    /// What is tapped has gone.
+    /// Ends the taps of ports or pipes that have gone.
     pub(super) fn end(&mut self, is_gone: impl Fn(Tapped) -> bool) {
         for tap in self.taps.iter_mut().filter(|tap| is_gone(tap.of)) {
             tap.end.tell();
@@ -186,8 +186,8 @@ impl Agent {
     /// Adds a tap of at most `snap` bytes of each frame. `made` is a receiving pipe of frames, whose memory is sealed.
     ///
     /// # Errors
-    /// `EINVAL` for another kind of pipe, or a port that was removed; `EBADF` for a pipe that was closed; `EOPNOTSUPP` where frames are
-    /// none, but bytes; `EMFILE` at [`TAPS_MAX`]; those of `epoll_ctl`.
+    /// `EINVAL` for another kind of pipe, or a port that was removed. `EBADF` for a pipe that was closed. `EOPNOTSUPP` where the unit
+    /// is bytes. `EMFILE` at [`TAPS_MAX`]. Errors of `epoll_ctl`.
     pub fn add_tap(&mut self, made: Made, of: Tapped, snap: usize) -> Result<TapId> {
         let Made { shape, memory, doorbell } = made;
         if shape.direction() != Direction::Receive || shape.unit() != Unit::Frames {
@@ -219,7 +219,7 @@ impl Agent {
         Ok(id)
     }
 
-    /// Removes a tap. Its observer finds `ECONNRESET`.
+    /// Removes a tap. The observer sees `ECONNRESET`.
     pub fn remove_tap(&mut self, id: TapId) {
         let of = self.taps.taps.iter().find(|tap| tap.id == id).map(|tap| tap.of);
         self.taps.remove(id, &self.doorbells);
@@ -228,7 +228,7 @@ impl Agent {
         }
     }
 
-    /// What a tap has seen.
+    /// Returns the counts of a tap.
     pub fn tap_counts(&self, id: TapId) -> Option<TapCounts> {
         self.taps.taps.iter().find(|tap| tap.id == id).map(|tap| tap.counts)
     }

@@ -5,12 +5,12 @@ use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, entry_parts, frame_stride, BACK, DROP, FRAME_BYTES_MIN};
 use std::sync::atomic::Ordering;
 
-/// The frames announced when it was made. Each is lent until the next is asked for; space is given back in pieces meanwhile, and all of
-/// it when this is dropped. A frame that was not asked for stays unread.
+/// The frames announced when this was made. Each is lent until the next call. Space is given back in pieces meanwhile, and all of it on
+/// drop. Frames that were not lent stay unread.
 #[derive(Debug)]
 pub struct Frames<'a> {
     pipe: &'a mut Pipe,
-    /// Length and verdict of the frame that is lent.
+    /// Length of the frame that is lent, its length after a cut, and its verdict.
     lent: Option<(u16, u16, u16)>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> Frames<'a> {
         Self { pipe, lent: None }
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     #[allow(clippy::should_implement_trait)] // lends
     pub fn next(&mut self) -> Option<Frame<'_>> {
         self.finish();
@@ -67,13 +67,13 @@ impl Drop for Frames<'_> {
 }
 
 impl Frame<'_> {
-    /// Its bytes.
+    /// Returns the frame's bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         self.pipe.bytes(self.length.into())
     }
 
-    /// Its bytes, to be changed in place; none unless the pipe forwards.
+    /// Returns the frame's bytes, to be changed in place; none unless the pipe forwards.
     #[inline]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         if self.pipe.shape.direction() != Direction::Forward {
@@ -82,8 +82,8 @@ impl Frame<'_> {
         Some(self.pipe.bytes_mut(self.pipe.reader.read(), self.length.into()))
     }
 
-    /// Says where a forwarded frame goes: to a port, by its place among those that the pipe was opened with, [`BACK`] or [`DROP`]. Without
-    /// a verdict it goes back.
+    /// Sets the destination of a forwarded frame: a port, by its place among those that the pipe was opened with, [`BACK`] or [`DROP`].
+    /// The default is [`BACK`].
     #[inline]
     pub fn verdict(&mut self, to: u16) {
         if let Some(lent) = self.lent {
@@ -91,7 +91,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Forwards only the first `length` bytes. No frame gets longer, or shorter than an Ethernet header.
+    /// Forwards only the first `length` bytes. No frame gets longer than it was, or shorter than an Ethernet header.
     pub fn truncate(&mut self, length: usize) {
         if let Some(lent) = self.lent {
             lent.1 = (length.min(lent.0.into()) as u16).max(FRAME_BYTES_MIN.min(lent.0));

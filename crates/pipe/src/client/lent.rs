@@ -1,4 +1,4 @@
-//! Frames that are lent several at a time, for programs that keep them for a while: the C API's.
+//! Frames that are lent several at a time, for programs that keep them for a while, as by the C API.
 //!
 //! [`Pipe::lend`] lends the next frame, [`Pipe::take_back`] ends the oldest loan. While frames are lent, [`Pipe::frames`] fails with
 //! `EBUSY`.
@@ -10,17 +10,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 impl Pipe {
-    /// Length of the frame at `position`, as the agent has written it.
+    /// Returns the length of the frame at `position`, as the agent has written it.
     fn length_at(&self, position: u64) -> u16 {
         let at = entry_offset(position, self.shape.ring_bytes());
         entry_parts(self.memory.status.load_u32(at, Ordering::Relaxed)).0
     }
 
-    /// Lends the next frame: its first byte, and its length. The bytes stay in place until [`Self::take_back`] and while the pipe
-    /// lives. They may be written in a forwarding pipe.
+    /// Lends the next frame: returns the address of its first byte, and its length. The bytes stay in place until
+    /// [`Self::take_back`] and while the pipe lives. In a forwarding pipe they may be written.
     ///
     /// # Errors
-    /// `EAGAIN` if there is none; the pipe's own error once it has ended and all was lent; `EOPNOTSUPP` on another kind of pipe.
+    /// `EAGAIN` if there is none; the pipe's error once it has ended and all was lent; `EOPNOTSUPP` on another kind of pipe.
     pub fn lend(&mut self) -> Result<(NonNull<u8>, u16)> {
         if !self.shape.receives() || self.shape.unit() != Unit::Frames {
             return Err(Errno::OPNOTSUPP);
@@ -59,17 +59,17 @@ impl Pipe {
         Ok(kept)
     }
 
-    /// Gives back all that was taken back.
+    /// Gives back all frames whose loans have ended.
     pub fn flush_back(&mut self) {
         self.give_back();
     }
 
-    /// Bytes of the ring that lent frames take.
+    /// Returns the bytes of the ring that lent frames take.
     pub fn lent(&self) -> u64 {
         self.lent
     }
 
-    /// Bytes announced that are neither read nor lent, as far as is known without a look at the agent's word.
+    /// Returns the announced bytes that are neither read nor lent, without another look at the agent's word.
     pub fn waiting(&self) -> u64 {
         self.reader.unread() - self.lent
     }

@@ -2,7 +2,7 @@
 use super::Pipe;
 use rustix::io::{Errno, Result};
 
-/// How the length of a message is written before it, in network order.
+/// Format of the length before a message, in network order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefix {
     /// Two bytes, as DNS does over streams.
@@ -12,7 +12,7 @@ pub enum Prefix {
 }
 
 impl Prefix {
-    /// Bytes of the length.
+    /// Returns the bytes of the prefix.
     pub fn bytes(self) -> usize {
         match self {
             Self::Two => 2,
@@ -20,7 +20,7 @@ impl Prefix {
         }
     }
 
-    /// The length that `bytes` begin with.
+    /// Returns the length that `bytes` begin with.
     fn length(self, bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Two => bytes.first_chunk().map(|bytes| u16::from_be_bytes(*bytes).into()),
@@ -47,8 +47,8 @@ impl Prefix {
     }
 }
 
-/// The whole messages announced when it was made. Each is lent until the next is asked for; space is given back in pieces meanwhile,
-/// and all of it when this is dropped.
+/// The whole messages announced when this was made. Each is lent until the next call. Space is given back in pieces meanwhile, and
+/// all of it on drop.
 #[derive(Debug)]
 pub struct Messages<'a> {
     pipe: &'a mut Pipe,
@@ -61,10 +61,10 @@ impl<'a> Messages<'a> {
         Self { pipe, prefix, lent: 0 }
     }
 
-    /// The next message, without its prefix; none if the rest is not there yet ([`Pipe::wait_more`] waits for it).
+    /// Returns the next message, without its prefix; none if its rest has not arrived ([`Pipe::wait_more`] waits for it).
     ///
     /// # Errors
-    /// `EMSGSIZE` if the message is longer than the ring: it can never be there as a whole.
+    /// `EMSGSIZE` if the message is longer than the ring, and can never arrive as a whole.
     #[allow(clippy::should_implement_trait)] // lends
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
         self.finish();

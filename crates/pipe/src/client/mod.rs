@@ -1,10 +1,10 @@
 //! The program's end of a pipe.
 //!
-//! A program reads what was announced where it lies: [`Pipe::frames`], [`Pipe::messages`] and [`Pipe::peek`] lend bytes of the ring,
-//! which are given back in pieces as the program goes on. In a forwarding pipe it changes them in place and says for each frame
-//! where it goes. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
+//! A program reads announced bytes in place. [`Pipe::frames`], [`Pipe::messages`] and [`Pipe::peek`] lend bytes of the ring, which
+//! are given back in pieces as the program goes on. In a forwarding pipe it changes them in place and sets the destination of each
+//! frame. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
 //!
-//! A pipe is one thread's at a time. The agent is trusted by the program, as the driver is.
+//! A pipe is used by one thread at a time. The agent is trusted by the program, as the driver is.
 mod frames;
 mod lent;
 mod messages;
@@ -43,7 +43,7 @@ impl ReadCells for Cells<'_> {
     }
 }
 
-/// What a sending program has placed, published and got back.
+/// Positions of a sending program: placed, published, and free again.
 #[derive(Debug, Default)]
 struct Writer {
     placed: u64,
@@ -60,18 +60,18 @@ pub struct Pipe {
     memory: ClientMemory,
     doorbell: OwnedFd,
     reader: Reader,
-    /// Bytes behind what was read whose frames are lent by [`Pipe::lend`].
+    /// Bytes behind the read position whose frames are lent by [`Pipe::lend`].
     lent: u64,
     writer: Writer,
     spin: Spin,
-    /// The sleep of the agent that was rung for last.
+    /// Number of the agent's sleep that was rung for last.
     rung: u32,
-    /// See [`Pipe::set_wake_fd`].
+    /// Reading end of a kernel pipe: see [`Pipe::set_wake_fd`].
     wake_fd: Option<OwnedFd>,
 }
 
 impl Pipe {
-    /// Maps what an agent offers.
+    /// Maps an agent's offer.
     ///
     /// # Errors
     /// `ENOMEM` and others of `mmap`.
@@ -90,7 +90,7 @@ impl Pipe {
         })
     }
 
-    /// Direction, unit and size.
+    /// Returns direction, unit and size.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -105,13 +105,13 @@ impl Pipe {
         Ok(())
     }
 
-    /// Looks for bytes. Returns how many are neither read nor lent.
+    /// Looks for bytes. Returns the number of bytes that are neither read nor lent.
     ///
     /// # Errors
-    /// `EAGAIN` if there are none; the pipe's own error once it has ended and all was read.
+    /// `EAGAIN` if there are none; the pipe's error once it has ended and all was read.
     fn unread(&mut self) -> Result<usize> {
         if self.reader.unread() == self.lent {
-            // Loaded before the bytes are looked for, so that none are missed.
+            // Loaded before the look for bytes, so that none are missed.
             let end = self.end();
             if self.reader.refresh(&Cells(&self.memory, self.shape)) == self.lent {
                 return Err(end.unwrap_or(Errno::AGAIN));
@@ -120,7 +120,7 @@ impl Pipe {
         Ok((self.reader.unread() - self.lent) as usize)
     }
 
-    /// Why the pipe has ended, if it has.
+    /// Returns the reason of the pipe's end, if it has ended.
     pub fn ended(&self) -> Option<Errno> {
         self.end()
     }
@@ -132,29 +132,30 @@ impl Pipe {
         }
     }
 
-    /// The frames announced so far, one after the other.
+    /// Returns the frames announced so far, one after the other.
     ///
     /// # Errors
-    /// `EAGAIN` if there are none; the pipe's own error once it has ended; `EOPNOTSUPP` on another kind of pipe.
+    /// `EAGAIN` if there are none; the pipe's error once it has ended; `EOPNOTSUPP` on another kind of pipe.
     pub fn frames(&mut self) -> Result<Frames<'_>> {
         self.receiving(Unit::Frames)?;
         self.unread()?;
         Ok(Frames::new(self))
     }
 
-    /// The messages announced so far: each has its length before it, as `prefix` says. A part of a message stays unread.
+    /// Returns the messages announced so far, each with its length before it in the format `prefix`. A part of a message stays
+    /// unread.
     ///
     /// # Errors
     /// As for [`Self::frames`].
     pub fn messages(&mut self, prefix: Prefix) -> Result<Messages<'_>> {
         self.receiving(Unit::Bytes)?;
         self.unread()?;
-        // The rest of a message may have come.
+        // The rest of a message may have arrived.
         self.reader.refresh(&Cells(&self.memory, self.shape));
         Ok(Messages::new(self, prefix))
     }
 
-    /// All unread bytes, in one piece. They stay unread until [`Self::done`].
+    /// Returns all unread bytes, in one piece. The bytes stay unread until [`Self::done`].
     ///
     /// # Errors
     /// As for [`Self::frames`].
@@ -165,7 +166,7 @@ impl Pipe {
         Ok(self.bytes(self.reader.unread() as usize))
     }
 
-    /// The first `len` unread bytes, to be changed in place before [`Self::done`] passes them on.
+    /// Returns the first `len` unread bytes, to be changed in place before [`Self::done`] passes them on.
     ///
     /// # Errors
     /// As for [`Self::frames`]; `EINVAL` if fewer are unread.
@@ -194,8 +195,8 @@ impl Pipe {
         Ok(())
     }
 
-    /// Asks for a notification of what is there, though the program has not given back what it was told of. Ensō's notification
-    /// prefetch: asked for before the last bytes are worked on, it is there when they are done.
+    /// Asks for a notification although announced bytes have not been given back. This is Ensō's notification prefetch: asked
+    /// for before the last bytes are processed, it has arrived when they are done.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a sending pipe.
@@ -221,19 +222,19 @@ impl Pipe {
         let sleep = self.memory.status.load_u32(pipe_status::NEED_WAKEUP, Ordering::Relaxed);
         if sleep != 0 && sleep != self.rung {
             self.rung = sleep;
-            // The counter is full: the agent is awake by then.
+            // If the counter is full, the agent is awake already.
             let _ = rustix::io::write(&self.doorbell, &1u64.to_ne_bytes());
         }
     }
 
-    /// The first `len` unread bytes.
+    /// Returns the first `len` unread bytes.
     fn bytes(&self, len: usize) -> &[u8] {
         let at = self.memory.ring.address(self.shape.offset(self.reader.read()), len);
         // SAFETY: announced bytes, which the agent leaves alone until they are given back; that takes `&mut self`.
         unsafe { slice::from_raw_parts(at.as_ptr(), len) }
     }
 
-    /// `len` bytes at `position`, which are this program's.
+    /// Returns `len` bytes at `position`, which this program owns.
     fn bytes_mut(&mut self, position: u64, len: usize) -> &mut [u8] {
         let at = self.memory.ring.address(self.shape.offset(position), len);
         // SAFETY: the ring is mapped for writing (the direction was checked), and the bytes were announced and not given back, or
@@ -241,10 +242,10 @@ impl Pipe {
         unsafe { slice::from_raw_parts_mut(at.as_ptr(), len) }
     }
 
-    /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. What was read is given back before a sleep.
+    /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. Read bytes are given back before a sleep.
     ///
     /// # Errors
-    /// `EAGAIN` after the time, or a signal; the pipe's own error once it has ended and all was read; `EOPNOTSUPP` on a sending pipe.
+    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `EOPNOTSUPP` on a sending pipe.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
@@ -255,7 +256,8 @@ impl Pipe {
         }
     }
 
-    /// Sleeps until there are more unread bytes than are known of: where a message is there in part. Else as [`Self::wait`].
+    /// Sleeps until there are more unread bytes than are known, for a message that has arrived in part. Otherwise as
+    /// [`Self::wait`].
     ///
     /// # Errors
     /// As for [`Self::wait`].
@@ -284,21 +286,21 @@ impl Pipe {
         Err(end.unwrap_or(Errno::AGAIN))
     }
 
-    /// Has [`Self::arm`] use the reading end of a pipe of the kernel, which does not block; the agent has the writing end.
+    /// Sets the reading end of a kernel pipe for [`Self::arm`]. `wake_fd` does not block; the agent has the writing end.
     pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
         self.wake_fd = Some(wake_fd);
     }
 
-    /// The descriptor that becomes readable after [`Self::arm`].
+    /// Returns the descriptor that becomes readable after [`Self::arm`].
     pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         self.wake_fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Before a sleep in `poll` or `epoll` on [`Self::wake_fd`]: gives back what was read, and has it become readable with the next bytes, in
-    /// a sending pipe when a quarter of the ring is free, and when the pipe ends. Returns whether there is something to do already.
+    /// Prepares a sleep in `poll` or `epoll` on [`Self::wake_fd`], and gives read bytes back. The descriptor becomes readable with the next
+    /// bytes, in a sending pipe when a quarter of the ring is free, and when the pipe ends. Returns whether there is work already.
     ///
     /// # Errors
-    /// The pipe's own error once it has ended and all was read.
+    /// The pipe's error once it has ended and all was read.
     pub fn arm(&mut self) -> Result<bool> {
         if let Some(wake_fd) = &self.wake_fd {
             let mut bytes = [0; 64];
@@ -367,8 +369,8 @@ impl Pipe {
     /// Lends `len` bytes of the ring for a frame or for bytes, which [`Self::placed`] completes.
     ///
     /// # Errors
-    /// `EAGAIN` if there is no room; `EMSGSIZE` if there never is, or no frame has this length; the pipe's own error once it has ended;
-    /// `EOPNOTSUPP` unless it is a sending pipe.
+    /// `EAGAIN` if there is no room now. `EMSGSIZE` if there can never be, or no frame has this length. The pipe's error once it has
+    /// ended. `EOPNOTSUPP` unless it is a sending pipe.
     pub fn place(&mut self, len: usize) -> Result<&mut [u8]> {
         self.sending()?;
         let possible = match self.shape.unit() {
@@ -386,7 +388,7 @@ impl Pipe {
         Ok(self.bytes_mut(self.writer.placed, len))
     }
 
-    /// Completes the bytes lent last: a frame goes to port `to` of those that the pipe was opened with ([`pd_abi::pipe::BACK`] is its
+    /// Completes the bytes lent last. A frame goes to port `to` of those that the pipe was opened with ([`pd_abi::pipe::BACK`] is its
     /// own). The agent sees it after [`Self::flush`], or when a piece is complete.
     pub fn placed(&mut self, to: u16) {
         let len = std::mem::take(&mut self.writer.lent);
@@ -395,7 +397,7 @@ impl Pipe {
         }
     }
 
-    /// As [`Self::placed`], of the first `len` of the bytes lent last. No bytes: they are free again.
+    /// Completes the first `len` of the bytes lent last, as [`Self::placed`]. With 0, all of them are free again.
     ///
     /// # Errors
     /// `EINVAL` if fewer were lent; `EMSGSIZE` if no frame has this length. The bytes stay lent.
@@ -436,7 +438,7 @@ impl Pipe {
         Ok(())
     }
 
-    /// Has the agent see all that was placed.
+    /// Publishes all placed bytes to the agent.
     pub fn flush(&mut self) {
         if self.writer.published != self.writer.placed {
             self.writer.published = self.writer.placed;
@@ -446,7 +448,7 @@ impl Pipe {
         }
     }
 
-    /// Bytes placed that the agent has not taken.
+    /// Returns the placed bytes that the agent has not taken.
     pub fn untaken(&mut self) -> u64 {
         self.free(self.shape.ring_bytes());
         self.writer.placed.wrapping_sub(self.writer.free_from)
@@ -455,7 +457,7 @@ impl Pipe {
     /// Sleeps until `room` bytes of the ring are free, at most `timeout`. The whole ring is free when all was taken.
     ///
     /// # Errors
-    /// `EAGAIN` after the time, or a signal; the pipe's own error once it has ended; `EINVAL` if the ring is smaller.
+    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended; `EINVAL` if the ring is smaller.
     pub fn wait_room(&mut self, room: u64, timeout: Duration) -> Result<()> {
         self.sending()?;
         let ring = self.shape.ring_bytes();

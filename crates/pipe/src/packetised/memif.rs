@@ -1,8 +1,8 @@
-//! The packetised interface as memif has it: the NIC is a port of memif, with its checks, and the program a client of it without copies.
+//! The packetised interface over memif: the NIC is a memif port, with its checks, and the program a zero-copy client of it.
 //!
-//! The program lays a pool and a ring for each direction into its region. The NIC copies a frame into the buffer of a descriptor of the
-//! one ring; the program changes it in place and puts the same buffer into the other, from which the NIC copies it out. Pool, bursts and
-//! headers are those of [`super`].
+//! The program lays a pool and a ring for each direction into its region. The NIC copies a frame into the buffer of a descriptor of one
+//! ring. The program changes the frame in place and puts the same buffer into the other ring, from which the NIC copies it out. Pool,
+//! bursts and headers are those of [`super`].
 use super::{
     free_buffers, Packets, Rings, BUFFERS, BUFFER_BYTES, DESCRIPTORS, FRAME_OFFSET, PACKET_BYTES_MAX,
 };
@@ -28,24 +28,24 @@ const HEAD: usize = 6;
 const TAIL: usize = 64;
 const ENTRIES: usize = 128;
 const ENTRY_BYTES: usize = 16;
-/// The reader of a ring polls.
+/// Flag: the reader of a ring polls.
 const MASK_INT: u16 = 1;
-/// Where the rings lie: from the program, to the program. Behind them lies the pool.
+/// Offsets of the rings: from the program, to the program. The pool lies behind them.
 const RINGS: [usize; 2] = [0, 32 << 10];
 const POOL: usize = 64 << 10;
 const REGION_BYTES: usize = POOL + BUFFERS * BUFFER_BYTES;
-/// Messages: the answer to each of a client's, and those of a client.
+/// Size of a message, and types of a client's messages and the answers.
 const MESSAGE_BYTES: usize = 128;
 const INIT: u8 = 3;
 const ADD_REGION: u8 = 4;
 const ADD_RING: u8 = 5;
 const CONNECT: u8 = 6;
-/// Turns in which the port answers a message.
+/// Most turns until the port answers a message.
 const TURNS_MAX: usize = 1000;
 /// Frames that the NIC moves in a turn, each way.
 const BURST: usize = 32;
 
-/// The NIC: a port of memif, and where its frames come from and go to.
+/// The NIC: a memif port, and the source and sink of its frames.
 #[derive(Debug)]
 pub struct MemifNic {
     device: Memif,
@@ -54,7 +54,7 @@ pub struct MemifNic {
 }
 
 impl MemifNic {
-    /// Takes what was sent, at most a burst, and fills buffers from the port, at most a burst.
+    /// Takes sent frames, at most a burst, and fills buffers from the port, at most a burst.
     pub fn turn(&mut self) {
         let Self { device, port, received } = self;
         for _ in 0..BURST {
@@ -65,7 +65,7 @@ impl MemifNic {
         for _ in 0..BURST {
             let Some(frame) = port.peek() else { break };
             if frame.len() <= PACKET_BYTES_MAX {
-                // A frame without a buffer is not lost here, but waits.
+                // A frame without a buffer waits here, and is not lost.
                 if device.send(frame) != Taken::Done {
                     break;
                 }
@@ -76,12 +76,12 @@ impl MemifNic {
         device.flush();
     }
 
-    /// Frames that the program was given.
+    /// Returns the frames given to the program.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Its port.
+    /// Returns the NIC's port.
     pub fn port(&mut self) -> &mut Port {
         &mut self.port
     }
@@ -91,13 +91,13 @@ impl MemifNic {
 #[derive(Debug)]
 pub struct MemifRings {
     region: Region<Own>,
-    /// The buffer of each descriptor, of either ring.
+    /// The buffer of each descriptor, by ring.
     buffers: [Vec<usize>; 2],
     posted: u16,
     taken: u16,
     sent: u16,
     reclaimed: u16,
-    /// The port hangs up when it goes.
+    /// Kept open: the port hangs up when it is closed.
     _socket: OwnedFd,
 }
 
@@ -175,10 +175,10 @@ impl Rings for MemifRings {
     }
 }
 
-/// Makes both sides, connected, with all buffers free. The port is no link.
+/// Makes both sides, connected, with all buffers free. The port must not be a link.
 ///
 /// # Errors
-/// Those of making memory, sockets and the port; `EPROTO` where the port refuses the client.
+/// Errors of making memory, sockets and the port; `EPROTO` where the port refuses the client.
 pub fn pair(port: Port) -> Result<(MemifNic, Packets<MemifRings>)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +210,7 @@ fn seqpacket() -> Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Says what a client says, while the port takes turns.
+/// Sends a client's messages, while the port takes turns.
 fn shake(socket: &OwnedFd, memory: &OwnedFd, device: &mut Memif) -> Result<()> {
     let log = DESCRIPTORS.ilog2() as u8;
     let ring = |flags: u16, at: usize| {
@@ -251,7 +251,7 @@ fn say(socket: &OwnedFd, message: &[u8], fd: Option<BorrowedFd<'_>>) -> Result<(
 }
 
 fn await_answer(socket: &OwnedFd, device: &mut Memif) -> Result<()> {
-    /// The port goes, and says why.
+    /// Message of a port that hangs up, with its reason.
     const DISCONNECT: u8 = 8;
     let mut bytes = [0; MESSAGE_BYTES];
     for _ in 0..TURNS_MAX {

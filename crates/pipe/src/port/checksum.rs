@@ -1,10 +1,10 @@
 //! Checksums of UDP and TCP that the sending kernel left to a NIC.
 //!
-//! A kernel that sends to a virtual interface writes the sum of the pseudo header into the checksum's place and leaves the rest to
-//! hardware, which there is not. A frame with that value there gets its checksum. A frame that has the value by chance keeps it, as
-//! the sum over an intact frame gives what stands there.
+//! A kernel that sends to a virtual interface writes the sum of the pseudo header into the checksum field and leaves the rest to
+//! hardware, which does not exist. A frame with that value there gets its checksum. A frame that has the value by chance keeps it:
+//! the sum over an intact frame gives the same value.
 
-/// Sum of `bytes` as 16-bit words in the order of the network, not folded.
+/// Returns the sum of `bytes` as 16-bit words in network order, not folded.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(2).map(|pair| match *pair {
         [high, low] => u64::from(u16::from_be_bytes([high, low])),
@@ -26,7 +26,7 @@ pub fn complete(frame: &mut [u8]) {
     let Some(kind) = frame.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]])) else { return };
     let word =
         |at: usize| frame.get(at..at + 2).map(|word| usize::from(u16::from_be_bytes([word[0], word[1]])));
-    // Protocol, addresses, where the datagram begins and ends.
+    // Protocol, addresses, and begin and end of the datagram.
     let (protocol, addresses, from, to) = match kind {
         0x0800 => {
             let (Some(&first), Some(&protocol)) = (frame.get(14), frame.get(23)) else { return };
@@ -57,7 +57,7 @@ pub fn complete(frame: &mut [u8]) {
     }
     frame[place..place + 2].fill(0);
     let checksum = !fold(pseudo + sum(&frame[from..to]));
-    // Zero would say that there is none.
+    // Zero would mean that there is no checksum.
     let checksum = if checksum == 0 && protocol == 17 { 0xffff } else { checksum };
     frame[place..place + 2].copy_from_slice(&checksum.to_be_bytes());
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A frame of UDP over IPv4 with its checksum, made by the rule of RFC 768.
+    /// Makes a frame of UDP over IPv4 with its checksum, by the rule of RFC 768.
     fn datagram(payload: &[u8]) -> Vec<u8> {
         let length = 8 + payload.len();
         let mut frame = vec![0; 34];
@@ -95,7 +95,7 @@ mod tests {
             let mut left = whole.clone();
             let pseudo = fold(sum(&left[26..34]) + 17 + (left.len() - 34) as u64);
             left[40..42].copy_from_slice(&pseudo.to_be_bytes());
-            // What lies behind the datagram is no part of it.
+            // Bytes behind the datagram are not part of it.
             left.extend([7; 5]);
             complete(&mut left);
             prop_assert_eq!(&left[..whole.len()], &whole[..]);

@@ -1,24 +1,24 @@
-//! What joins a port to the world outside of the agent: the kernel's interfaces, or another program's rings.
+//! Devices: connections of a port to the world outside the agent, such as the kernel's interfaces or another program's rings.
 //!
-//! An agent asks a device for frames and gives it frames, in turns of a bounded number. A device never blocks. Frames that it lends
-//! lie in memory that nobody else writes until they are given back.
+//! An agent takes frames from a device and gives it frames, in turns of a bounded number. A device never blocks. Frames that it
+//! lends lie in memory that nobody else writes until they are given back.
 use crate::flow::Flow;
 use std::os::fd::BorrowedFd;
 
-/// What became of a frame that a pipe sent.
+/// Outcome of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It is on its way.
+    /// The frame is on its way.
     Done,
-    /// It has to wait: there will be room.
+    /// The frame has to wait: there will be room.
     Wait,
-    /// It is lost: nobody is there, or there is no room.
+    /// The frame is lost: there is no receiver, or no room.
     Lost,
 }
 
 /// The outer side of a port.
 pub trait Device: std::fmt::Debug + Send {
-    /// The oldest frame received that was not advanced over: the same at each call.
+    /// Returns the oldest received frame that was not advanced over: the same at each call.
     fn peek(&mut self) -> Option<&[u8]>;
 
     /// Gives that frame back.
@@ -27,36 +27,37 @@ pub trait Device: std::fmt::Debug + Send {
     /// Sends a frame, a private copy.
     fn send(&mut self, frame: &[u8]) -> Taken;
 
-    /// Ends a turn: frames sent leave, and memory of frames given back is the other side's again. Returns whether anything else happened,
-    /// after which another turn is due.
+    /// Ends a turn: sent frames leave, and the memory of frames given back returns to the other side. Returns whether anything else
+    /// happened, after which another turn is due.
     fn flush(&mut self) -> bool;
 
-    /// Prepares for a sleep of the agent, which news of a descriptor ends: the other side is to ring from now on. Called before the agent's
-    /// last look. Returns whether the other side may have missed it, so that another look is due within a millisecond.
+    /// Prepares for a sleep of the agent, which an edge of a descriptor ends. The other side has to ring from now on. Called before the
+    /// agent's last look. Returns whether the other side may have missed the request, so that another look is due within a millisecond.
     fn rest(&mut self) -> bool {
         false
     }
 
-    /// Descriptors whose edges say that frames may have come.
+    /// Returns the descriptors whose edges mean that frames may have arrived.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Takes frames of these flows only, from now on. A device that cannot choose takes all.
+    /// Limits the device to frames of these flows from now on. A device that cannot choose takes all.
     fn bind(&mut self, _flows: &[Flow]) {}
 
-    /// Most flows that it can tell apart.
+    /// Returns the most flows that the device can tell apart.
     fn flows_max(&self) -> usize {
         usize::MAX
     }
 
-    /// Returns whether it shows copies of frames, so that nothing can be sent there. Taps of its port see frames that no pipe is bound to.
+    /// Returns whether the device shows copies of frames, so that nothing can be sent to it. Taps of its port see frames that no pipe is
+    /// bound to.
     fn is_mirror(&self) -> bool {
         false
     }
 
-    /// Says whether a pipe or a tap sees its frames from now on. A mirror that nobody watches need not copy.
+    /// Tells the device whether a pipe or a tap sees its frames from now on. An unwatched mirror need not copy.
     fn set_watched(&mut self, _is_watched: bool) {}
 
-    /// Frames that were lost before the agent could see them.
+    /// Returns the frames that were lost before the agent could see them.
     fn missed(&self) -> u64 {
         0
     }

@@ -1,6 +1,6 @@
 //! `gen`: frames from a recipe, and a check of those that come back.
 //!
-//! Frames are Ethernet, IPv4, UDP, and a number. The number says flow and order, so that frames that come back are checked without a
+//! Frames are Ethernet, IPv4, UDP, and a number. The number encodes flow and order. Frames that come back are thus checked without a
 //! record of each: in a flow no frame comes twice or before an earlier one. The first number and the sizes follow from the recipe
 //! alone.
 use super::Frame;
@@ -16,25 +16,25 @@ pub const GEN_BYTES_MIN: usize = NUMBER + 8;
 /// Most flows of a generator: a UDP port each.
 pub const GEN_FLOWS_MAX: usize = 1 << 16;
 
-/// What a generator makes.
+/// Parameters of a generator.
 #[derive(Clone, Debug)]
 pub struct Recipe {
     /// Sizes of frames, which take turns.
     pub sizes: Vec<usize>,
     /// Flows, which take turns.
     pub flows: usize,
-    /// Frames to make; 0 for as many as are taken.
+    /// Frames to make; 0 for no limit.
     pub frames: u64,
 }
 
-/// What a generator has made, and what came back.
+/// Counts of a generator: frames made, and frames that came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GenCounts {
     /// Frames and bytes made.
     pub made: (u64, u64),
     /// Frames and bytes that came back.
     pub returned: (u64, u64),
-    /// Frames left out between those that came back, by number.
+    /// Frames missing between those that came back, by number.
     pub missing: u64,
     /// Frames that came back twice, out of order, or with other bytes than they were made of.
     pub wrong: u64,
@@ -46,16 +46,16 @@ pub struct Gen {
     recipe: Recipe,
     frame: Vec<u8>,
     number: u64,
-    /// Next number of each flow to come back.
+    /// Next expected number of each flow.
     expected: Vec<u64>,
     counts: GenCounts,
 }
 
 impl Gen {
-    /// A generator by `recipe`.
+    /// Makes a generator by `recipe`.
     ///
     /// # Errors
-    /// `EINVAL` without sizes or flows, or with a size that no numbered frame has.
+    /// `EINVAL` without sizes or flows, or with an impossible size of a numbered frame.
     pub fn new(recipe: Recipe) -> Result<Self> {
         let sizes = GEN_BYTES_MIN.max(FRAME_BYTES_MIN.into())..=FRAME_BYTES_MAX.into();
         let possible = recipe.sizes.iter().all(|size| sizes.contains(size)) && !recipe.sizes.is_empty();
@@ -94,7 +94,7 @@ impl Gen {
         }
     }
 
-    /// The next frame, which [`Self::advance`] counts.
+    /// Returns the next frame, which [`Self::advance`] counts.
     #[inline]
     pub fn peek(&mut self) -> Frame<'_> {
         if self.recipe.frames != 0 && self.number == self.recipe.frames {
@@ -137,7 +137,7 @@ impl Gen {
         *expected = number + self.recipe.flows as u64;
     }
 
-    /// Counts of what was made, and of what came back.
+    /// Returns the counts.
     pub fn counts(&self) -> GenCounts {
         self.counts
     }

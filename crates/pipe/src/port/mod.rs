@@ -1,8 +1,8 @@
-//! Ports: what feeds a pipe and what drains it.
+//! Ports: sources and sinks of pipes' frames.
 //!
-//! Those of the agent's own push back: a source waits for a full pipe, and a sender for a full receiver. Nothing is dropped but by a
-//! verdict or a lease, and that is counted. Ports that lead out ([`Device`]) drop what a full pipe has no room for, as a NIC does, so
-//! that no program holds up another; that is counted, too.
+//! The agent's own ports push back: a source waits for a full pipe, and a sender for a full receiver. Only a verdict or a lease drops
+//! frames, and drops are counted. Ports that lead out ([`Device`]) drop frames for which a pipe has no room, as a NIC does, so that
+//! no program holds up another. These drops are counted, too.
 mod checksum;
 mod device;
 mod gen;
@@ -22,30 +22,30 @@ pub use tap::Tap;
 pub use trace::{Check, Trace};
 pub use xsk::{Steer, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES};
 
-/// The next frame of a source, if it has one.
+/// The next frame of a source, if there is one.
 type Frame<'a> = Option<&'a [u8]>;
 
-/// What a port is.
+/// Kinds of ports.
 #[derive(Debug)]
 pub enum Port {
-    /// Makes frames, and checks those that come back.
+    /// Generator of frames, which checks frames that come back.
     Gen(Gen),
-    /// Counts what is sent. Nothing is received.
+    /// Counter of sent frames. Nothing is received.
     Sink(Sink),
-    /// Reads frames from a capture, writes what is sent to another.
+    /// Reader of a capture, and writer of sent frames to another.
     Pcap(Pcap),
-    /// Plays prepared frames or pieces of a stream, and compares what comes back.
+    /// Player of prepared frames or pieces of a stream, which compares those that come back.
     Trace(Trace),
-    /// One end of a link: what is sent here is received at the other end, the port of this number.
+    /// End of a link: frames sent here are received at the other end, the port of this number.
     Link(usize),
     /// Copies of another port's frames.
     Mirror,
-    /// Leads out of the agent.
+    /// Device that leads out of the agent.
     Device(Box<dyn Device>),
 }
 
 impl Port {
-    /// The next frame that pipes of this port receive, other than from a link.
+    /// Returns the next frame that pipes of this port receive, other than from a link.
     pub(crate) fn peek(&mut self) -> Frame<'_> {
         match self {
             Self::Gen(gen) => gen.peek(),
@@ -67,7 +67,7 @@ impl Port {
         }
     }
 
-    /// Takes what a pipe sent, a private copy, other than into a link.
+    /// Takes a frame or bytes that a pipe sent, a private copy, other than into a link.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Taken {
         match self {
             Self::Gen(gen) => gen.check(bytes),
@@ -80,7 +80,7 @@ impl Port {
         Taken::Done
     }
 
-    /// The device that it leads to, if it does.
+    /// Returns the device, if the port leads out.
     pub(crate) fn device(&mut self) -> Option<&mut (dyn Device + 'static)> {
         match self {
             Self::Device(device) => Some(&mut **device),
@@ -88,7 +88,7 @@ impl Port {
         }
     }
 
-    /// Returns whether its frames are those of Ethernet, so that it has no use for an unmarked stream.
+    /// Returns whether the port carries Ethernet frames only, so that it takes no unmarked stream.
     pub(crate) fn wants_frames(&self) -> bool {
         matches!(self, Self::Gen(_) | Self::Pcap(_) | Self::Device(_) | Self::Mirror)
     }

@@ -1,6 +1,7 @@
-//! `pcap`: frames from a capture file, and a capture file of what is sent.
+//! `pcap`: frames from a capture file, and a capture file of sent frames.
 //!
-//! Captures are read in the pcap and pcapng formats, and written in the first, with times of zero: the same frames make the same file.
+//! Captures are read in the pcap and pcapng formats, and written in the pcap format, with times of zero: the same frames make the same
+//! file.
 use super::Frame;
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{create_reader, Block, Linktype, PcapBlockOwned, PcapError};
@@ -9,11 +10,11 @@ use std::io::{self, BufWriter, Read, Write};
 
 /// Bytes of a capture that are read at a time; no block is longer.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Of a capture written: little endian, microseconds, version 2.4.
+/// Magic of a written capture: little endian, microseconds, version 2.4.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: u32 = 2 | 4 << 16;
 
-/// A capture that is read, one that is written, or both.
+/// A capture to read, one to write, or both.
 pub struct Pcap {
     reader: Option<Box<dyn PcapReaderIterator + Send>>,
     writer: Option<BufWriter<Box<dyn Write + Send>>>,
@@ -23,7 +24,7 @@ pub struct Pcap {
     error: Option<io::Error>,
 }
 
-/// What was read and written.
+/// Counts of frames read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PcapCounts {
     /// Frames read and passed on.
@@ -44,10 +45,10 @@ impl std::fmt::Debug for Pcap {
 }
 
 impl Pcap {
-    /// Reads frames from `from`, and writes what is sent to `to`.
+    /// Reads frames from `from`, and writes sent frames to `to`.
     ///
     /// # Errors
-    /// `InvalidData` where `from` is no capture; those of writing the first bytes of `to`.
+    /// `InvalidData` where `from` is no capture; errors of writing the first bytes of `to`.
     pub fn new<R>(from: Option<R>, to: Option<Box<dyn Write + Send>>) -> io::Result<Self>
     where
         R: Read + Send + 'static,
@@ -66,7 +67,7 @@ impl Pcap {
         Ok(Self { reader, writer, frame: Vec::new(), ready: false, counts, error: None })
     }
 
-    /// The next frame of the capture, which [`Self::advance`] passes on; none at its end.
+    /// Returns the next frame of the capture, which [`Self::advance`] passes on; none at its end.
     pub fn peek(&mut self) -> Frame<'_> {
         while !self.ready && self.reader.is_some() {
             self.read();
@@ -130,10 +131,10 @@ impl Pcap {
         }
     }
 
-    /// Writes what is buffered. Returns what was read and written.
+    /// Flushes buffered frames. Returns the counts.
     ///
     /// # Errors
-    /// The first error of reading or writing; after one, the capture has ended, or frames are not written any more.
+    /// The first error of reading or writing. After it the capture has ended, or frames are no longer written.
     pub fn finish(&mut self) -> io::Result<PcapCounts> {
         if let Some(error) = self.error.take() {
             return Err(error);
@@ -150,7 +151,7 @@ fn open<R: Read + Send + 'static>(from: R) -> io::Result<Box<dyn PcapReaderItera
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "this is no capture"))
 }
 
-/// The bytes of a packet, and whether they are all that it had.
+/// Returns the bytes of a packet, and whether they are the whole packet.
 fn packet<'a>(block: &'a PcapBlockOwned<'_>) -> Option<(&'a [u8], bool)> {
     match block {
         PcapBlockOwned::Legacy(block) => Some((block.data, block.caplen == block.origlen)),

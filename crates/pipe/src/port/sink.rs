@@ -1,13 +1,13 @@
-//! `sink`: what is sent ends here, and is counted.
+//! `sink`: an end for sent frames, which are counted.
 
-/// What a sink has taken.
+/// Counts of a sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sink {
     /// Frames; pieces of an unmarked stream.
     pub frames: u64,
     /// Bytes.
     pub bytes: u64,
-    /// FNV-1a over all bytes, in order. It does not depend on how a stream was cut.
+    /// FNV-1a over all bytes, in order. Independent of the cuts of a stream.
     pub digest: u64,
 }
 

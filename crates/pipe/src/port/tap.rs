@@ -1,15 +1,14 @@
-//! `tap`: frames of an interface of the kernel that this side is the cable of (TUN/TAP).
+//! `tap`: frames of an interface of the kernel, with this side as its other end (TUN/TAP).
 //!
-//! A process with the rights to it has made the device, and passes its descriptor: without packet information and without headers for
-//! offloads, so that the kernel completes checksums. A frame is read or written by a call, which does not block; with each comes one
-//! frame.
+//! A process with the needed rights has made the device, and passes its descriptor. The device has no packet information and no
+//! headers for offloads, so that the kernel completes checksums. A frame is read or written by one call, which does not block.
 use super::device::{Device, Taken};
 use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use rustix::io::{read, write, Errno, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Frames of impossible lengths that are passed over at a time.
+/// Most frames of impossible lengths that are skipped at a time.
 const SKIPPED_MAX: usize = 16;
 
 /// The device.
@@ -26,10 +25,10 @@ impl Tap {
     /// Takes a descriptor of a device of `IFF_TAP | IFF_NO_PI`.
     ///
     /// # Errors
-    /// Those of `fcntl`.
+    /// Errors of `fcntl`.
     pub fn new(fd: OwnedFd) -> Result<Self> {
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
-        // A longer frame is cut by the kernel, and known by its length.
+        // The kernel cuts a longer frame, which its length shows.
         let frame = vec![0; usize::from(FRAME_BYTES_MAX) + 1].into();
         Ok(Self { fd, frame, len: None, missed: 0 })
     }

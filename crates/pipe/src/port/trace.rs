@@ -1,18 +1,17 @@
-//! `trace`: prepared frames, or pieces of a stream, played over and over; what comes back is compared with what was made.
+//! `trace`: prepared frames, or pieces of a stream, played over and over. Frames that come back are compared with those made.
 use super::{Frame, GenCounts};
 use rustix::io::{Errno, Result};
 use std::time::{Duration, Instant};
 
-/// Of so many frames of a window one is timed: two looks at the clock are a good part of what a frame takes.
+/// Number of frames of a window for each timed one: reading the clock twice takes a good part of a frame's time.
 const TIMED: u64 = 16;
-/// Times that are kept.
+/// Most times that are kept.
 const TIMES_MAX: usize = 1 << 20;
 
-/// Says for a frame that was made whether another is what a program makes of it.
+/// Tells whether `returned` is the program's correct result of `made`.
 pub type Check = fn(made: &[u8], returned: &[u8]) -> bool;
 
-/// Frames of a program's traffic. Those that come back are checked in the order in which they were made: a program that drops some is not
-/// for this port.
+/// Frames of a program's traffic. Returned frames are checked in the order in which they were made: not for programs that drop some.
 #[derive(Debug)]
 pub struct Trace {
     bytes: Vec<u8>,
@@ -24,12 +23,12 @@ pub struct Trace {
     window: u64,
     check: Check,
     counts: GenCounts,
-    /// The frame that is timed, by its number, and when it was made.
+    /// Number of the timed frame, and the time when it was made.
     timed: Option<(u64, Instant)>,
     times: Vec<Duration>,
 }
 
-/// A frame, and where it starts.
+/// A frame, and its offset.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     frame: usize,
@@ -51,7 +50,7 @@ impl Place {
 }
 
 impl Trace {
-    /// Plays `frames`, of which at most `window` are under way; 0 sets no bound. `check` is asked of each frame that comes back.
+    /// Plays `frames`, with at most `window` under way; 0 sets no bound. `check` checks each frame that comes back.
     ///
     /// # Errors
     /// `EINVAL` without frames, or with an empty one.
@@ -77,7 +76,7 @@ impl Trace {
         Ok(Self { bytes, ends, next, back, window, check, counts, timed, times })
     }
 
-    /// The next frame, which [`Self::advance`] counts; none while a window is under way.
+    /// Returns the next frame, which [`Self::advance`] counts; none while a window is under way.
     #[inline]
     pub fn peek(&mut self) -> Frame<'_> {
         if self.counts.made.0 - self.counts.returned.0 >= self.window {
@@ -118,12 +117,12 @@ impl Trace {
         self.back.step(&self.ends);
     }
 
-    /// Counts of what was made, and of what came back.
+    /// Returns the counts.
     pub fn counts(&self) -> GenCounts {
         self.counts
     }
 
-    /// Times that frames of a window took to come back, of one in some: those since the last call.
+    /// Takes the return times of frames of a window since the last call, for one frame in 16.
     pub fn take_times(&mut self) -> Vec<Duration> {
         std::mem::take(&mut self.times)
     }

@@ -1,8 +1,9 @@
 //! `veth`: frames of an interface of the kernel, by a socket of `AF_XDP`.
 //!
-//! A process with the rights to it has opened and bound the socket, and attached a program that redirects frames of some flows into it
-//! ([`Steer`]); all others stay with the kernel. The device has the rings and the memory of frames, which no program of a pipe ever
-//! sees: a frame is copied from there into a pipe's ring, or from a pipe's ring into it. Half of the frames is for each direction.
+//! A process with the needed rights has opened and bound the socket, and attached a program that redirects frames of some flows into
+//! it ([`Steer`]). All other frames stay with the kernel. The device has the rings and the memory of frames, which no program of a
+//! pipe ever sees. Each frame is copied from there into a pipe's ring, or from a pipe's ring into it. Each direction has half of the
+//! frames.
 use super::checksum::complete;
 use super::device::{Device, Taken};
 use crate::flow::Flow;
@@ -17,7 +18,7 @@ use rustix::net::{recv, send, sockopt, RecvFlags, SendFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
-/// Bytes of memory for a frame: a page, which the kernel wants.
+/// Bytes of memory for a frame: a page, as the kernel requires.
 pub const XSK_FRAME_BYTES: usize = 4096;
 /// Entries of each of the four rings, and frames of memory for each direction.
 pub const XSK_RING_ENTRIES: u32 = 1024;
@@ -26,17 +27,17 @@ pub const XSK_MEMORY_BYTES: usize = 2 * XSK_RING_ENTRIES as usize * XSK_FRAME_BY
 
 /// Frames that the kernel sends by one call.
 const KICK_FRAMES: u32 = 32;
-/// Calls of a turn to have frames sent.
+/// Most calls of a turn to have frames sent.
 const KICKS_MAX: u32 = 256 / KICK_FRAMES + 1;
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
 
 /// The program that chooses frames for the socket.
 pub trait Steer: std::fmt::Debug + Send {
-    /// Most flows that it tells apart.
+    /// Returns the most flows that the program tells apart.
     fn flows_max(&self) -> usize;
 
-    /// Has frames of these flows redirected, and no others.
+    /// Redirects frames of these flows, and no others.
     fn set(&mut self, flows: &[Flow]);
 }
 
@@ -46,7 +47,7 @@ struct Ring {
     region: Region<Own>,
     at: XdpRingOffset,
     entry_bytes: usize,
-    /// The index that this side writes, as far as it has come.
+    /// The index that this side writes.
     own: u32,
     published: u32,
 }
@@ -62,12 +63,12 @@ impl Ring {
         self.at.desc as usize + (index % XSK_RING_ENTRIES) as usize * self.entry_bytes
     }
 
-    /// Entries between this side's index and the kernel's producer.
+    /// Returns the entries between this side's index and the kernel's producer.
     fn filled(&self) -> u32 {
         self.region.load_u32(self.at.producer as usize, Ordering::Acquire).wrapping_sub(self.own)
     }
 
-    /// Entries that the kernel has not consumed.
+    /// Returns the entries that the kernel has not consumed.
     fn unconsumed(&self) -> u32 {
         self.own.wrapping_sub(self.region.load_u32(self.at.consumer as usize, Ordering::Acquire))
     }
@@ -94,20 +95,20 @@ pub struct Xsk {
     free: Ring,
     to_send: Ring,
     sent: Ring,
-    /// Memory of frames to be sent.
+    /// Free memory of frames to send.
     spare: Vec<u64>,
-    /// Offset and length of the frame that was looked at and not advanced over.
+    /// Offset and length of the frame that was peeked and not advanced over.
     head: Option<(usize, usize)>,
-    /// The interface takes nothing.
+    /// Set if the interface takes no frames.
     is_down: bool,
     steer: Box<dyn Steer>,
 }
 
 impl Xsk {
-    /// Takes a socket that is bound, with rings of [`XSK_RING_ENTRIES`], and the file of [`XSK_MEMORY_BYTES`] that is its memory.
+    /// Takes a bound socket with rings of [`XSK_RING_ENTRIES`], and the file of [`XSK_MEMORY_BYTES`] that is its memory.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` for another kind of socket; those of `mmap`.
+    /// `ENOPROTOOPT` for another kind of socket; errors of `mmap`.
     pub fn new(socket: OwnedFd, memory: impl AsFd, steer: Box<dyn Steer>) -> Result<Self> {
         if rustix::fs::fstat(memory.as_fd())?.st_size != XSK_MEMORY_BYTES as i64 {
             return Err(Errno::INVAL);
@@ -135,12 +136,12 @@ impl Xsk {
     }
 
     fn give_back(&mut self, frame: u64) {
-        // As many frames as entries: there is room.
+        // There are as many frames as entries, so there is room.
         self.free.region.store_u64(self.free.entry(self.free.own), frame, Ordering::Relaxed);
         self.free.own = self.free.own.wrapping_add(1);
     }
 
-    /// Takes memory of frames back that have been sent.
+    /// Takes the memory of sent frames back.
     fn reclaim(&mut self) {
         for _ in 0..self.sent.filled().min(XSK_RING_ENTRIES) {
             let frame = self.sent.region.load_u64(self.sent.entry(self.sent.own), Ordering::Relaxed);
@@ -150,7 +151,7 @@ impl Xsk {
         self.sent.publish(self.sent.at.consumer);
     }
 
-    /// The next frame received, which is looked at once.
+    /// Loads the next received frame's descriptor, once.
     fn receive(&mut self) {
         while self.head.is_none() && self.received.filled() != 0 {
             let entry = self.received.entry(self.received.own);
@@ -167,21 +168,21 @@ impl Xsk {
         }
     }
 
-    /// The bytes of a frame that is this side's.
+    /// Returns the bytes of a frame that this side owns.
     fn bytes(&mut self, at: usize, len: usize) -> &mut [u8] {
         let address = self.memory.address(at, len);
         // SAFETY: `len` bytes of the mapping, checked. The frame is this side's until it is given back, and its memory is no program's.
         unsafe { std::slice::from_raw_parts_mut(address.as_ptr(), len) }
     }
 
-    /// Has the kernel send, where it waits to be told.
+    /// Makes the kernel send, where it waits for a call.
     fn kick(&mut self) {
         for _ in 0..KICKS_MAX {
             if self.to_send.unconsumed() == 0 || !self.to_send.needs_wakeup() {
                 return;
             }
             match send(&self.socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                // It goes on with the next call.
+                // The kernel goes on with the next call.
                 Ok(_) | Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => self.is_down = false,
                 Err(_) => {
                     self.is_down = true;
@@ -219,7 +220,7 @@ impl Device for Xsk {
         unsafe { copy(place.as_ptr(), frame.as_ptr(), frame.len()) };
         let entry = self.to_send.entry(self.to_send.own);
         self.to_send.region.store_u64(entry, at, Ordering::Relaxed);
-        // Length, and no options.
+        // The length, without options.
         self.to_send.region.store_u64(entry + 8, frame.len() as u64, Ordering::Relaxed);
         self.to_send.own = self.to_send.own.wrapping_add(1);
         Taken::Done

@@ -1,6 +1,6 @@
 //! A program that writes anything into the words, the frame table and the ring of its pipe, while the agent takes turns.
 //!
-//! The agent must neither panic nor believe it, and two honest programs of the same agent go on without loss. The property test
+//! The agent must neither panic nor trust it, and two honest programs of the same agent go on without loss. The property test
 //! `crates/pipe/tests/hostile.rs` and the fuzz target `pipes` run this.
 #[path = "../../../shm/tests/oracle/program.rs"]
 mod program;
@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 
 const RING_BYTES: u64 = 32 << 10;
 
-/// The memory of the hostile program, with nothing that holds it back.
+/// The memory of the hostile program, without any checks.
 struct Raw {
     control: Region<Own>,
     ring: Option<Region<Own>>,
-    /// What its words last held.
+    /// Last values of the words.
     words: [u64; WORDS.len()],
 }
 
@@ -86,7 +86,7 @@ fn shape(direction: Direction, unit: Unit) -> Shape {
 /// Runs one program.
 ///
 /// # Panics
-/// If the agent does, or a neighbour loses a frame.
+/// If the agent panics, or a neighbour loses a frame.
 pub fn run(program: &[u8]) {
     let mut program = Program(program);
     let mut agent = Agent::new().unwrap();
@@ -136,7 +136,7 @@ pub fn run(program: &[u8]) {
                 raw.control.store_u32(at, program.number(4) as u32, Ordering::Relaxed);
             }
             4 | 5 => {
-                // As an honest program would write it, at the place where it sends next; also with another port.
+                // An honest program's entry, at the place where it sends next; also with another port.
                 let at = entry_offset(raw.words[2] & !63, RING_BYTES);
                 let (length, to) = (program.number(2) as u16 % 2048, program.byte() as u16 % 5);
                 raw.control.store_u32(at, entry(length, to), Ordering::Relaxed);

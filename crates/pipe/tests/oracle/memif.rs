@@ -1,6 +1,6 @@
-//! A client of memif that says anything, brings any descriptors, and writes anything into its memory, while the port takes turns.
+//! A client of memif that sends any messages and descriptors, and writes anything into its memory, while the port takes turns.
 //!
-//! The port must neither panic nor lend a frame that no pipe carries, and the next client exchanges frames as if there had been none
+//! The port must neither panic nor lend a frame that no pipe carries. The next client exchanges frames as if there had been none
 //! before. The property test `crates/pipe/tests/memif.rs` and the fuzz target `memif` run this. A zero in a program is a valid value
 //! wherever there is one, so that short programs are whole sessions.
 #[path = "../../../shm/tests/oracle/program.rs"]
@@ -24,15 +24,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const BYTES: usize = 64 << 10;
 const COOKIE: u32 = 0x03e3_1f20;
-/// Where an honest client lays its rings: from it, to it.
+/// Offsets of an honest client's rings: from it, to it.
 const RINGS: [usize; 2] = [0, 4096];
-/// Entries of these, as a logarithm.
+/// Logarithm of the rings' entries.
 const LOG: u8 = 6;
 pub const BUFFERS: usize = 16 << 10;
 const ID: u32 = 3;
-/// Frames that an agent takes of a device in a turn.
+/// Most frames that an agent takes of a device in a turn.
 const BURST: usize = 256;
-/// Turns in which a port has to hear a message: it may wait for descriptors to be closed.
+/// Most turns until a port reads a message: it may wait for descriptors to be closed.
 const TURNS_MAX: usize = 100_000;
 
 /// A port, and the address of its socket.
@@ -59,7 +59,7 @@ impl Stand {
         Some(Client { socket })
     }
 
-    /// A turn as an agent takes it. Returns whether another is due.
+    /// Takes a turn as an agent does. Returns whether another is due.
     pub fn turn(&mut self, mut see: impl FnMut(&[u8])) -> bool {
         let mut is_busy = false;
         for _ in 0..BURST {
@@ -74,7 +74,7 @@ impl Stand {
 
     pub fn connect(&mut self) -> Option<Client> {
         let client = Self::client(&self.address);
-        // Also where the queue of the socket is full, which a turn empties.
+        // Needed if the queue of the socket is full, which a turn empties.
         self.turn(|_| {});
         client
     }
@@ -94,11 +94,11 @@ impl Client {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || ancillary.push(SendAncillaryMessage::ScmRights(fds)));
-        // A port that hung up hears nothing.
+        // A port that hung up reads nothing.
         let _ = sendmsg(&self.socket, &[IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL);
     }
 
-    /// Type of the next message, if there is one.
+    /// Returns the type of the next message, if there is one.
     fn hear(&self) -> Option<u8> {
         let mut bytes = [0; 129];
         match recv(&self.socket, &mut bytes, RecvFlags::empty()) {
@@ -114,7 +114,7 @@ impl Client {
         }
     }
 
-    /// Type of the next message that comes while the port takes turns.
+    /// Returns the type of the next message that comes while the port takes turns.
     fn wait(&self, mut turn: impl FnMut()) -> Option<u8> {
         (0..TURNS_MAX).find_map(|_| {
             turn();
@@ -123,7 +123,7 @@ impl Client {
         })
     }
 
-    /// Connects as the protocol has it.
+    /// Connects by the rules of the protocol.
     pub fn shake(&self, own: &Things, mut turn: impl FnMut()) {
         assert_eq!(self.wait(&mut turn), Some(2), "it is greeted");
         let steps = [
@@ -145,7 +145,7 @@ impl Client {
 pub struct Things {
     memory: OwnedFd,
     region: Region<Own>,
-    /// The port's, and its own.
+    /// The port's doorbell, and the client's.
     pub far_doorbell: OwnedFd,
     pub doorbell: OwnedFd,
 }
@@ -175,7 +175,7 @@ impl Things {
         self.region.store_u32(RINGS[ring] + 4, word, Ordering::Release);
     }
 
-    /// Moves the head alone, as clients do: the flags are the reader's.
+    /// Moves the head alone, as clients do: the reader writes the flags.
     pub fn move_head(&self, ring: usize, head: u16) {
         self.region.store_u16(RINGS[ring] + 6, head, Ordering::Release);
     }
@@ -189,7 +189,7 @@ impl Things {
     }
 }
 
-/// A message of a type, fields behind it at their places.
+/// Makes a message of a type, with fields at their offsets.
 fn message(kind: u8, fields: &[(usize, &[u8])]) -> [u8; 128] {
     let mut message = [0; 128];
     message[0] = kind;
@@ -215,7 +215,7 @@ fn add_ring(flags: u16, index: u16, region: u16, offset: u32, log: u8) -> [u8; 1
 /// Runs one program.
 ///
 /// # Panics
-/// If the port does, or an honest client behind it has less than it should.
+/// If the port panics, or an honest client after it gets too little.
 pub fn run(program: &[u8]) {
     let mut program = Program(program);
     let mut stand = Stand::new();
@@ -237,7 +237,7 @@ pub fn run(program: &[u8]) {
                 own.head(usize::from(program.byte() & 1), program.number(2) as u16, program.number(1) as u16)
             }
             5 => {
-                // Inside of the region, mostly.
+                // Mostly inside the region.
                 let (ring, index) = (usize::from(program.byte() & 1), program.number(1) as usize);
                 let (flags, region) = (program.byte() as u64, program.byte() as u64);
                 let (length, offset) = (program.number(2), program.number(2));
@@ -278,7 +278,7 @@ pub fn run(program: &[u8]) {
     honest(&mut stand);
 }
 
-/// A message that could be one of the protocol.
+/// Makes a message that could be one of the protocol.
 fn said(program: &mut Program<'_>, operation: u8) -> [u8; 128] {
     let any = |program: &mut Program<'_>, usual: u64| program.or(usual, 2) as u16;
     match (operation, program.byte() % 4) {
@@ -302,7 +302,7 @@ fn said(program: &mut Program<'_>, operation: u8) -> [u8; 128] {
     }
 }
 
-/// Says a message, with up to four descriptors of any kind.
+/// Sends a message, with up to four descriptors of any kind.
 fn speak(program: &mut Program<'_>, own: &Things, client: Option<&Client>, message: &[u8]) {
     let Some(client) = client else { return };
     let count = program.byte() % 5;
@@ -311,7 +311,7 @@ fn speak(program: &mut Program<'_>, own: &Things, client: Option<&Client>, messa
             0 => Some(own.memory.try_clone().unwrap()),
             1 => Some(own.doorbell.try_clone().unwrap()),
             2 => Some(eventfd(0, EventfdFlags::SEMAPHORE).unwrap()),
-            // Not sealed, and with nothing in it.
+            // An unsealed, empty file.
             3 => Some(memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap()),
             4 => Some(std::fs::File::open("/dev/null").unwrap().into()),
             5 => Some(rustix::pipe::pipe().unwrap().1),
@@ -319,13 +319,13 @@ fn speak(program: &mut Program<'_>, own: &Things, client: Option<&Client>, messa
             _ => None,
         })
         .collect();
-    // Its own socket may go with a message, too.
+    // The client's own socket may go with a message, too.
     let fds: Vec<_> =
         made.iter().map(|fd| fd.as_ref().map_or(client.socket.as_fd(), |fd| fd.as_fd())).collect();
     client.say(message, &fds);
 }
 
-/// Changes what lies behind the descriptors that a client has passed.
+/// Changes the files behind the descriptors that a client has passed.
 fn spoil(program: &mut Program<'_>, own: &Things) {
     match program.byte() % 5 {
         0 => drop(ftruncate(&own.memory, program.number(2) << 4)),
@@ -334,7 +334,7 @@ fn spoil(program: &mut Program<'_>, own: &Things) {
             let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = fallocate(&own.memory, hole, offset, len);
         }
-        // Full, and whoever writes to it waits.
+        // A full eventfd, on which a write blocks.
         2 => {
             fcntl_setfl(&own.doorbell, OFlags::NONBLOCK).unwrap();
             let _ = rustix::io::write(&own.doorbell, &(u64::MAX - 1).to_ne_bytes());
@@ -351,14 +351,14 @@ fn spoil(program: &mut Program<'_>, own: &Things) {
     }
 }
 
-/// A client that keeps to the protocol: what it sends is received, and it receives what is sent.
+/// Runs a client that keeps to the protocol, and checks frames in both directions.
 fn honest(stand: &mut Stand) {
     let own = Things::new();
     let client = (0..TURNS_MAX).find_map(|_| stand.connect()).expect("the socket has room");
     client.shake(&own, || {
         stand.turn(|_| {});
     });
-    // Sixty that are too short, and three frames behind them.
+    // Sixty frames that are too short, and three valid ones behind them.
     let word = |number: usize| u32::from_ne_bytes([number as u8 | 0x40; 4]);
     for number in 0..63 {
         let (len, at) = if number < 60 { (13, 0) } else { (40 + number as u64, number % 60 * 256) };

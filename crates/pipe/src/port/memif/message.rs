@@ -3,19 +3,19 @@ use std::fmt;
 
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 128;
-/// Version 2.0.
+/// Version of the protocol: 2.0.
 pub const VERSION: u16 = 0x0200;
-/// Largest ring that is offered: its entries' logarithm.
+/// Logarithm of the entries of the largest ring that is offered.
 pub const RING_LOG_MAX: u8 = 12;
 
 const NAME: &[u8] = b"PipeDevice";
 
-/// What a client says.
+/// A client's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The last one was understood. A client says it of nothing that is said here.
+    /// Acknowledges the last message. A client acknowledges nothing that this side sends.
     Ack,
-    /// What it wants to be: the number of the interface, and no mode but Ethernet.
+    /// Requests an interface by number, in Ethernet mode only.
     Init {
         /// Number of the interface.
         id: u32,
@@ -29,24 +29,24 @@ pub enum Message {
     },
     /// A ring in a region; a descriptor comes with it.
     AddRing {
-        /// Towards this side.
+        /// Set if this side reads the ring.
         is_ours_to_read: bool,
         /// Number.
         index: u16,
-        /// Region that it lies in.
+        /// Region of the ring.
         region: u16,
-        /// Where.
+        /// Offset in the region.
         offset: u32,
         /// Logarithm of its entries.
         log: u8,
     },
-    /// All is said.
+    /// Ends the setup.
     Connect,
-    /// It goes.
+    /// Hangs up.
     Disconnect,
 }
 
-/// Why a message was refused; in words, which the client is told.
+/// Reason why a message was refused, as a text for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused(pub &'static str);
 
@@ -63,10 +63,10 @@ fn number<const N: usize>(bytes: &[u8; MESSAGE_BYTES], at: usize) -> [u8; N] {
 }
 
 impl Message {
-    /// Reads a message.
+    /// Parses a message.
     ///
     /// # Errors
-    /// A sentence, for one that is none or wants what is not offered.
+    /// A sentence, for a malformed message or one that asks for more than is offered.
     pub fn read(bytes: &[u8; MESSAGE_BYTES]) -> Result<Self, Refused> {
         let half = |at| u16::from_ne_bytes(number(bytes, at));
         let word = |at| u32::from_ne_bytes(number(bytes, at));
@@ -102,7 +102,7 @@ fn of_type(number: u16) -> [u8; MESSAGE_BYTES] {
     bytes
 }
 
-/// What this side offers: one region, a ring for each direction.
+/// Returns the message with this side's offer: one region, a ring for each direction.
 pub fn hello() -> [u8; MESSAGE_BYTES] {
     let mut bytes = of_type(2);
     bytes[2..2 + NAME.len()].copy_from_slice(NAME);
@@ -113,19 +113,19 @@ pub fn hello() -> [u8; MESSAGE_BYTES] {
     bytes
 }
 
-/// Says that a message was understood.
+/// Returns the message that acknowledges another.
 pub fn ack() -> [u8; MESSAGE_BYTES] {
     of_type(1)
 }
 
-/// Says that frames may flow.
+/// Returns the message that frames may flow.
 pub fn connected() -> [u8; MESSAGE_BYTES] {
     let mut bytes = of_type(7);
     bytes[2..2 + NAME.len()].copy_from_slice(NAME);
     bytes
 }
 
-/// Says why this side hangs up.
+/// Returns the message that this side hangs up, with its reason.
 pub fn disconnect(why: Refused) -> [u8; MESSAGE_BYTES] {
     let mut bytes = of_type(8);
     let text = &why.0.as_bytes()[..why.0.len().min(90)];

@@ -1,12 +1,12 @@
-//! `memif`: frames of another program by shared memory, as DPDK and VPP have it (memif, version 2, Ethernet).
+//! `memif`: frames of another program by shared memory, as in DPDK and VPP (memif, version 2, Ethernet).
 //!
 //! This side is the server. A client connects to its socket, brings a region of its own memory, and lays a ring for each direction in
-//! it. The client is hostile: its words are loaded once and bounded ([`rings`]), its messages are of a fixed size ([`message`]), one in
-//! a turn, and its descriptors are looked at before anything is done with them. No program of a pipe sees its memory: each frame is
-//! copied out of the region, and looked at afterwards.
+//! it. The client is hostile. Its words are loaded once and bounded ([`rings`]). Its messages are of a fixed size ([`message`]), one in
+//! a turn. Its descriptors are checked before any use. No program of a pipe sees its memory: each frame is copied out of the region,
+//! and only the copy is inspected.
 //!
-//! One client at a time; another waits in the socket's queue. A frame for which the client has no buffer is lost. The agent writes to no
-//! eventfd of a client: a client that sleeps is woken by a thread ([`waker`]), and by a call that never blocks ([`signaller`]).
+//! There is one client at a time; another waits in the socket's queue. A frame for which the client has no buffer is lost. The agent
+//! writes to no eventfd of a client: a thread ([`waker`]) wakes a client that sleeps, by a call that never blocks ([`signaller`]).
 mod message;
 mod rings;
 mod signaller;
@@ -32,13 +32,13 @@ use std::time::{Duration, Instant};
 
 /// Turns between two looks at the socket while frames come or go.
 const LOOK_TURNS: u32 = 8;
-/// Time that a client has to connect.
+/// Longest time for a client to connect.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Frames that no pipe carries which are passed over at a time.
+/// Most frames in a row that are skipped because no pipe can carry them.
 const SKIPPED_MAX: usize = 16;
-/// Foreign descriptors that wait to be closed.
+/// Most foreign descriptors that wait to be closed.
 const CLOSING_MAX: usize = 8;
-/// Threads of clients that have gone which have not ended yet. While all are there, no client is heard.
+/// Most threads of former clients that have not ended yet. At this number, no client's message is read.
 const ENDING_MAX: usize = 8;
 
 /// A client.
@@ -48,41 +48,41 @@ struct Client {
     since: Instant,
     greeted: bool,
     memory: Option<Shared>,
-    /// From the client, to the client.
+    /// Rings from the client, and to the client.
     rings: [Option<Ring>; 2],
-    /// Edges of it say that frames have come.
+    /// Eventfd whose edges mean that frames have arrived.
     doorbell: Option<OwnedFd>,
-    /// Wakes it when frames are in its receive ring.
+    /// Wakes the client when frames are in its receive ring.
     waker: Option<Waker>,
     is_connected: bool,
-    /// Its transmit ring says that this side polls.
+    /// Set while the client's transmit ring says that this side polls.
     is_polled: bool,
 }
 
-/// The socket, and the client that it has.
+/// The socket, and its client.
 #[derive(Debug)]
 pub struct Memif {
     listener: OwnedFd,
     id: u32,
-    /// Listener, client and doorbell: a set that the agent's own sleep watches.
+    /// Epoll set of listener, client and doorbell, which the agent's own sleep watches.
     watched: OwnedFd,
     client: Option<Client>,
     frame: Box<[u8]>,
     len: Option<usize>,
     turns: u32,
-    /// Frames came or went in this turn.
+    /// Set if frames were received or sent in this turn.
     is_busy: bool,
-    /// Frames were passed over in this turn, and more may lie behind them.
+    /// Set if frames were skipped in this turn, and more may lie behind them.
     has_skipped: bool,
     missed: u64,
-    /// Closes descriptors whose closing may take as long as a client likes.
+    /// Closes descriptors, which may take as long as a client likes.
     closer: SyncSender<OwnedFd>,
-    /// Those for which it has no room. Until it has, no client is heard.
+    /// Descriptors for which `closer` has no room. Until it has, no client's message is read.
     unclosed: Vec<OwnedFd>,
     ending: Vec<JoinHandle<()>>,
 }
 
-/// Returns whether closing a descriptor takes no time that a client chooses: memory, or an eventfd.
+/// Returns whether closing a descriptor takes no time that a client chooses: of memory, or of an eventfd.
 fn closes_at_once(fd: &OwnedFd) -> bool {
     fcntl_get_seals(fd).is_ok() || is_doorbell(fd)
 }
@@ -93,10 +93,10 @@ fn is_doorbell(fd: &OwnedFd) -> bool {
 }
 
 impl Memif {
-    /// Serves interface `id` on a socket that listens (`SOCK_SEQPACKET`). Starts a thread that closes what takes long to close.
+    /// Serves interface `id` on a listening socket (`SOCK_SEQPACKET`). Starts a thread for descriptors that take long to close.
     ///
     /// # Errors
-    /// Those of making an epoll set and a thread.
+    /// Errors of making an epoll set and a thread.
     pub fn new(listener: OwnedFd, id: u32) -> Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (closer, closing) = sync_channel(CLOSING_MAX);
@@ -136,7 +136,7 @@ impl Memif {
         }
     }
 
-    /// Looks for a client, or for what it says. Returns whether there was anything.
+    /// Looks for a client, or for its messages. Returns whether there was work.
     fn look(&mut self) -> bool {
         for fd in std::mem::take(&mut self.unclosed) {
             self.close(fd);
@@ -197,7 +197,7 @@ impl Memif {
         true
     }
 
-    /// Does what a client's message says. Takes its descriptor, if it is kept. Returns the answer.
+    /// Carries out a client's message. Takes its descriptor, if it is kept. Returns the answer.
     fn understand(
         &mut self,
         message: Message,
@@ -255,7 +255,7 @@ impl Memif {
         Ok(Some(ack()))
     }
 
-    /// Tells a client why, and hangs up.
+    /// Sends a client the reason, and hangs up.
     fn refuse(&mut self, why: Refused) {
         if let Some(client) = &self.client {
             say(&client.socket, &disconnect(why));
@@ -266,7 +266,7 @@ impl Memif {
     fn forget(&mut self) {
         self.len = None;
         if let Some(client) = self.client.take() {
-            // Descriptors of the client's own would keep them in the set.
+            // The client's own descriptors would keep them in the set.
             let _ = epoll::delete(&self.watched, &client.socket);
             if let Some(doorbell) = &client.doorbell {
                 let _ = epoll::delete(&self.watched, doorbell);
@@ -275,7 +275,7 @@ impl Memif {
         }
     }
 
-    /// Says in the client's transmit ring whether this side polls it. Returns whether that is news.
+    /// Tells the client in its transmit ring whether this side polls it. Returns whether that has changed.
     fn set_polled(&mut self, is_polled: bool) -> bool {
         let Some(client) = self.client.as_mut().filter(|client| client.is_connected) else { return false };
         let (Some(memory), [Some(ring), _]) = (&client.memory, &client.rings) else { return false };
@@ -287,14 +287,14 @@ impl Memif {
         true
     }
 
-    /// The memory and a ring of a client that is connected.
+    /// Returns the memory and a ring of a connected client.
     fn ring(&mut self, to_client: bool) -> Option<(&Shared, &mut Ring)> {
         let client = self.client.as_mut().filter(|client| client.is_connected)?;
         Some((client.memory.as_ref()?, client.rings[usize::from(to_client)].as_mut()?))
     }
 }
 
-/// Sends a message whole, or not.
+/// Sends a message whole, or not at all. Returns whether it was sent.
 fn say(socket: &OwnedFd, message: &[u8; MESSAGE_BYTES]) -> bool {
     send(socket, message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL).is_ok()
 }
@@ -319,7 +319,7 @@ fn hear(socket: &OwnedFd) -> Heard {
                     fds.extend(received);
                 }
             }
-            // What is shorter has zeros behind it.
+            // A shorter message is padded with zeros.
             Heard::Message(bytes, fds)
         }
         _ => Heard::End,
@@ -382,7 +382,7 @@ impl Device for Memif {
         self.turns = self.turns.wrapping_add(1);
         let is_busy = std::mem::take(&mut self.is_busy);
         if is_busy {
-            // The mask stays off while nothing comes, so that it is taken off once for many sleeps.
+            // The flag stays off while nothing comes, so that it is cleared once for many sleeps.
             self.set_polled(true);
         }
         let is_due = std::mem::take(&mut self.has_skipped);
@@ -390,7 +390,8 @@ impl Device for Memif {
     }
 
     fn rest(&mut self) -> bool {
-        // Clients store the head and read the flag without a fence between: one may read the flag as it was. Its store arrives soon.
+        // Clients store the head and read the flag without a fence between: one may read the old flag. The client's store of the
+        // head arrives soon.
         self.set_polled(false)
     }
 
@@ -407,7 +408,7 @@ impl Drop for Memif {
     fn drop(&mut self) {
         self.refuse(Refused("the port was removed"));
         for thread in self.ending.drain(..) {
-            // None of them waits for a client.
+            // No such thread waits for a client.
             let _ = thread.join();
         }
     }

@@ -1,7 +1,7 @@
 //! Rings of memif in memory of a client, which may write anything into them at any moment.
 //!
-//! An index and a descriptor are loaded once and bounded; bytes are copied once, and the copy is used. The indices of this side are
-//! kept here, and only ever stored.
+//! An index and a descriptor are loaded once and bounded; bytes are copied once, and the copy is used. This side keeps its own
+//! indices privately, and only stores them.
 use super::message::{Refused, RING_LOG_MAX};
 use pd_abi::pipe::FRAME_BYTES_MIN;
 use pd_shm::copy::copy;
@@ -10,23 +10,23 @@ use rustix::fs::{fcntl_get_seals, fstat, fstatfs, SealFlags};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
-/// Largest region: its pages are given back in some milliseconds.
+/// Largest region: freeing its pages takes some milliseconds.
 pub const REGION_BYTES_MAX: u64 = 64 << 20;
 /// Most descriptors of a frame.
 const PIECES_MAX: u16 = 16;
 
 /// First word of a ring.
 const COOKIE: u32 = 0x03e3_1f20;
-/// Offsets in a ring: the cookie, flags with the head behind them, the tail, descriptors.
+/// Offsets in a ring: head (after cookie and flags), tail, and descriptors.
 const HEAD: usize = 4;
 const TAIL: usize = 64;
 const ENTRIES: usize = 128;
 const ENTRY_BYTES: usize = 16;
-/// Flag of a ring, in the word of the head: who reads it polls (`MEMIF_RING_FLAG_MASK_INT`).
+/// Flag of a ring, in the word of the head: the reader polls (`MEMIF_RING_FLAG_MASK_INT`).
 const MASK_INT: u16 = 1;
-/// Flag of a descriptor: the frame goes on in the next one.
+/// Flag of a descriptor: the frame continues in the next one.
 const NEXT: u16 = 1;
-/// `TMPFS_MAGIC`: memory of ordinary pages.
+/// `TMPFS_MAGIC`: the file system of memory with ordinary pages.
 const ORDINARY: u32 = 0x0102_1994;
 
 /// Memory of a client.
@@ -34,10 +34,10 @@ const ORDINARY: u32 = 0x0102_1994;
 pub struct Shared(Mapping);
 
 impl Shared {
-    /// Maps a region, which cannot become shorter.
+    /// Maps a region, which cannot shrink.
     ///
     /// # Errors
-    /// A sentence, for what is no such memory.
+    /// A sentence, for a file that is no such memory.
     pub fn map(fd: &OwnedFd, bytes: u64) -> Result<Self, Refused> {
         let facts = fstat(fd).map_err(|_| Refused("no memory"))?;
         let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
@@ -65,18 +65,18 @@ struct Piece {
     offset: u32,
 }
 
-/// What a ring has.
+/// Result of taking a frame from a ring.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Got {
     /// A frame of this length, copied.
     Frame(usize),
-    /// One that no pipe carries: taken, and gone.
+    /// A frame that no pipe can carry was taken and dropped.
     Skipped,
-    /// None.
+    /// The ring is empty.
     Nothing,
 }
 
-/// A ring of a client. This side moves the tail.
+/// A ring of a client. This side advances the tail.
 #[derive(Debug)]
 pub struct Ring {
     at: usize,
@@ -86,10 +86,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring of `1 << log` entries at `offset`.
+    /// Makes a ring of `1 << log` entries at `offset`.
     ///
     /// # Errors
-    /// A sentence, for one that does not lie in the region.
+    /// A sentence, if the ring does not lie in the region.
     pub fn new(memory: &Shared, offset: u32, log: u8) -> Result<Self, Refused> {
         if !(1..=RING_LOG_MAX).contains(&log) {
             return Err(Refused("a ring has 2 to 4096 entries"));
@@ -105,7 +105,7 @@ impl Ring {
         Ok(Self { at, entries, tail: 0, published: 0 })
     }
 
-    /// Entries that the client has put before the head.
+    /// Returns the number of entries between this side's tail and the client's head.
     fn filled(&self, memory: &Shared) -> Result<u16, Refused> {
         let head = (memory.0.load_u32(self.at + HEAD, Ordering::Acquire) >> 16) as u16;
         let filled = head.wrapping_sub(self.tail);
@@ -126,10 +126,10 @@ impl Ring {
         Piece { flags: first as u16, region: (first >> 16) as u16, length: (first >> 32) as u32, offset }
     }
 
-    /// Takes the oldest frame, of as many entries as it has, and copies it into `frame`.
+    /// Takes the oldest frame, with all its entries, and copies it into `frame`.
     ///
     /// # Errors
-    /// A sentence, for what the protocol rules out.
+    /// A sentence, for a violation of the protocol.
     pub fn take(&mut self, memory: &Shared, frame: &mut [u8]) -> Result<Got, Refused> {
         let filled = self.filled(memory)?;
         if filled == 0 {
@@ -163,7 +163,7 @@ impl Ring {
     /// Copies a frame into the client's next buffer. Returns false where there is none, or a shorter one.
     ///
     /// # Errors
-    /// A sentence, for what the protocol rules out.
+    /// A sentence, for a violation of the protocol.
     pub fn put(&mut self, memory: &Shared, frame: &[u8]) -> Result<bool, Refused> {
         if self.filled(memory)? == 0 {
             return Ok(false);
@@ -186,25 +186,25 @@ impl Ring {
         Ok(true)
     }
 
-    /// Tells the client of what was taken or put. Returns whether anything was.
+    /// Publishes the new tail to the client. Returns whether it has changed.
     pub fn publish(&mut self, memory: &Shared) -> bool {
         let is_news = self.published != self.tail;
         if is_news {
             self.published = self.tail;
-            // Nothing else lies in the other half of the word.
+            // The other half of the word is unused.
             memory.0.store_u32(self.at + TAIL, self.tail.into(), Ordering::Release);
         }
         is_news
     }
 
-    /// Returns whether the client is to be woken after [`Self::publish`]. A client that is about to sleep clears the flag, and then looks at
+    /// Returns whether the client has to be woken after [`Self::publish`]. A client that is about to sleep clears the flag, and then checks
     /// the tail once more.
     pub fn wants_wakeup(&self, memory: &Shared) -> bool {
         fence(Ordering::SeqCst);
         memory.0.load_u32(self.at + HEAD, Ordering::Relaxed) & u32::from(MASK_INT) == 0
     }
 
-    /// Says whether this side polls a ring that it reads: then the client need not ring. The head lies in the other half of the word.
+    /// Sets whether this side polls a ring that it reads: then the client need not ring. The head lies in the other half of the word.
     pub fn set_polled(&self, memory: &Shared, is_polled: bool) {
         memory.0.store_u16(self.at + HEAD, if is_polled { MASK_INT } else { 0 }, Ordering::Relaxed);
     }
@@ -246,7 +246,7 @@ mod tests {
         for at in 0..600 {
             shared.0.store_u32(8192 + at * 4, at as u32, Ordering::Relaxed);
         }
-        // One of one piece, one of three, one that is too long, and one that is too short.
+        // Frames of one piece, of three, one that is too long, and one that is too short.
         set(&shared, 0, 0, 0, 64, 8192);
         set(&shared, 1, NEXT, 0, 100, 8192);
         set(&shared, 2, NEXT, 0, 100, 8292);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the client writes: no byte outside of the region is reached, and no call takes more than the ring has.
+        /// With any words of the client, no byte outside the region is reached, and no call takes more than the ring has.
         #[test]
         fn any_words_are_taken_or_refused(
             head in any::<u16>(),
@@ -314,7 +314,7 @@ mod tests {
                 taken += 1;
                 prop_assert!(taken <= 8);
             }
-            // A frame may be put over the ring's own words: the caller bounds how many.
+            // A frame may overwrite the ring's own words: the caller bounds the number.
             for _ in 0..32 {
                 if to.put(&shared, &frame[..length]) != Ok(true) {
                     break;

@@ -1,31 +1,31 @@
 //! Signals an eventfd of a client without a write to it.
 //!
 //! A client shares the eventfd's description: its counter and its status flags. A write blocks where the counter is full and
-//! `O_NONBLOCK` is clear, and a client can bring that about between any check and the write. No flag of a write prevents it: an eventfd
-//! has `RWF_NOWAIT` for reads alone.
+//! `O_NONBLOCK` is clear. A client can cause that between any check and the write. No flag of a write prevents it: an eventfd has
+//! `RWF_NOWAIT` for reads alone.
 //!
-//! The kernel itself signals an eventfd without ever blocking: a counter that is full stays full. It does so when an asynchronous
-//! request with `IOCB_FLAG_RESFD` is complete (`io_submit(2)`). The request here is a read of a file without bytes, of this side's own,
-//! which is complete before the call returns.
+//! The kernel itself signals an eventfd without ever blocking: a counter that is full stays full. The signal comes when an asynchronous
+//! request with `IOCB_FLAG_RESFD` is complete (`io_submit(2)`). The request here reads an empty file of this side, and is complete
+//! before the call returns.
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{Errno, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
 
-/// Completions taken at a time.
+/// Most completions taken at a time.
 const TAKEN_MAX: usize = 64;
 /// `IOCB_CMD_PREAD`.
 const READ: u16 = 0;
 /// `IOCB_FLAG_RESFD`: `signalled` is an eventfd.
 const SIGNALS: u32 = 1;
 
-/// A request, as the kernel has it: `struct iocb`.
+/// A request, in the kernel's layout: `struct iocb`.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Request {
     data: u64,
-    /// Key and flags of a read, in an order that hangs on the processor; both are 0.
+    /// Key and flags of a read, in an order that depends on the processor; both are 0.
     key: [u32; 2],
     operation: u16,
     priority: i16,
@@ -47,7 +47,7 @@ type Completion = [u64; 4];
 #[derive(Debug)]
 pub struct Signaller {
     context: libc::c_ulong,
-    /// A file without bytes.
+    /// An empty file.
     empty: OwnedFd,
 }
 
@@ -62,7 +62,7 @@ impl Signaller {
     /// Makes a context of asynchronous requests.
     ///
     /// # Errors
-    /// `EAGAIN` where `fs.aio-max-nr` is reached, `ENOSYS` on a kernel without `CONFIG_AIO`, and those of making a file.
+    /// `EAGAIN` where `fs.aio-max-nr` is reached, `ENOSYS` on a kernel without `CONFIG_AIO`, and errors of making a file.
     pub fn new() -> Result<Self> {
         let empty = memfd_create("pd-empty", MemfdFlags::CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
@@ -74,10 +74,10 @@ impl Signaller {
     /// Adds 1 to an eventfd whose counter is not full. Never blocks.
     ///
     /// # Errors
-    /// `EINVAL` for what is no eventfd.
+    /// `EINVAL` for a file that is no eventfd.
     pub fn signal(&self, eventfd: &OwnedFd) -> Result<()> {
         match self.submit(eventfd) {
-            // Its completions are as many as there is room for.
+            // The ring of completions is full.
             Err(Errno::AGAIN) => {
                 self.take_completions()?;
                 self.submit(eventfd)
@@ -129,7 +129,7 @@ mod tests {
         u64::from_ne_bytes(count)
     }
 
-    /// More often than completions have room.
+    /// More signals than the ring of completions has room for.
     #[test]
     fn each_signal_counts_on_any_eventfd() {
         let signaller = Signaller::new().unwrap();

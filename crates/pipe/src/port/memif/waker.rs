@@ -1,38 +1,39 @@
 //! Wakes a client that sleeps on the eventfd of its receive ring.
 //!
-//! A thread for each client signals ([`Signaller`]), because a client chooses how many waiters a signal has to go through. The agent leaves a
-//! note for it, in a channel with room for one, and never waits. No signal blocks, so that the thread ends soon after its client has gone.
+//! Each client has a thread that signals ([`Signaller`]), because a client chooses the number of waiters that a signal has to go through.
+//! The agent leaves a note for the thread, in a channel with room for one, and never waits. No signal blocks, so that the thread ends soon
+//! after its client has gone.
 use super::message::Refused;
 use super::signaller::Signaller;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::thread::JoinHandle;
 
-/// A thread, and the notes for it.
+/// A thread, and the channel of its notes.
 #[derive(Debug)]
 struct Thread {
     notes: SyncSender<()>,
     handle: JoinHandle<()>,
 }
 
-/// Wakes one client. Its thread starts with the first wake-up, so that a client that polls costs none.
+/// Wakes one client. The thread starts with the first wake-up, so that a client that polls costs none.
 #[derive(Debug)]
 pub struct Waker {
-    /// Until the thread has it.
+    /// The eventfd, until the thread has it.
     doorbell: Option<OwnedFd>,
     thread: Option<Thread>,
 }
 
 impl Waker {
-    /// Wakes by `doorbell`, an eventfd.
+    /// Makes a waker by `doorbell`, an eventfd.
     pub fn new(doorbell: OwnedFd) -> Self {
         Self { doorbell: Some(doorbell), thread: None }
     }
 
-    /// Has the client woken. Never blocks.
+    /// Queues a wake-up of the client. Never blocks.
     ///
     /// # Errors
-    /// A sentence, where there is no thread to be had, or no context of asynchronous requests.
+    /// A sentence, if there is no thread or no context of asynchronous requests.
     pub fn wake(&mut self) -> Result<(), Refused> {
         if let Some(doorbell) = self.doorbell.take() {
             let signaller =
@@ -43,12 +44,12 @@ impl Waker {
             let handle = started.map_err(|_| Refused("no thread can wake a client"))?;
             self.thread = Some(Thread { notes, handle });
         }
-        // A note that is there already stands for this one as well.
+        // A pending note stands for this one as well.
         let _ = self.thread.as_ref().map(|thread| thread.notes.try_send(()));
         Ok(())
     }
 
-    /// Has the thread end. Returns it, if there is one.
+    /// Ends the thread after its last note. Returns it, if there is one.
     pub fn end(self) -> Option<JoinHandle<()>> {
         self.thread.map(|thread| thread.handle)
     }
@@ -56,7 +57,7 @@ impl Waker {
 
 fn run(signaller: &Signaller, doorbell: &OwnedFd, notes: &Receiver<()>) {
     for () in notes {
-        // A failure comes again: the client is not woken, and has itself alone to blame.
+        // A failure is repeated with the next note: the client is not woken, which is its own fault.
         let _ = signaller.signal(doorbell);
     }
 }
@@ -80,7 +81,7 @@ mod tests {
             waking.wake().unwrap();
             std::thread::yield_now();
         }
-        // The note that was left last is there before the end.
+        // The last note is handled before the end.
         waking.end().unwrap().join().unwrap();
         let mut count = [0; 8];
         read(&doorbell, &mut count).unwrap();
