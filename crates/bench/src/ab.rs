@@ -1,8 +1,8 @@
-//! `pd bench ab`: this program against another build of it, in turns on one machine.
+//! `pd bench ab`: comparison of this program with another build of it, in turns on one machine.
 //!
-//! Each turn starts everything afresh, with either build's own driver and clients. A loss is reported
-//! when the median ratio is worse than [`LOSS`] and the exact sign-flip test finds it improbable by
-//! chance, over all that is compared.
+//! Each turn starts everything afresh, with either build's own driver and clients. A loss is reported when
+//! the median ratio is worse than [`LOSS`] and the exact sign-flip test finds it improbable by chance, over
+//! all comparisons.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,12 +25,12 @@ const SCHEMES: &str = "pipedevice,pipedevice-direct";
 /// Figures to compare, and whether more is better.
 const METRICS: [(&str, bool); 2] = [("throughput_gbit_per_s", true), ("cpu_s_per_gb", false)];
 
-/// One figure of both builds, round by round.
+/// A figure of both builds, round by round.
 struct Comparison {
     scheme: String,
     message_bytes: u64,
     metric: &'static str,
-    /// This build over the other, above 1 if this one is better.
+    /// Ratios of this build to the other, above 1 if this one is better.
     ratios: Vec<f64>,
 }
 

@@ -12,7 +12,7 @@ use crate::row::{Metrics, Params, Row};
 pub const RATIOS: [(&str, &str); 2] =
     [("gain_over_tcp", "gain over the better TCP"), ("cpu_over_tcp", "CPU of it")];
 
-/// Figures to compare, and whether more is better: the first one that rounds have.
+/// Figures to compare, and whether more is better: the first that rounds have counts.
 const FIGURES: [(&str, bool); 4] = [
     ("requests_per_s", true),
     ("connections_per_s", true),
@@ -21,10 +21,10 @@ const FIGURES: [(&str, bool); 4] = [
 ];
 const CPU: [&str; 4] =
     ["cpu_us_per_request", "cpu_us_per_connection", "cpu_us_per_round_trip", "cpu_s_per_gb"];
-/// Benchmarks whose rows are parts of a whole, or of kernel TCP alone.
+/// Benchmarks whose rows are parts of a whole, or are kernel TCP alone.
 const WITHOUT: [&str; 3] = ["breakdown", "memory", "tune"];
 
-/// Rounds of one scheme with one set of parameters, in order. Those that failed or were discarded are missing.
+/// Rounds of one scheme with one set of parameters, in order. Failed and discarded rounds are missing.
 #[derive(Clone, Debug)]
 pub struct Rounds {
     /// Tells whether the scheme is a form of kernel TCP that ratios are to.
@@ -75,8 +75,8 @@ pub fn compare(bench: &str, all: &mut [Rounds]) {
     }
 }
 
-/// Returns for each row the scheme that wins among the rows with its parameters: the one with the best median of the figure that they
-/// are compared by. Empty where there is nothing to win, and of schemes that do less than others ([`Scheme::is_limit`]).
+/// Returns for each row the winner among the rows with its parameters: the scheme with the best median of the compared figure. Empty
+/// where there is nothing to win, and for schemes that do less than others ([`Scheme::is_limit`]).
 pub fn winners<'a>(bench: &str, rows: &[&'a Row]) -> Vec<&'a str> {
     let none = WITHOUT.contains(&bench) || bench == "isolation";
     // At target throughputs all have the same rate.

@@ -74,7 +74,7 @@ impl BenchArgs {
         }
     }
 
-    /// The options as they were given, with a blank before each.
+    /// Returns the given options, with a blank before each.
     fn options(&self) -> String {
         let mut text = String::new();
         if self.quick {
@@ -144,7 +144,7 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
         }
         before = after;
         rows.extend(found);
-        // After each, so that an interrupted run keeps what it has.
+        // Written after each benchmark, so that an interrupted run keeps its results.
         if let Some(path) = &args.json {
             write_json(path, &rows)?;
         }
@@ -161,7 +161,7 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// How quiet the machine is. What is to be recorded waits for a quiet one.
+/// Measures how quiet the machine is. Before a run that is to be recorded, waits for a quiet machine.
 fn quiet(args: &BenchArgs, signals: &Signals) -> Result<Quiet> {
     match args.results {
         Some(_) => Quiet::wait(signals),
@@ -180,7 +180,7 @@ fn write_json(path: &Path, rows: &[Row]) -> Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The names of all benchmarks.
+/// Returns the names of all benchmarks.
 pub fn names() -> Vec<&'static str> {
     Bench::ALL.iter().map(|b| b.name()).collect()
 }

@@ -17,13 +17,13 @@ pub struct Source {
     read_bytes: usize,
 }
 
-/// One file of a source.
+/// A file of a source.
 pub struct Piece {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
     /// The file.
     pub file: File,
-    /// Its size when it was opened; later growth is not seen.
+    /// Size of the file when it was opened; later growth is not seen.
     pub bytes: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct Piece {
 pub struct Cursor {
     /// The index of the file.
     pub file: usize,
-    /// Where in it.
+    /// Offset in the file.
     pub offset: u64,
 }
 
@@ -52,7 +52,7 @@ impl Source {
         Ok(Source { files, bytes, maps: Vec::new(), read_bytes: 0 })
     }
 
-    /// Its files.
+    /// Returns the source's files.
     pub fn files(&self) -> &[Piece] {
         &self.files
     }
@@ -62,7 +62,7 @@ impl Source {
         self.bytes
     }
 
-    /// Opens and maps what a sender is told to send.
+    /// Opens and maps the files to send.
     pub fn open_mapped(files: &Files) -> Result<Source> {
         let source = Source::open(&files.paths)?;
         let map = |piece: &Piece| {
@@ -78,7 +78,7 @@ impl Source {
         self.read_bytes
     }
 
-    /// The `bytes` at `at` of a mapped source, which lie in one file.
+    /// Returns the `bytes` at `at` of a mapped source, which lie in one file.
     pub fn mapped(&self, at: Cursor, bytes: u64) -> &[u8] {
         &self.maps[at.file][at.offset as usize..(at.offset + bytes) as usize]
     }

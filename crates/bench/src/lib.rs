@@ -1,8 +1,8 @@
 //! `pd bench`: PipeDevice beside its peers, in one interleaved run on one machine.
 //!
-//! [`catalogue`] lists schemes, places and waits, [`scheme`] has the ways to move bytes, [`run`] the peers and the rounds, [`bench`] the benchmarks,
-//! [`report`] what people see. Both sides of every scheme touch every byte and agree on a checksum; CPU
-//! time is that of the whole machine. What the machine cannot run is a result with the reason.
+//! [`catalogue`] lists schemes, places and waits, [`scheme`] has the ways to move bytes, [`run`] the peers and the rounds, [`bench`] the
+//! benchmarks, [`report`] the output. Both sides of every scheme touch every byte and agree on a checksum. CPU time is that of the whole
+//! machine. Schemes that the machine cannot run are results with the reason.
 #![deny(unsafe_code)]
 
 pub mod ab;

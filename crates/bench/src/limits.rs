@@ -11,11 +11,11 @@ const OTHERS: u64 = 256;
 /// Mappings of a process for each connection, at most: the receiver maps each ring twice, and on the direct path
 /// there are two rings.
 const MAPPINGS: u64 = 4;
-/// Mappings beside those of connections: what Linux allows if nobody says otherwise.
+/// Mappings beside those of connections: Linux's default limit.
 const OTHER_MAPPINGS: u64 = 65_530;
 
-/// Lets each process of this machine have the mappings of so many connections while the result lives. Where the
-/// machine does not let that be, says so and goes on: fewer connections than asked for may work.
+/// Lets each process of this machine have the mappings of `connections` connections while the result lives. If
+/// the machine refuses, prints a warning and goes on: fewer connections may then work.
 pub fn raise_mappings(connections: usize) -> Result<Option<Raised>> {
     let least = connections as u64 * MAPPINGS + OTHER_MAPPINGS;
     Ok(Raised::mappings(least, &Lock::acquire()?).unwrap_or_else(|e| {

@@ -12,7 +12,7 @@ use crate::catalogue::Scheme;
 /// A set of connections of one scheme.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Open {
-    /// How the bytes move.
+    /// Scheme of the stream.
     pub scheme: Scheme,
     /// Largest message.
     pub message_bytes: usize,
@@ -39,7 +39,7 @@ pub enum Content {
 /// Files to send.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Files {
-    /// Where they are, in the order of the stream.
+    /// Paths of the files, in the order of the stream.
     pub paths: Vec<PathBuf>,
     /// Bytes that PipeDevice's sender checksums and sends at a time.
     pub read_bytes: usize,
@@ -50,9 +50,9 @@ pub struct Files {
 pub struct Order {
     /// Bytes of each message.
     pub message_bytes: usize,
-    /// Bytes of the whole stream, over all connections. The last message is what is left.
+    /// Bytes of the whole stream, over all connections. The last message is the rest.
     pub bytes: u64,
-    /// Where they come from.
+    /// Source of the bytes.
     pub content: Content,
     /// The checksum that this side takes of them.
     pub touch: Touch,
@@ -89,9 +89,9 @@ pub enum Request {
     Listen(Open),
     /// Sender: connect. Answered with [`Reply::At`], its own address where the scheme has one.
     Connect {
-        /// What.
+        /// Parameters of the end.
         open: Open,
-        /// Where to.
+        /// Address to connect to.
         to: String,
     },
     /// Receiver: accept. Answered with [`Reply::Done`].
@@ -106,36 +106,36 @@ pub enum Request {
     /// Sender: send messages and wait for each to come back; receiver: send them back. Answered with
     /// [`Reply::Latency`], which is empty at the receiver.
     PingPong(Order),
-    /// Both: stream on all connections at once, each in a thread of its own, for so many milliseconds.
-    /// Answered with [`Reply::Shares`].
+    /// Both: stream on all connections at once, each in a thread of its own, for `ms` milliseconds. Answered
+    /// with [`Reply::Shares`].
     Share {
         /// Bytes of each message.
         message_bytes: usize,
-        /// How long.
+        /// Length in milliseconds.
         ms: u64,
     },
     /// Both: open connections, as many at a time as `open` says, and close them. Answered with [`Reply::Streamed`],
     /// in which bytes count connections.
     SetUp {
-        /// How.
+        /// Parameters of the connections.
         open: Open,
         /// To where; empty at the receiver, which listens already.
         to: String,
-        /// How many.
+        /// Number of connections.
         connections: u64,
     },
-    /// One peer alone: what a local scheme does.
+    /// One peer alone: run a local scheme.
     Local {
-        /// Which.
+        /// The scheme.
         scheme: Scheme,
-        /// How much.
+        /// Amount and size of the messages.
         order: Order,
     },
     /// Receiver: start a server, a program that listens on a port. Answered with [`Reply::At`].
     Serve {
         /// With the library or not.
         scheme: Scheme,
-        /// Its command.
+        /// The server's command.
         command: Vec<String>,
         /// The port.
         port: u16,
@@ -144,26 +144,26 @@ pub enum Request {
     Run {
         /// With the library or not.
         scheme: Scheme,
-        /// Its command.
+        /// The client's command.
         command: Vec<String>,
     },
-    /// Both: say what they have: a congestion control, a path. Answered with [`Reply::Printed`].
+    /// Both: describe the connection: its congestion control, or its path. Answered with [`Reply::Printed`].
     Describe {
         /// Of which scheme.
         scheme: Scheme,
     },
     /// An attacker alone: begin, and go on until it is killed. Answered with [`Reply::Done`] once all is set up.
     Attack {
-        /// What.
+        /// The attack.
         attack: Attack,
     },
-    /// An attacker alone: say what it has done so far. Answered with [`Reply::Attacked`].
+    /// An attacker alone: report the counts so far. Answered with [`Reply::Attacked`].
     Attacked,
     /// An attacker alone: say how many bytes came through between two moments. Answered with [`Reply::Carried`].
     Carried {
         /// Monotonic clock.
         from_ns: u64,
-        /// The same.
+        /// Monotonic clock.
         to_ns: u64,
     },
     /// Both: close. Answered with [`Reply::Done`].
@@ -176,16 +176,16 @@ pub enum Request {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "kebab-case")]
 pub enum Reply {
-    /// It did what was asked.
+    /// The request was carried out.
     Done,
-    /// It is there.
+    /// The address of an end that listens or has connected.
     At {
         /// As the scheme writes addresses.
         address: String,
     },
-    /// It streamed.
+    /// Report of a stream.
     Streamed(Streamed),
-    /// It measured round trips.
+    /// Report of round trips.
     Latency(Latency),
     /// The program has run, and printed this.
     Printed {
@@ -210,7 +210,7 @@ pub enum Reply {
     },
 }
 
-/// One side's report of a stream.
+/// A side's report of a stream.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Streamed {
     /// Bytes it sent or received.
@@ -234,7 +234,7 @@ pub struct Streamed {
 /// Round trips.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// How many.
+    /// Number of round trips.
     pub count: u64,
     /// Mean.
     pub mean_us: f64,

@@ -1,9 +1,8 @@
 //! Results: one flat JSON object for each benchmark, scheme and set of parameters.
 //!
-//! A metric `m` is five fields: `m` (the median over the rounds), `m_min`, `m_max`, `m_quartile_low` and
-//! `m_quartile_high`. `parameters` are those of the row as text. `settings` is what both ends say that they had: of kernel TCP, or
-//! which path. `rounds_discarded` counts rounds on a disturbed machine. What could not be run has `not_run` with the reason, and no
-//! metrics.
+//! A metric `m` is five fields: `m` (the median over the rounds), `m_min`, `m_max`, `m_quartile_low` and `m_quartile_high`.
+//! `parameters` are those of the row as text. `settings` is the report of both ends on their kernel TCP or path. `rounds_discarded`
+//! counts rounds on a disturbed machine. A cell that could not be run has `not_run` with the reason, and no metrics.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +15,12 @@ pub type Metrics = BTreeMap<&'static str, f64>;
 /// Parameters that distinguish rows of one benchmark and scheme, in order.
 pub type Params = Vec<(&'static str, Value)>;
 
-/// One result.
+/// A result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The benchmark.
     pub bench: &'static str,
-    /// How the bytes moved.
+    /// Name of the scheme.
     pub scheme: String,
     /// Message size and the like.
     pub params: Params,
@@ -78,28 +77,28 @@ impl Row {
         Row { discarded, ..row }
     }
 
-    /// A cell that the machine could not run.
+    /// Makes the row of a cell that the machine could not run.
     pub fn not_run(bench: &'static str, scheme: &str, params: Params, reason: String) -> Row {
         Row { not_run: Some(reason), ..Row::of(bench, scheme, params, &[]) }
     }
 
-    /// The median of a metric.
+    /// Returns the median of a metric.
     pub fn median(&self, metric: &str) -> Option<f64> {
         self.metrics.get(metric).map(|summary| summary.median)
     }
 
-    /// A parameter that is a number.
+    /// Returns a parameter that is a number.
     pub fn param(&self, name: &str) -> Option<f64> {
         self.params.iter().find(|(n, _)| *n == name)?.1.as_f64()
     }
 
-    /// The parameters as people read them.
+    /// Returns the parameters as text for people.
     pub fn params_text(&self) -> String {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         self.params.iter().map(|(n, v)| format!("{n} {}", text(v))).collect::<Vec<_>>().join(", ")
     }
 
-    /// The flat object.
+    /// Returns the flat object.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
         object.insert("bench".into(), json!(self.bench));

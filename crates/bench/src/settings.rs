@@ -19,12 +19,12 @@ pub struct Settings {
     pub only: Vec<(String, String)>,
     /// PipeDevice's engine.
     pub engine: String,
-    /// Each round is done once, on a machine that others may disturb: a test of the benchmark, whose figures say nothing.
+    /// Does each round once, on a machine that others may disturb: a test of the benchmark, with meaningless figures.
     pub smoke: bool,
 }
 
 impl Settings {
-    /// The watch over the machine during rounds, if disturbed ones are not to count.
+    /// Returns the watch over the machine during rounds, if disturbed ones do not count.
     pub fn watch(&self) -> Option<Watch> {
         (!self.smoke).then(Watch::default)
     }
@@ -48,7 +48,7 @@ impl Settings {
         all.iter().copied().filter(|s| self.schemes.is_empty() || self.schemes.contains(s)).collect()
     }
 
-    /// One of two lists.
+    /// Returns one of two lists.
     pub fn pick<T: Clone>(&self, quick: &[T], full: &[T]) -> Vec<T> {
         if self.quick {
             quick.to_vec()

@@ -1,4 +1,4 @@
-//! How the ends of a scheme wait: as they are shipped, without a look before each sleep, or all with the same bounded spin.
+//! Ways of waiting of a scheme's ends: as shipped, without a look before each sleep, or all with the same bounded spin.
 //!
 //! A peer's process belongs to one scheme and waits in one way.
 
@@ -17,7 +17,7 @@ thread_local! {
     static SPIN: RefCell<Spin> = RefCell::new(Spin::default());
 }
 
-/// Has all ends of this process wait like that. Comes before the first of them.
+/// Sets the way of waiting of all ends of this process. To be called before the first of them is made.
 pub fn set(waiting: Waiting) -> Result<()> {
     ensure!(WAITING.set(waiting).is_ok(), "a process waits in one way");
     if waiting == Waiting::Blocks {
@@ -26,7 +26,7 @@ pub fn set(waiting: Waiting) -> Result<()> {
     Ok(())
 }
 
-/// How the ends of this process wait.
+/// Returns the way of waiting of this process's ends.
 pub fn get() -> Waiting {
     WAITING.get().copied().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! One figure: a card in a slot with the timing of a link, and a driver that keeps it busy or waits for it.
+//! Measurement of one figure: a card in a slot with the timing of a link, and a driver that keeps it busy or waits for it.
 use crate::host::{Load, Moments, PerfHost};
 use pd_abi::registers::{msix, queue, queue_offset};
 use pd_engine_rtl::limit::{Commands, Generation, Lanes, Link};
@@ -46,7 +46,7 @@ pub struct Figures {
     pub interrupts_per_command: f64,
 }
 
-/// Nanoseconds of one command on an idle card, by what they were spent on.
+/// Nanoseconds of one command on an idle card, by part.
 #[derive(Clone, Copy, Debug)]
 pub struct Latency {
     /// Names and times, in order.
@@ -77,7 +77,7 @@ fn start(setting: &Setting, load: Load) -> Result<Card, String> {
     Ok(port)
 }
 
-/// The driver: looks at the queues that completed something, and submits whole batches.
+/// Runs the driver once: submits whole batches to the queues that completed something. Returns the doorbells rung.
 fn drive(port: &mut Card) -> u64 {
     let mut rung = 0;
     for index in std::mem::take(&mut port.host.news) {
@@ -100,13 +100,13 @@ fn sound(port: &Card) -> Result<(), String> {
     }
 }
 
-/// Throughput of a load.
+/// Measures the throughput of a load.
 ///
 /// # Errors
-/// A sentence: no model, or a card that does something wrong.
+/// A sentence: no model, or a faulty card.
 pub fn throughput(setting: &Setting, load: Load) -> Result<Figures, String> {
     let mut port = start(setting, load)?;
-    // A doorbell takes the link's time, so so many of them are not rung at one moment.
+    // A doorbell takes the link's time, so that those of all queues do not ring at once.
     let warm_up = WARM_UP_CYCLES + u64::from(load.queues) * 40;
     let mut batches = 0;
     let mut before = (0, 0, 0, 0);
@@ -136,7 +136,7 @@ pub fn throughput(setting: &Setting, load: Load) -> Result<Figures, String> {
     })
 }
 
-/// One command of `bytes` on an idle card, from the doorbell to the interrupt.
+/// Measures one command of `bytes` on an idle card, from the doorbell to the interrupt.
 ///
 /// # Errors
 /// As of [`throughput`].

@@ -41,7 +41,7 @@ pub struct PerfHost {
     pub news: Vec<u32>,
     /// Payload that has arrived.
     pub payload_bytes: u64,
-    /// Commands whose completion has arrived.
+    /// Commands that have completed.
     pub commands: u64,
     /// Interrupts that have arrived.
     pub interrupts: u64,
@@ -77,7 +77,7 @@ fn pattern(addr: u64) -> u8 {
 }
 
 impl PerfHost {
-    /// A host with nothing under way.
+    /// Makes a host with nothing under way.
     pub fn new(load: Load) -> Self {
         Self {
             load,
@@ -106,7 +106,7 @@ impl PerfHost {
         (IRQ, queue)
     }
 
-    /// Submits what there is room for in whole batches; returns the indices for the doorbell.
+    /// Submits as many whole batches as there is room for. Returns the indices for the doorbell.
     pub fn submit(&mut self, queue: u32) -> Option<(u16, u16)> {
         let state = &mut self.queues[queue as usize];
         let room = u64::from(self.load.in_flight_max) - (state.submitted - state.completed);
@@ -118,7 +118,7 @@ impl PerfHost {
         Some((state.submitted as u16, state.completed as u16))
     }
 
-    /// Entry `index` of a submission queue.
+    /// Returns entry `index` of a submission queue.
     fn command(&self, queue: u32, index: u64) -> [u8; ENTRY as usize] {
         let len = u64::from(self.load.command_bytes);
         let offset = u64::from(queue) * RING + index * len % RING;

@@ -1,4 +1,4 @@
-//! Figures of the hardware in cycle-accurate simulation, beside what PCI Express allows and what the paper has:
+//! Figures of the hardware in cycle-accurate simulation, beside the limits of PCI Express and the figures of the paper:
 //!
 //!     make rtl-perf            # or: cargo run --release -p pd-bench --example rtl_perf -- DIR
 //!
@@ -24,7 +24,7 @@ const MESSAGE_BYTES: [u32; 11] = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_
 const QUEUES: [u32; 5] = [1, 4, 16, 64, 256];
 const BATCH: u32 = 16;
 
-/// One queue pair with all its depth, or many with two batches each at least.
+/// Returns a load on one queue pair with all its depth, or on many with two batches each at least.
 fn load(queues: u32, command_bytes: u32, batch: u32) -> Load {
     let in_flight_max = (1024 / queues).max(2 * BATCH);
     Load { queues, command_bytes, batch, in_flight_max }
@@ -100,7 +100,7 @@ fn by_size(report: &mut Report) -> Result<(), String> {
     let mut last = Vec::new();
     for bytes in MESSAGE_BYTES {
         let mut line = format!("| {bytes} |");
-        // Longer messages are commands of that size, as many as it takes.
+        // Longer messages are split into commands of that size.
         if bytes <= COMMAND_BYTES_MAX {
             let run = |setting| throughput(setting, load(1, bytes, BATCH));
             last = SETTINGS.iter().map(run).collect::<Result<Vec<_>, _>>()?;

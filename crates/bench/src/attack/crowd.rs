@@ -23,7 +23,7 @@ const BULK_BYTES: usize = 64 << 10;
 const WINDOW: usize = 32;
 const TINY_BYTES: usize = 64;
 const HUGE_BYTES: usize = 64 << 20;
-/// Of a file at a time: what the driver reads by itself.
+/// Bytes of a file at a time: as many as the driver reads by itself.
 const FILE_BYTES: u64 = 1 << 20;
 /// Most bytes received of a connection at a time.
 const RECV_BYTES: usize = 64 << 10;
@@ -42,7 +42,7 @@ fn connect(scene: &Scene) -> Result<Ends> {
     Ok(ends.into_iter().unzip())
 }
 
-/// Both ends do with each byte what the victim's do, so that neither tenant asks more of the cores than the other.
+/// Sends in bulk. Both ends process each byte as the victim does, so that the two tenants load the cores alike.
 pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
     for stream in senders.iter().chain(&receivers) {
@@ -74,7 +74,7 @@ pub(super) fn tiny(scene: &Scene) -> Result<Infallible> {
     send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
 }
 
-/// One message at a time on a ring that takes all of it.
+/// Sends one message at a time on a ring that takes all of it.
 pub(super) fn huge(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
     for stream in senders.iter().chain(&receivers) {

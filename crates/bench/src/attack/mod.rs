@@ -1,8 +1,8 @@
-//! Hostile clients of `pd bench isolation`: a process in a container of a tenant of its own, which does one kind of harm as fast as
-//! it can until it is killed.
+//! Hostile clients of `pd bench isolation`: a process in a container of its own tenant, which does one kind of harm as fast as it
+//! can until it is killed.
 //!
-//! [`rows`] has a function for each kind, or names the module that has it. [`start`] runs one in a thread and returns once it has set itself up. Nothing here measures:
-//! an attack counts what it does in a [`Tally`].
+//! [`rows`] has a function for each kind, or names its module. [`start`] runs one in a thread and returns once it has set itself up.
+//! Nothing here measures: an attack counts its actions in a [`Tally`].
 
 mod crowd;
 mod programs;
@@ -32,13 +32,13 @@ const ATTACKER: u32 = 65_534;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// None to the driver: keeps one core busy. What the other rows are compared with.
+    /// No harm to the driver: keeps one core busy. The other rows are compared with it.
     Spin,
-    /// The same with two threads, as many as attackers by traffic have.
+    /// Keeps cores busy with two threads, as many as attackers by traffic have.
     Spins,
     /// Sends a TCP socket with unsent bytes and `SO_LINGER` at the attach socket, before it is accepted.
     Descriptors,
-    /// The same at the admin socket, as root of its container.
+    /// Sends such sockets at the admin socket, as root of its container.
     AdminDescriptors,
     /// Connects to the attach socket and leaves.
     Connects,
@@ -54,9 +54,9 @@ pub enum Kind {
     HandedRegions,
     /// Breaks the protocol and is cut off.
     Violations,
-    /// Has thousands of addresses, and binds and connects.
+    /// Holds thousands of addresses, and binds and connects.
     Addresses,
-    /// Has files opened on which it holds thousands of record locks.
+    /// Sends files on which it holds thousands of record locks.
     RecordLocks,
     /// Rings the doorbells of all channels without a request.
     Doorbells,
@@ -72,7 +72,7 @@ pub enum Kind {
     DeniedConnects,
     /// Opens, uses and closes connections to itself.
     Churn,
-    /// The same as an unmodified program with the preload library.
+    /// Opens, uses and closes connections as an unmodified program with the preload library.
     Twins,
     /// Asks the kernel for options of a socket, as an unmodified program.
     Options,
@@ -87,7 +87,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As it is written on the command line and in results.
+    /// Returns the name on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Spin => "spin",
@@ -176,7 +176,7 @@ impl Tally {
         self.marks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// More bytes have come through. To be called by one thread, also when there are none.
+    /// Counts received bytes. To be called by one thread, also with 0.
     fn came(&self, bytes: u64) {
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let (now, mut marks) = (now_ns(), self.marks());
@@ -201,25 +201,25 @@ struct Scene {
 }
 
 impl Scene {
-    /// To be called once all is set up.
+    /// Reports that all is set up.
     fn begin(&self) {
-        // Whoever waited for it may have given up.
+        // The waiting side may have given up.
         let _ = self.begun.send(());
     }
 }
 
-/// An attack under way. It ends with the process.
+/// An attack under way. The attack ends with the process.
 #[derive(Debug)]
 pub struct Running {
     tally: Arc<Tally>,
     thread: Option<JoinHandle<Result<Infallible>>>,
 }
 
-/// Starts an attack on the driver whose attach socket is at `socket`, as an unprivileged user wherever it can be one. Returns once
+/// Starts an attack on the driver with the attach socket `socket`, as an unprivileged user if the attack allows it. Returns once
 /// the attack is set up.
 ///
 /// # Errors
-/// If it cannot be.
+/// If the attack cannot be started.
 pub fn start(attack: Attack, socket: PathBuf) -> Result<Running> {
     let prepared = rows::prepare(&attack)?;
     if attack.kind != Kind::AdminDescriptors {
@@ -240,10 +240,10 @@ pub fn start(attack: Attack, socket: PathBuf) -> Result<Running> {
 }
 
 impl Running {
-    /// Returns what it has done so far.
+    /// Returns the counts of the attack so far.
     ///
     /// # Errors
-    /// If it has ended, why.
+    /// If the attack has ended, the reason.
     pub fn done(&mut self) -> Result<Done> {
         if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
             return Err(self.why_ended());
@@ -272,7 +272,7 @@ impl Running {
     }
 }
 
-/// Of the calling thread and those that it starts.
+/// Gives up root for the calling thread and those that it starts.
 fn give_up_root() -> Result<()> {
     let (user, group) = (Uid::from_raw(ATTACKER), Gid::from_raw(ATTACKER));
     set_thread_groups(&[])?;

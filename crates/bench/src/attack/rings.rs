@@ -1,4 +1,4 @@
-//! Attacks by what a client writes into the memory that it shares with the driver: doorbells, requests, and events that it never reads.
+//! Attacks through the memory that a client shares with the driver: doorbells, requests, and events that it never reads.
 
 use std::convert::Infallible;
 

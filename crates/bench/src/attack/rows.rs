@@ -1,4 +1,4 @@
-//! The attacks, a function each. They go on until the process is killed.
+//! The attacks, a function each. Each goes on until the process is killed.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -18,9 +18,9 @@ use pd_shm::Pod;
 
 use super::{crowd, programs, rings, Attack, Kind, Scene};
 
-/// How long the last `close` of a descriptor takes that is sent where none is wanted.
+/// Linger time of a descriptor that is sent where none is expected.
 const LINGER: Duration = Duration::from_secs(3600);
-/// Bytes of a region that is asked for in a loop, and of one that is handed to a child.
+/// Bytes of a region that is requested in a loop, or passed to a child.
 const REGION_BYTES: u64 = 64 << 20;
 const HANDED_BYTES: u64 = 8 << 20;
 /// Children that hold regions at a time, each for a second.
@@ -57,7 +57,7 @@ fn addresses(attack: &Attack) -> u32 {
     }
 }
 
-/// Returns what only root can do.
+/// Prepares the resources that only root can make.
 pub(super) fn prepare(attack: &Attack) -> Result<Prepared> {
     match attack.kind {
         Kind::Addresses => {
@@ -77,7 +77,7 @@ pub(super) fn prepare(attack: &Attack) -> Result<Prepared> {
     }
 }
 
-/// Does harm until it fails.
+/// Runs the attack until it fails.
 pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
     match (scene.attack.kind, prepared) {
         (Kind::Spin, _) => spin(scene),
@@ -159,7 +159,7 @@ fn attaches(scene: &Scene) -> Result<Infallible> {
     }
 }
 
-/// The next client that is let in. Refusals are counted.
+/// Returns the next client that is let in. Counts refusals.
 pub(super) fn attached(scene: &Scene) -> Raw {
     loop {
         match Raw::try_attach(&scene.socket, 1) {
@@ -242,7 +242,7 @@ fn regions(scene: &Scene) -> Result<Infallible> {
     }
 }
 
-/// A child that has `memory` open for a second.
+/// Starts a child that has `memory` open for a second.
 fn holder(memory: OwnedFd) -> Result<Child> {
     let child = Command::new("sleep").arg("1").stdin(memory).spawn();
     child.context("cannot run sleep")

@@ -1,8 +1,8 @@
-//! `breakdown`: where CPU time goes in kernel TCP over the bridge and in PipeDevice (Tables I and II,
-//! Figure 2): samples of all cores by `perf`, sorted into parts by function.
+//! `breakdown`: CPU time by part, in kernel TCP over the bridge and in PipeDevice (Tables I and II, Figure
+//! 2). `perf` samples all cores, and functions sort the samples into parts.
 //!
-//! Where `perf` is missing or refused, the kernel's accounting is split by process, mode and softirq
-//! instead; rows say which by `source`.
+//! Without `perf`, the kernel's accounting by process, mode and softirq is used instead. The field `source`
+//! of a row tells which.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +30,7 @@ const MESSAGE_BYTES: usize = 64 << 10;
 const SAMPLES_HZ: &str = "1999";
 /// Samples need more time than throughput.
 const ROUND_FACTOR: f64 = 3.0;
-/// `perf` needs so long to start sampling.
+/// Time that `perf` takes to start sampling.
 const PERF_START: Duration = Duration::from_millis(300);
 
 /// CPU seconds per GB of each part, by name.
@@ -62,7 +62,7 @@ fn record(file: &Path) -> Result<Child> {
 
 fn stop(mut perf: Child) -> Result<()> {
     let pid = rustix::process::Pid::from_child(&perf);
-    // Not reaped yet, so the number is still its own. It writes its file and ends.
+    // Not reaped yet, so the number is still its own. The process writes its file and ends.
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::INT);
     perf.wait().context("cannot wait for perf")?;
     Ok(())
@@ -98,7 +98,7 @@ fn parse(report: &str) -> Parts {
     parts
 }
 
-/// One round of a scheme while `perf` samples: CPU seconds per GB of each part.
+/// Measures one round of a scheme while `perf` samples. Returns CPU seconds per GB of each part.
 fn sampled(cell: &mut StreamCell, stand: &mut Stand<'_>) -> Result<Parts> {
     let file = stand.dir().join("perf.data");
     let perf = record(&file)?;
@@ -111,7 +111,7 @@ fn sampled(cell: &mut StreamCell, stand: &mut Stand<'_>) -> Result<Parts> {
     Ok(shares.into_iter().map(|(part, share)| (part, share * cpu_s_per_gb)).collect())
 }
 
-/// One round of a scheme by the kernel's accounting alone.
+/// Measures one round of a scheme by the kernel's accounting alone.
 fn accounted(cell: &mut StreamCell, stand: &mut Stand<'_>) -> Result<Parts> {
     let metrics = cell.measure(stand)?;
     let named = [

@@ -1,6 +1,6 @@
-//! `connections`: one pair of containers with 1 to 65,535 connections that get messages of 1 KB in turn
-//! (Figure 12), and what a connection costs in memory, idle and active, and all of them in the driver's time while they
-//! are idle. PipeDevice's rings have 64 KB here.
+//! `connections`: one pair of containers with 1 to 65,535 connections that get messages of 1 KB in turn (Figure 12).
+//! Also the memory of a connection, idle and active, and the driver's time for idle connections. PipeDevice's rings
+//! have 64 KB here.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -30,11 +30,11 @@ const MESSAGE_BYTES: usize = 1 << 10;
 /// The most: a client has 65,536 sockets, and one of the receiver's listens.
 const COUNTS: [usize; 8] = [1, 16, 128, 1024, 4096, 16_384, 32_768, 65_535];
 const COUNTS_QUICK: [usize; 4] = [1, 128, 1024, 16_384];
-/// Results are normalised by the throughput with so many, as in the paper.
+/// Number of connections whose throughput normalises results, as in the paper.
 const NORMAL: f64 = 128.0;
 /// With fewer connections their memory is lost in that of everything else.
 const MEMORY_CONNECTIONS_MIN: usize = 1024;
-/// So long idle connections are left alone before the driver's time is taken, and then so long again.
+/// Time that connections are idle before the driver's time is measured, and length of that measurement.
 const IDLE: Duration = Duration::from_secs(1);
 
 struct ConnectionsCell {
@@ -43,7 +43,7 @@ struct ConnectionsCell {
     before_bytes: u64,
 }
 
-/// Memory in use, of the whole machine: that of the kernel's sockets, the programs and the driver.
+/// Returns the used memory of the whole machine: of the kernel's sockets, the programs and the driver.
 fn used_bytes() -> u64 {
     let free_huge = memory_bytes("HugePages_Free") * memory_bytes("Hugepagesize");
     memory_bytes("MemTotal").saturating_sub(memory_bytes("MemAvailable") + free_huge)
@@ -99,7 +99,7 @@ impl Cell for ConnectionsCell {
     }
 }
 
-/// Returns what the driver takes of a core while nobody asks for anything.
+/// Returns the driver's share of a core while there are no requests.
 fn idle_driver(stand: &Stand<'_>) -> Result<Option<(&'static str, f64)>> {
     sleep(IDLE);
     let (start, before) = (Instant::now(), stand.clocks()?.driver);

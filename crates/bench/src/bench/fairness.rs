@@ -1,8 +1,8 @@
-//! `fairness`: pairs of containers with one connection each, and connections of one pair of containers,
-//! all at once (Figure 15): standard deviation of the shares and Jain's index.
+//! `fairness`: pairs of containers with one connection each, and connections of one pair of containers, all
+//! at once (Figure 15). The results are the standard deviation of the shares and Jain's index.
 //!
-//! As in the paper a container of the first kind has one core: pair n sends from core n and receives on
-//! the next one, counted round the machine's cores.
+//! As in the paper, each container of the first kind has one core. Pair n sends from core n and receives on
+//! the next one, modulo the number of cores.
 
 use std::thread::available_parallelism;
 
@@ -30,15 +30,15 @@ pub const ROUND_FACTOR: f64 = 3.0;
 
 /// Pairs of containers that all send at once.
 pub struct FairnessCell {
-    /// How they send.
+    /// Scheme of the pairs.
     pub scheme: Scheme,
     /// Pairs...
     pub pairs: usize,
     /// ...and connections of each.
     pub connections: usize,
-    /// How long.
+    /// Length of a round in milliseconds.
     pub ms: u64,
-    /// The driver's movers, if they are what is varied.
+    /// Number of the driver's movers, if it is varied.
     pub movers: Option<u64>,
 }
 

@@ -1,8 +1,8 @@
 //! `isolation`: a pair of containers that streams, alone and beside a hostile client of another tenant, in turns.
 //!
-//! The pair streams as fast as it can, then a fifth of that, then asks and answers. Bytes are checked. Each round has the victim alone and under attack, every other round the other way round. The attacker is started for each round and
-//! killed after it, and the driver's accounts say what is left of it. `spin` attacks nothing but a core: what the scheduler
-//! alone takes of a victim.
+//! The pair streams at full rate, then at a fifth of it, and then measures round trips. Bytes are checked. Each round has the victim alone
+//! and under attack, with the order reversed every other round. The attacker is started for each round and killed after it, and the
+//! driver's accounts show its remains. `spin` attacks only a core: it shows the effect of the scheduler alone.
 
 mod denied;
 
@@ -50,12 +50,12 @@ const KEPT_BUSY: f64 = 0.45;
 const KEPT_BELOW_SHARE: f64 = 0.9;
 const GAP_MS: f64 = 20.0;
 const JAIN: f64 = 0.99;
-/// How long a connection may go on that a policy denies.
+/// Longest time for which a denied connection may go on.
 const ENDED_MS: f64 = 200.0;
-/// Weight of a tenant among those that want CPU time, of which the victim's two containers have a half each, and of the driver.
+/// CPU weight of a tenant and of the driver. Each of the victim's two containers has half of it.
 const TENANT_WEIGHT: u64 = 200;
 const DRIVER_WEIGHT: u64 = 200;
-/// The part of its rate alone that a victim asks for whose demand is below its share.
+/// Part of its own full rate that a victim with a demand below its share sends.
 const DEMAND: f64 = 0.2;
 
 /// An attack.
@@ -81,8 +81,8 @@ impl Case {
         Case { weighs: true, ..self }
     }
 
-    /// Returns whether it is measured with `--quick`. Of many connections there is less and more of the same. On the direct path, whose
-    /// bytes the driver does not move, a few attacks show what others take.
+    /// Returns whether the case is measured with `--quick`. Fewer cases have many connections. A few attacks suffice on the direct
+    /// path, whose bytes the driver does not move.
     fn is_quick(&self, scheme: Scheme) -> bool {
         let few = [Kind::Spin, Kind::Attaches, Kind::Twins];
         match scheme {
@@ -138,7 +138,7 @@ struct IsolationCell {
     paced_gbit_per_s: f64,
     /// Questions of a round.
     questions: u64,
-    /// Where a victim listens to which an attacker connects.
+    /// Address of the victim's listener, which an attacker connects to.
     listener: Option<SocketAddr>,
 }
 
@@ -157,7 +157,7 @@ impl IsolationCell {
         }
     }
 
-    /// The victim's stream that could use all.
+    /// Measures the victim's stream at full rate.
     fn busy(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         // Rings of a victim that has waited are taken back.
         self.stream.touch(stand)?;
@@ -200,7 +200,7 @@ impl IsolationCell {
         Ok(metrics)
     }
 
-    /// The same beside an attacker, with what the attacker has done and left.
+    /// Measures the victim beside an attacker, with the attacker's counts and remains.
     fn attacked(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
         let Case { kind, connections, .. } = self.case;
@@ -227,11 +227,11 @@ impl IsolationCell {
             metrics.insert("attacker_cores", used_after.saturating_sub(used).as_secs_f64() / seconds);
         }
         if let Some(bytes) = carried {
-            // During the victim's stream, and not while that is told to begin and to end.
+            // The time of the victim's stream, without its start and its end.
             let (from_ns, to_ns) = self.stream.span_ns;
             let gbit_per_s = bytes * 8.0 / to_ns.saturating_sub(from_ns).max(1) as f64;
             metrics.insert("attacker_gbit_per_s", gbit_per_s);
-            // Of tenants that share a mover and both could use all of it.
+            // Two tenants share a mover, and both could use all of it.
             if self.stream.scheme == Scheme::Pipedevice {
                 let shares = [metrics["throughput_gbit_per_s"], gbit_per_s];
                 metrics.insert("jain_index", jain_index(&shares));
@@ -363,7 +363,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Returns what a row's medians miss of the bars, and what its attacker left; empty if nothing.
+/// Returns the bars that a row's medians miss, and its attacker's remains; empty if none.
 fn misses(row: &Row) -> Vec<String> {
     let mut misses = Vec::new();
     let below = |name: &str, bar: f64| row.median(name).filter(|value| *value < bar);
@@ -388,7 +388,7 @@ fn misses(row: &Row) -> Vec<String> {
     misses
 }
 
-/// The bars, and the rows that miss one, in words.
+/// Returns the bars, and the rows that miss one, as text.
 pub fn verdict(rows: &[&Row]) -> String {
     let bars = format!(
         "bars: keeps {KEPT_BUSY} of its rate alone, {KEPT_BELOW_SHARE} with a demand below its share; gaps and round trips below {GAP_MS} ms; Jain's \

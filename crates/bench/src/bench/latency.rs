@@ -1,7 +1,8 @@
 //! `latency`: a message there and back, by size (Figures 13 and 14), with the CPU time of the whole machine for each.
 //!
-//! Schemes wait as they are shipped first: PipeDevice spins for a while before it sleeps, kernel sockets sleep at once. Then all block,
-//! and then all spin alike. Each of these is measured with both ends on one core, on a core each, on one core with the driver, and wherever the scheduler puts them.
+//! First, schemes wait in their shipped ways: PipeDevice spins for a while before it sleeps, kernel sockets sleep at once. Then all block,
+//! and then all spin alike. Each is measured with both ends on one core, on a core each, on one core with the driver, and where the
+//! scheduler puts them.
 
 use anyhow::Result;
 use pd_harness::progress;
@@ -21,7 +22,7 @@ const SIZES_QUICK: [usize; 3] = [64, 4 << 10, 64 << 10];
 const SIZES_PLACED: [usize; 2] = [64, 64 << 10];
 /// Round trips by which the time of one is estimated.
 const PROBE: u64 = 200;
-/// The part of a round of others: as many round trips as fit are enough.
+/// Part of a usual round: it has enough round trips.
 const ROUND: f64 = 0.5;
 
 struct LatencyCell {

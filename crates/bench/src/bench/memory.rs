@@ -1,5 +1,5 @@
-//! `memory`: bytes that a fabric needs for n containers with m active sockets each, computed, and what
-//! PipeDevice's pool holds for sockets that are all active, measured (section V-A2).
+//! `memory`: computed bytes that a fabric needs for n containers with m active sockets each. Also the
+//! measured memory of PipeDevice's pool for sockets that are all active (section V-A2).
 //!
 //! The comparison is with regions that are shared pairwise: each socket's ring is fixed memory of its
 //! pair. PipeDevice takes rings from one pool when bytes come, and takes idle ones back.
@@ -27,8 +27,8 @@ const PAIRS_QUICK: usize = 2;
 const CONNECTIONS: usize = 128;
 const MESSAGE_BYTES: usize = 64 << 10;
 
-/// Bytes of `containers` with `sockets` each when every connection of a pair has its own ring in each
-/// direction at both ends' disposal: a container has `sockets` rings, and a pair shares one region.
+/// Returns the bytes for `containers` with `sockets` each, if every connection of a pair has a ring of its
+/// own in each direction. A container has `sockets` rings, and a pair shares one region.
 fn pairwise_bytes(containers: u64, sockets: u64) -> u64 {
     containers / 2 * sockets * RING_BYTES
 }

@@ -42,7 +42,7 @@ pub enum Bench {
     Isolation,
     /// Memory of n containers with m sockets (section V-A2).
     Memory,
-    /// Where CPU time goes (Tables I and II, Figure 2).
+    /// CPU time by part (Tables I and II, Figure 2).
     Breakdown,
     /// Connections opened and closed per second.
     Setup,
@@ -75,7 +75,7 @@ impl Bench {
         Bench::Breakdown,
     ];
 
-    /// As it is written on the command line and in results.
+    /// Returns the name on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Bench::Cpu => "cpu",
@@ -95,7 +95,7 @@ impl Bench {
         }
     }
 
-    /// Returns what it shows, and of which figure of the paper.
+    /// Returns the title, with the figure of the paper.
     pub fn title(self) -> &'static str {
         match self {
             Bench::Cpu => "CPU at target throughputs (Figure 9)",
@@ -136,7 +136,7 @@ impl Bench {
     }
 }
 
-/// The bars of a benchmark, and the rows that miss one, in words.
+/// Returns the bars of a benchmark, and the rows that miss one, as text.
 fn with_misses(mut bars: String, rows: &[&Row], misses: fn(&Row) -> Vec<String>) -> String {
     for row in rows {
         let misses = misses(row);

@@ -202,7 +202,7 @@ const IDLE: [&str; 8] = [
     "poll_idle",
 ];
 
-/// The part of a sample, by the thread's name, the file its code is in, and the function; none if the
+/// Returns the part of a sample, by the thread's name, the file of its code, and the function; none if the
 /// core was idle.
 pub fn part(comm: &str, dso: &str, symbol: &str) -> Option<&'static str> {
     let name = symbol.trim_start_matches("[k]").trim_start_matches("[.]").trim();

@@ -3,10 +3,10 @@
 //!
 //! `memif` is the packetised interface of DPDK's memif without copies: the driver's port, and the twin's program as its client.
 //!
-//! One software NIC, one generator and one program for all, so that only the interface differs. The NIC copies each frame in and out
-//! and checks what comes back; the echo swaps the MAC addresses of each frame. NIC and program are threads that look without
-//! sleeping. The schemes take turns round by round. The program's time for a frame is that of its turns with frames, by a clock read
-//! around each [`SAMPLED`]th turn.
+//! All schemes have the same software NIC, generator and program, so that only the interface differs. The NIC copies each frame in
+//! and out and checks those that come back; the echo swaps the MAC addresses of each frame. NIC and program are threads that poll.
+//! The schemes take turns round by round. The program's time for a frame is that of its turns with frames, by a clock read around
+//! each [`SAMPLED`]th turn.
 
 mod apps;
 
@@ -38,7 +38,7 @@ const WARM_UP: u32 = 5;
 const ROUND_MOST: Duration = Duration::from_secs(20);
 /// Turns between two looks at the clock.
 const TURNS: usize = 16;
-/// Of so many turns of the program one is timed.
+/// Turns of the program for each timed one.
 const SAMPLED: usize = 16;
 
 /// Use of one side in a round.
@@ -67,9 +67,9 @@ impl Used {
 
 /// A NIC and its generator, in turns.
 trait Nic: Send {
-    /// One turn.
+    /// Takes one turn.
     fn turn(&mut self);
-    /// Counts of what was made, and of what came back.
+    /// Returns the counts of frames made and returned.
     fn counts(&mut self) -> GenCounts;
     /// Times that the program was told of frames.
     fn notifications(&mut self) -> u64;
@@ -83,7 +83,7 @@ struct PipeNic {
     pipe: pd_pipe::PipeId,
 }
 
-/// Counts of a port. Where nothing is to come back, what was made counts as returned.
+/// Returns the counts of a port. If no frames come back, those made count as returned.
 fn counts(port: &Port) -> GenCounts {
     match port {
         Port::Gen(gen) => gen.counts(),
@@ -150,7 +150,7 @@ fn swap_addresses(frame: &mut [u8]) {
     }
 }
 
-/// The program over a pipe: one turn. Returns how many frames there were.
+/// Runs one turn of the program over a pipe. Returns the number of frames.
 fn echo(pipe: &mut Pipe) -> usize {
     let Ok(mut frames) = pipe.frames() else {
         std::hint::spin_loop();
@@ -170,7 +170,7 @@ fn generator(sizes: &[usize]) -> Result<Gen> {
     Gen::new(Recipe { sizes: sizes.to_vec(), flows: 1, frames: 0 }).context("the recipe")
 }
 
-/// An agent with a pipe on `port`.
+/// Makes an agent with a pipe on `port`.
 fn open(port: Port, direction: Direction, unit: Unit, burst: Option<usize>) -> Result<(PipeNic, Pipe)> {
     let mut agent = Agent::new()?;
     if let Some(burst) = burst {
@@ -183,7 +183,7 @@ fn open(port: Port, direction: Direction, unit: Unit, burst: Option<usize>) -> R
     Ok((PipeNic { agent, port, pipe: id }, pipe))
 }
 
-/// One round of a scheme of the echo.
+/// Measures one round of a scheme of the echo.
 fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
     let port = Port::Gen(generator(sizes)?);
     let mut each = |room: &mut [u8], length: usize| {
@@ -206,7 +206,7 @@ fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
     run(nic, move || echo(&mut pipe), round)
 }
 
-/// Has NIC and program take their turns for a round. A round in which a busy machine lets no frame come back is made longer.
+/// Runs NIC and program for a round. If a busy machine lets no frame come back, the round is made longer.
 fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Duration) -> Result<Metrics> {
     let (stop, is_timed) = (AtomicBool::new(false), AtomicBool::new(false));
     let (nic_side, program_side) = thread::scope(|scope| {
@@ -283,7 +283,7 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
     Ok(metrics)
 }
 
-/// Clock of the first core, as the kernel says it.
+/// Returns the clock of the first core, as the kernel reports it.
 fn clock_mhz() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
@@ -293,7 +293,7 @@ fn clock_mhz() -> Option<f64> {
 /// Measures one round of a scheme.
 type Measure = Box<dyn Fn(&str, Duration) -> Result<Metrics>>;
 
-/// A row's parameters, and how one round of a scheme of it is measured.
+/// A row's parameters and schemes, and the measurement of a round.
 struct Cell {
     params: Params,
     schemes: &'static [&'static str],

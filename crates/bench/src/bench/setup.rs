@@ -1,5 +1,5 @@
 //! `setup`: connections opened and closed per second, one after the other or many at a time, and the same with a
-//! message that goes and comes back on each.
+//! round trip of a message on each.
 
 use anyhow::Result;
 use pd_harness::progress;

@@ -1,4 +1,4 @@
-//! A cell that streams: what most benchmarks are made of.
+//! A cell that streams: the base of most benchmarks.
 
 use anyhow::Result;
 use serde_json::json;
@@ -16,10 +16,10 @@ const PROBE_BYTES: u64 = 16 << 20;
 /// Seconds of the second estimate.
 const PROBE_S: f64 = 0.15;
 
-/// Messages of one size over some connections, for about so long.
+/// Messages of one size over some connections, for about `round_s` seconds.
 #[derive(Clone, Debug)]
 pub struct StreamCell {
-    /// How the bytes move.
+    /// Scheme of the connections.
     pub scheme: Scheme,
     /// The number of the scheme's pair.
     pub pair: usize,
@@ -37,7 +37,7 @@ pub struct StreamCell {
     pub also: Params,
     /// Seconds of a round.
     pub round_s: f64,
-    /// Where the bytes come from.
+    /// Source of the bytes.
     pub content: Content,
     /// The least bytes of a round.
     pub bytes_min: u64,
@@ -50,7 +50,7 @@ pub struct StreamCell {
 }
 
 impl StreamCell {
-    /// One connection of `scheme` from memory, on any cores.
+    /// Makes a cell with one connection of `scheme` from memory, on any cores.
     pub fn of(scheme: Scheme, message_bytes: usize, round_s: f64) -> StreamCell {
         StreamCell {
             scheme,
@@ -71,7 +71,7 @@ impl StreamCell {
     }
 
     fn order(&self, messages: u64) -> Order {
-        // Every connection gets as many as the others, and at least one.
+        // All connections get the same number, and at least one.
         let each = (messages / self.connections as u64).max(1);
         Order {
             content: self.content,
@@ -87,7 +87,7 @@ impl StreamCell {
         stand.pair_of(self.scheme, self.pair)?.stream_apart((&send, order), signals)
     }
 
-    /// Messages for so many seconds at the rate that `messages` show.
+    /// Returns the number of messages for `seconds`, at the rate of a trial with `messages`.
     fn estimate(&self, stand: &mut Stand<'_>, messages: u64, seconds: f64) -> Result<u64> {
         let order = Order { target_gbit_per_s: None, ..self.order(messages) };
         let (sent, received) = self.stream(&order, stand)?;
@@ -104,8 +104,8 @@ impl StreamCell {
         stand.pair_of(self.scheme, self.pair)?.open(self.message_bytes, self.connections, self.cores, signals)
     }
 
-    /// One untimed message on every connection: rings that were taken back while they were idle are there
-    /// again, and so are the congestion windows of TCP.
+    /// Sends one untimed message on every connection. This restores rings that were taken back from idle
+    /// connections, and the congestion windows of TCP.
     pub fn touch(&self, stand: &mut Stand<'_>) -> Result<()> {
         let order = Order { target_gbit_per_s: None, ..self.order(self.connections as u64) };
         self.stream(&order, stand)?;

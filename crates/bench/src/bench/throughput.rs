@@ -1,8 +1,8 @@
 //! `throughput`: message sizes from 64 B to 4 MB over one connection (Figures 10 and 11). As in Figure 11
 //! the sending container has one core; the receiver and the driver may use all.
 //!
-//! Then 64 KB over 16 connections; with both ends on one core, on a core each, and wherever the scheduler puts them, while all block and while
-//! all spin alike; and on a machine without hugepages.
+//! Further rows have 64 KB over 16 connections. Others have both ends on one core, on a core each, and where the scheduler puts them, all
+//! blocking and all spinning. The last ones are on a machine without hugepages.
 
 use anyhow::Result;
 use pd_harness::progress;
@@ -32,7 +32,7 @@ const SEVERAL: [Scheme; 7] = [
 ];
 /// Sizes without hugepages. No scheme has any then.
 const SIZES_SMALL_PAGES: [usize; 3] = [1 << 10, 64 << 10, 1 << 20];
-/// Schemes whose memory may be of hugepages, and what they are compared with.
+/// Schemes whose memory may be of hugepages, and schemes to compare with.
 const HUGE: [Scheme; 7] = [
     Scheme::Pipedevice,
     Scheme::PipedeviceDefault,

@@ -1,8 +1,8 @@
 //! `tune`: kernel TCP over the bridge in every way that its documentation advises, beside each other; which is best is `tcp-tuned`
 //! ([`Tuning::tuned`]).
 //!
-//! Streams of 64 KB and 1 MB and round trips of 64 KB. What counts is the geometric mean of the three over Linux's default. Every candidate has
-//! two containers of its own, with its settings in their network namespaces and on their links.
+//! Streams of 64 KB and 1 MB and round trips of 64 KB. The score is the geometric mean of the three over Linux's default. Every candidate
+//! has two containers of its own, with its settings in their network namespaces and on their links.
 
 use anyhow::Result;
 use pd_harness::measure::stats::Summary;
@@ -23,7 +23,7 @@ const STREAM_BYTES: [usize; 2] = [64 << 10, 1 << 20];
 const ROUND_TRIP_BYTES: usize = 64 << 10;
 const ROUND_TRIPS: u64 = 2_000;
 
-/// One candidate.
+/// A candidate.
 struct TuneCell {
     tuning: Tuning,
     stream: StreamCell,
@@ -106,12 +106,12 @@ fn is_available(tuning: &Tuning) -> bool {
     name.is_none_or(|name| available().split(' ').any(|known| known == name))
 }
 
-/// The candidate of a row.
+/// Returns the candidate of a row.
 fn candidate(row: &Row) -> Option<&str> {
     row.params.iter().find(|(name, _)| *name == "candidate")?.1.as_str()
 }
 
-/// How much better than Linux's default a candidate is: the geometric mean over all that was measured; none if anything is missing.
+/// Returns a candidate's improvement over Linux's default: the geometric mean over all measurements; none if any is missing.
 fn score(rows: &[Row], name: &str) -> Option<f64> {
     let of = |name: &str| -> Vec<f64> {
         let own = rows.iter().filter(|row| candidate(row) == Some(name));
@@ -138,7 +138,7 @@ fn rank(rows: &mut [Row]) {
     }
 }
 
-/// Returns what the rows come to, in words.
+/// Returns a summary of the rows, as text.
 pub fn verdict(rows: &[&Row]) -> String {
     let scored = rows.iter().filter_map(|row| Some((candidate(row)?, row.median("over_linux")?)));
     let Some((best, score)) = scored.max_by(|a, b| a.1.total_cmp(&b.1)) else { return String::new() };

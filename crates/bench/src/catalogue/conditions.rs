@@ -1,4 +1,4 @@
-//! Conditions that a row is measured under, and what rows say of them.
+//! Conditions of a measurement, and their parameters in rows.
 
 use std::thread::available_parallelism;
 
@@ -21,7 +21,7 @@ pub enum Waiting {
 }
 
 impl Waiting {
-    /// As rows name it; nothing for what is shipped.
+    /// Returns the name in rows; none for the shipped way.
     pub fn name(self) -> Option<&'static str> {
         match self {
             Waiting::Shipped => None,
@@ -40,7 +40,7 @@ pub struct Cores {
     pub recv: Option<usize>,
 }
 
-/// Where the two ends run.
+/// Cores of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     /// Wherever the scheduler puts them.
@@ -60,7 +60,7 @@ impl Placement {
         placements[..if available_parallelism().is_ok_and(|cores| cores.get() > 1) { 3 } else { 1 }].to_vec()
     }
 
-    /// The cores of the two ends.
+    /// Returns the cores of the two ends.
     pub fn cores(self) -> Cores {
         match self {
             Placement::Free => Cores::default(),
@@ -69,7 +69,7 @@ impl Placement {
         }
     }
 
-    /// Returns what rows say of it.
+    /// Returns the parameters of rows.
     pub fn params(self) -> Params {
         match self {
             Placement::Free => Vec::new(),
@@ -88,11 +88,11 @@ impl Placement {
 /// Conditions that are alike for all schemes of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Conditions {
-    /// How they wait.
+    /// Way of waiting.
     pub waiting: Waiting,
     /// Tells whether the machine has hugepages and the driver takes them.
     pub hugepages: bool,
-    /// How many movers the driver has.
+    /// Movers of the driver.
     pub movers: Movers,
     /// Bytes of the memory that senders send from in turn; the scheme's own choice if there are none.
     pub window_bytes: Option<usize>,
@@ -113,7 +113,7 @@ impl Default for Conditions {
 }
 
 impl Conditions {
-    /// Returns parameters of rows. Those of shipped programs on a machine with hugepages are not named.
+    /// Returns parameters of rows. Empty for shipped programs on a machine with hugepages.
     pub fn params(self) -> Params {
         let waiting = self.waiting.name().map(|name| ("waiting", json!(name)));
         let hugepages = (!self.hugepages).then_some(("hugepages", json!(false)));

@@ -1,4 +1,4 @@
-//! Every scheme: its name, where its ends live, what carries its bytes, and how it is tuned.
+//! All schemes, with name, place of the ends, transport and tuning.
 
 use clap::ValueEnum;
 use pd_harness::digest::Touch;
@@ -12,25 +12,25 @@ pub enum Scheme {
     /// PipeDevice through its Rust client library, mediated by a rule of the policy: the engine copies between two containers'
     /// memories.
     Pipedevice,
-    /// The same between two containers that no policy mentions: whatever path they get.
+    /// PipeDevice between two containers that no policy mentions, on whichever path the driver chooses.
     PipedeviceDefault,
-    /// The same between containers of one tenant, which share rings: the direct path.
+    /// PipeDevice between containers of one tenant, which share rings: the direct path.
     PipedeviceDirect,
     /// Kernel TCP over a bridge between two network namespaces, as Linux has it: the baseline.
     Tcp,
-    /// The same with sendfile(), for files: the sender's checksum is taken through a mapping.
+    /// Kernel TCP as `tcp` with sendfile(), for files: the sender's checksum is taken through a mapping.
     TcpSendfile,
-    /// The same without the sender's checksum: for information, because it does less than the others.
+    /// Kernel TCP as `tcp-sendfile` without the sender's checksum: for information, because it does less than the others.
     TcpSendfileUntouched,
     /// The one of `tcp`, tuned as well as documentation advises: the other baseline.
     TcpTuned,
-    /// The same with sendfile(), for files.
+    /// Kernel TCP as `tcp-tuned` with sendfile(), for files.
     TcpTunedSendfile,
-    /// The same of programs that have the preload library and no driver.
+    /// Kernel TCP as `tcp`, of programs that have the preload library and no driver.
     TcpPreload,
     /// The program of `tcp`, unmodified, with `libpd_preload.so`.
     Preload,
-    /// The same in the mode for short connections.
+    /// The program of `preload` in the mode for short connections.
     PreloadShort,
     /// Kernel TCP over the loopback device.
     TcpLoopback,
@@ -40,9 +40,9 @@ pub enum Scheme {
     #[value(name = "io_uring")]
     #[serde(rename = "io_uring")]
     IoUring,
-    /// Kernel TCP on the bridge whose messages an eBPF program redirects to the peer's socket.
+    /// Kernel TCP on the bridge, with an eBPF program that redirects messages to the peer's socket.
     Sockmap,
-    /// One copy by the receiver out of the sender's memory.
+    /// Receiver that copies once out of the sender's memory, by process_vm_readv().
     #[value(name = "process_vm_readv")]
     #[serde(rename = "process_vm_readv")]
     ProcessVmReadv,
@@ -54,7 +54,7 @@ pub enum Scheme {
     Libfabric,
     /// iceoryx2 publish-subscribe with events.
     Iceoryx2,
-    /// One thread that writes each message, copies it and reads the copy: the limit.
+    /// Thread that writes each message, copies it and reads the copy: the limit.
     Memcpy,
     /// The copy engine alone: a queue pair driven on two rings, nobody touching the bytes.
     Engine,
@@ -62,7 +62,7 @@ pub enum Scheme {
     EnginePipeline,
 }
 
-/// Where the ends of a scheme live.
+/// Place of the ends of a scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// In two containers.
@@ -302,7 +302,7 @@ impl Scheme {
         matches!(self, Scheme::TcpSendfile | Scheme::TcpSendfileUntouched | Scheme::TcpTunedSendfile)
     }
 
-    /// Returns what its sender does with the bytes of a timed round.
+    /// Returns the sender's work on the bytes of a timed round.
     pub fn sender_touch(self) -> Touch {
         match self {
             Scheme::TcpSendfileUntouched => Touch::Nothing,

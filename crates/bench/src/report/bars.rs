@@ -14,14 +14,14 @@ use super::plot::{color, FONT};
 const CHART: (u32, u32) = (620, 400);
 const LEGEND: u32 = 40;
 
-/// One bar.
+/// A bar.
 #[derive(Clone, Debug)]
 pub struct Bar {
     /// The group that it stands in. Bars of a group follow each other.
     pub group: &'static str,
     /// The scheme, which decides its colour.
     pub scheme: &'static str,
-    /// Its height, and the line from the smallest to the largest value.
+    /// The bar's height, and the line from the smallest to the largest value.
     pub value: Summary,
 }
 

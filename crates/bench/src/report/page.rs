@@ -1,4 +1,4 @@
-//! One self-contained HTML page with everything that a run found, and `results.json` beside it.
+//! Report of a run: one self-contained HTML page, and `results.json` beside it.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ td.x{color:#94a3b8}code{background:#f1f5f9;padding:.1em .3em}svg{max-width:100%;
 /// Everything of a run.
 #[derive(Debug)]
 pub struct Report {
-    /// Where it ran.
+    /// Machine of the run.
     pub machine: Machine,
     /// Cores that others kept busy before the first round.
     pub background_cores: f64,
@@ -62,7 +62,7 @@ impl Report {
         write("index.html", self.html()?)
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn html(&self) -> Result<String> {
         let mut page = format!(
             "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>PipeDevice: benchmarks</title>\

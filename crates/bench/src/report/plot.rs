@@ -32,7 +32,7 @@ pub struct Plot {
 /// Parameters of rows that are no point of a line over the message size.
 const CONDITIONS: [&str; 5] = ["connections", "cores_of_ends", "cores_of_all", "waiting", "hugepages"];
 
-/// The plots of a benchmark.
+/// Returns the plots of a benchmark.
 pub fn plots(bench: &str) -> Vec<Plot> {
     let plot = |title, x, x_title, y, y_log| Plot {
         title,
@@ -130,7 +130,7 @@ fn series(plot: &Plot, rows: &[&Row]) -> Series {
     series
 }
 
-/// The colour of a scheme: PipeDevice and kernel TCP look the same everywhere, others by their `number`.
+/// Returns the colour of a scheme: PipeDevice and kernel TCP have fixed ones, others follow `number`.
 pub(super) fn color(scheme: &str, number: usize) -> RGBColor {
     match scheme {
         "pipedevice" => RGBColor(13, 148, 136),
@@ -149,7 +149,7 @@ pub(super) fn color(scheme: &str, number: usize) -> RGBColor {
     }
 }
 
-/// The plot as an SVG element; none if there is nothing to show.
+/// Returns the plot as an SVG element; none if there is nothing to show.
 pub fn svg(plot: &Plot, rows: &[&Row]) -> Result<Option<String>> {
     let series = series(plot, rows);
     if series.is_empty() {
@@ -216,7 +216,7 @@ fn draw_lines(text: &mut String, plot: &Plot, series: &Series) -> Drawn {
     Ok(())
 }
 
-/// A figure on an axis: powers of 1024 of sizes, thousands of others.
+/// Formats a figure on an axis: powers of 1024 for sizes, thousands for others.
 fn short(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.3}G", v / 1e9).replace(".000", ""),

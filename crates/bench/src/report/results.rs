@@ -1,8 +1,8 @@
 //! The results of a machine that the documents are made from: `DIR/MACHINE/results.json`, and plots beside it.
 //!
-//! `machine` is where and under which kernel. `runs` has for each benchmark the command, the time, and how quiet the machine was. `rows` are
-//! those of [`crate::row`], one a line. A benchmark replaces what the file has of it and leaves the others, unless they are of another
-//! machine or kernel.
+//! `machine` describes the machine and its kernel. `runs` has for each benchmark the command, the time, and how quiet the machine was.
+//! `rows` are those of [`crate::row`], one a line. A benchmark replaces its own part of the file and leaves the others, unless they are of
+//! another machine or kernel.
 
 use std::fs;
 use std::path::Path;
@@ -18,13 +18,13 @@ use crate::row::Row;
 
 /// Digits of a figure that are kept.
 const DIGITS: usize = 4;
-/// Figures that no document shows: quartiles, and what the machine was like around a round.
+/// Figures that no document shows: quartiles, and the state of the machine around a round.
 const LEFT_OUT: [&str; 6] = ["_quartile_low", "_quartile_high", "cores_", "repeats", "round_s", "steal_s"];
 
 /// A benchmark that has run.
 #[derive(Debug)]
 pub struct Run<'a> {
-    /// Its name.
+    /// Name of the benchmark.
     pub bench: &'static str,
     /// The command that repeats it.
     pub command: &'a str,
@@ -37,7 +37,7 @@ pub struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Says what disturbed the machine before or after it, and so spoils its figures.
+    /// Returns the disturbance of the machine before or after the run, which spoils its figures.
     pub fn disturbance(&self) -> Option<String> {
         self.before.disturbance().or_else(|| self.after.disturbance())
     }
@@ -94,7 +94,7 @@ fn earlier(path: &Path, machine: &Machine) -> Result<(Map<String, Value>, Vec<Va
     Ok(if same { (runs, rows) } else { Default::default() })
 }
 
-/// The file, with a line for each run and for each row.
+/// Returns the text of the file, with a line for each run and for each row.
 fn text(machine: &Machine, runs: &Map<String, Value>, rows: &[Value]) -> Result<String> {
     let runs: Vec<String> = runs.iter().map(|(name, run)| format!("\"{name}\": {run}")).collect();
     let rows: Vec<String> = rows.iter().map(Value::to_string).collect();
@@ -106,7 +106,7 @@ fn text(machine: &Machine, runs: &Map<String, Value>, rows: &[Value]) -> Result<
     ))
 }
 
-/// An object of the figures that documents may show, with no more digits than mean anything.
+/// Reduces an object to the figures that documents may show, with meaningful digits only.
 fn shortened(mut object: Value) -> Value {
     if let Some(object) = object.as_object_mut() {
         object.retain(|name, _| {

@@ -7,7 +7,7 @@ use crate::baseline;
 use crate::bench::{isolation, sidecar, tune, Bench};
 use crate::row::Row;
 
-/// The metrics of a benchmark that its table shows: name, heading, decimals.
+/// Returns the metrics of a benchmark that its table shows: name, heading, decimals.
 pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
     match bench {
         "latency" => &[
@@ -107,7 +107,7 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
     }
 }
 
-/// A figure with so many decimals, large ones in groups of three digits.
+/// Formats a figure with `decimals` decimals, large ones in groups of three digits.
 pub fn figure(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
@@ -122,7 +122,7 @@ pub fn figure(value: f64, decimals: usize) -> String {
     format!("{sign}{grouped}{rest}")
 }
 
-/// One benchmark's rows: medians, with the spread of the first metric.
+/// Formats a benchmark's rows: medians, with the spread of the first metric.
 pub fn table(bench: &str, rows: &[&Row]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
@@ -185,7 +185,7 @@ pub fn table(bench: &str, rows: &[&Row]) -> String {
     text
 }
 
-/// Returns what the machine was like around the rounds, if it has two cores.
+/// Describes the cores of the machine around the rounds, if it has two.
 pub fn cores(rows: &[&Row]) -> Option<String> {
     let spread = |metric: &str| {
         let all: Vec<_> = rows.iter().filter_map(|row| row.metrics.get(metric)).collect();
@@ -203,7 +203,7 @@ pub fn cores(rows: &[&Row]) -> Option<String> {
     ))
 }
 
-/// Returns what both ends of schemes said that they had, each once. That of candidates is in their names.
+/// Returns the settings that both ends of schemes reported, each once. Candidates have theirs in their names.
 pub fn settings<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
     let said = rows.iter().filter(|row| !row.settings.is_empty() && row.bench != Bench::Tune.name());
     let mut settings: Vec<_> = said.map(|row| (row.scheme.as_str(), row.settings.as_str())).collect();
@@ -212,7 +212,7 @@ pub fn settings<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
     settings
 }
 
-/// Why schemes did not run, each reason once.
+/// Returns the reasons why schemes did not run, each once.
 fn reasons<'a>(rows: &[&'a Row]) -> Vec<(&'a str, &'a str)> {
     let mut reasons: Vec<_> =
         rows.iter().filter_map(|row| Some((row.scheme.as_str(), row.not_run.as_deref()?))).collect();

@@ -19,7 +19,7 @@ use crate::protocol::{Reply, Request};
 
 /// The attackers' tenant; see the policy of [`super::stand`].
 const TENANT: &str = "bench-attacker";
-/// How long the driver may take to let go of a client that was killed.
+/// Longest time until the driver lets go of a client that was killed.
 const LET_GO: Duration = Duration::from_secs(10);
 
 /// An attacker. Dropping it kills it.
@@ -55,7 +55,7 @@ impl Attacker {
         self.0.container()?.cpu_usage()
     }
 
-    /// Returns what it has done so far.
+    /// Returns the counts of the attack so far.
     pub fn done(&mut self, signals: &Signals) -> Result<Done> {
         self.0.ask(&Request::Attacked)?;
         match self.0.answer(signals)? {
@@ -65,8 +65,8 @@ impl Attacker {
     }
 }
 
-/// Returns what of attackers that have ended is still on their tenant's account: clients, descriptors and bytes. Waits for zero, for so long
-/// as a driver may take.
+/// Returns the clients, descriptors and bytes of ended attackers that are still on their tenant's account. Waits for zero, at most
+/// [`LET_GO`].
 pub fn left_behind(driver: &ChildDriver, signals: &Signals) -> Result<[u64; 3]> {
     let until = Instant::now() + LET_GO;
     loop {

@@ -1,4 +1,4 @@
-//! Interleaved rounds: every cell once a round, so that what disturbs the machine disturbs all.
+//! Interleaved rounds: every cell once a round, so that disturbances of the machine affect all alike.
 
 use anyhow::Result;
 use indicatif::ProgressBar;
@@ -12,27 +12,28 @@ use crate::catalogue::Scheme;
 use crate::row::{Metrics, Params, Row};
 use crate::settings::Settings;
 
-/// One scheme with one set of parameters.
+/// A scheme with one set of parameters.
 pub trait Cell {
-    /// How the bytes move.
+    /// Returns the scheme.
     fn scheme(&self) -> Scheme;
     /// Returns the number of the scheme's pair, if the cell has one of its own.
     fn pair(&self) -> Option<usize> {
         None
     }
-    /// Returns what distinguishes it from other cells of the scheme.
+    /// Returns the parameters that distinguish the cell from others of the scheme.
     fn params(&self) -> Params;
     /// Connects, warms up, finds out how much a round is. Figures that are measured once are returned.
     fn open(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
-    /// One round.
+    /// Measures one round.
     fn measure(&mut self, stand: &mut Stand<'_>) -> Result<Metrics>;
-    /// Takes the last round into the figures, by its number from 1. A disturbed one that is repeated or discarded is not.
+    /// Takes the last round into the figures, by its number from 1. Not called for a disturbed round that is repeated or
+    /// discarded.
     fn keep(&mut self, _round: usize) {}
     /// Disconnects.
     fn close(&mut self, stand: &mut Stand<'_>) -> Result<()>;
 }
 
-/// A cell, and what it has brought so far.
+/// A cell, and its results so far.
 struct Entry {
     cell: Box<dyn Cell>,
     once: Metrics,
@@ -47,7 +48,7 @@ pub fn is_interrupted(error: &anyhow::Error) -> bool {
 }
 
 impl Entry {
-    /// Does a step of the cell. A failure is the cell's result: its peers are ended, and the others go on.
+    /// Runs a step of the cell. A failure is the cell's result: its peers are ended, and the others go on.
     fn step(
         &mut self,
         stand: &mut Stand<'_>,
@@ -161,7 +162,8 @@ fn compare(bench: &str, entries: &mut [Entry]) {
     }
 }
 
-/// One round, and figures of the machine around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. Nothing if it is discarded.
+/// Measures one round, and figures of the machine around it: `cores_apart_ns`, `cores_copy_gbit_per_s`, and `repeats`. None if it is
+/// discarded.
 fn measure(cell: &mut dyn Cell, stand: &mut Stand<'_>, watch: &mut Option<Watch>) -> Result<Option<Metrics>> {
     let (metrics, Around { repeats, cores }) = undisturbed(watch, || cell.measure(stand))?;
     let Some(mut metrics) = metrics else { return Ok(None) };

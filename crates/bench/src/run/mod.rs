@@ -1,4 +1,4 @@
-//! How a benchmark is run: the peers, what they do with a stream, and the rounds.
+//! Running of benchmarks: the peers, their streams, and the rounds.
 
 pub mod attacker;
 pub mod interleave;

@@ -14,20 +14,20 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// From now on.
+    /// Begins a schedule now.
     pub fn new(target_gbit_per_s: f64) -> Pacer {
         Pacer { start: Instant::now(), bytes_per_s: target_gbit_per_s * 1e9 / 8.0, bytes: 0 }
     }
 
-    /// How far ahead of its schedule the stream is when `now` has passed since the start, once `len`
+    /// Returns how far ahead of its schedule the stream is when `now` has passed since the start, once `len`
     /// more bytes are sent.
     fn ahead(&mut self, len: usize, now: Duration) -> Duration {
         self.bytes += len as u64;
         Duration::from_secs_f64(self.bytes as f64 / self.bytes_per_s).saturating_sub(now)
     }
 
-    /// To be called before each message: sleeps while the stream is ahead of its schedule. A stream that
-    /// fell behind catches up as fast as it can.
+    /// Sleeps while the stream is ahead of its schedule. To be called before each message. A stream that fell
+    /// behind catches up as fast as it can.
     pub fn wait(&mut self, len: usize) {
         let ahead = self.ahead(len, self.start.elapsed());
         if ahead >= QUANTUM {

@@ -17,10 +17,10 @@ use crate::catalogue::{Conditions, Cores, Place, Scheme, Waiting};
 use crate::protocol::{Files, Latency, Open, Order, Reply, Request, Streamed};
 use crate::row::Metrics;
 
-/// How long peers may take for one request.
+/// Longest time of peers for one request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The same where the streams are files, as large as they are.
+/// Longest time of peers for one request if the streams are files, which may be large.
 const PATIENCE_WITH_FILES: Duration = Duration::from_secs(120);
 
 /// The peers. A local scheme has one.
@@ -96,7 +96,7 @@ impl Pair {
         done(self.recv()?.answer(signals)?)
     }
 
-    /// Has the receiver listen until the connections are closed; returns where.
+    /// Has the receiver listen until the connections are closed. Returns its address.
     pub fn listen_only(&mut self, message_bytes: usize, signals: &Signals) -> Result<String> {
         let Pair { scheme, zero_copy, window_bytes, .. } = *self;
         let open = Open { scheme, message_bytes, connections: 1, core: None, zero_copy, window_bytes };
@@ -119,7 +119,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Returns what both ends have, as they say: of kernel TCP, or which path. Empty where neither is there.
+    /// Returns the report of both ends on their kernel TCP or path. Empty if neither applies.
     pub fn describe(&mut self, signals: &Signals) -> Result<String> {
         let scheme = self.scheme;
         let Some(recv) = &mut self.recv else { return Ok(String::new()) };
@@ -138,7 +138,7 @@ impl Pair {
         })
     }
 
-    /// Has the sender open files.
+    /// Has both ends open files.
     pub fn open_files(&mut self, files: &Files, signals: &Signals) -> Result<()> {
         for peer in [Some(&mut self.send), self.recv.as_mut()].into_iter().flatten() {
             peer.set_patience(PATIENCE_WITH_FILES);
@@ -147,12 +147,12 @@ impl Pair {
         done(self.send.answer(signals)?)
     }
 
-    /// Streams; returns what the sender and the receiver say, which agree.
+    /// Streams. Returns the reports of sender and receiver, which agree.
     pub fn stream(&mut self, order: &Order, signals: &Signals) -> Result<(Streamed, Streamed)> {
         self.stream_apart((order, order), signals)
     }
 
-    /// Streams by orders of the sender and of the receiver, which differ in what the two do with the bytes. Checksums of both agree.
+    /// Streams by separate orders for sender and receiver, which differ in the work on the bytes. Checksums of both agree.
     pub fn stream_apart(
         &mut self,
         (order, receive): (&Order, &Order),
@@ -188,7 +188,7 @@ impl Pair {
         Ok(latency)
     }
 
-    /// Lets all connections carry what they can for `ms`, together with the other pairs in between.
+    /// Starts streams on all connections at full rate for `ms`, together with the other pairs in between.
     pub fn start_sharing(&mut self, message_bytes: usize, ms: u64) -> Result<()> {
         self.recv()?.ask(&Request::Share { message_bytes, ms })?;
         self.send.ask(&Request::Share { message_bytes, ms })
@@ -224,13 +224,13 @@ impl Pair {
         at(self.send.answer(signals)?)
     }
 
-    /// Runs a client at the sending side; returns what it has printed.
+    /// Runs a client at the sending side. Returns its output.
     pub fn run_client(&mut self, command: Vec<String>, signals: &Signals) -> Result<String> {
         self.send.ask(&Request::Run { scheme: self.scheme, command })?;
         printed(self.send.answer(signals)?)
     }
 
-    /// Opens and closes so many connections, so many at a time; returns what the two sides say.
+    /// Opens and closes `connections` connections, `at_a_time` at a time. Returns the reports of the two sides.
     pub fn set_up(
         &mut self,
         connections: u64,
@@ -252,7 +252,7 @@ impl Pair {
     }
 }
 
-/// A command before the command, for programs that run with the preload library.
+/// Returns a prefix for commands of programs that run with the preload library.
 pub(super) fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
     let Some(settings) = scheme.preload() else { return Ok(Vec::new()) };
     let mut library = OsString::from("LD_PRELOAD=");
@@ -260,7 +260,7 @@ pub(super) fn environment(scheme: Scheme) -> Result<Vec<OsString>> {
     Ok(["env".into(), library].into_iter().chain(settings.iter().map(OsString::from)).collect())
 }
 
-/// See the policy of [`super::stand`].
+/// Returns the tenant of a scheme: see the policy of [`super::stand`].
 pub fn tenant(scheme: Scheme) -> &'static str {
     match scheme {
         Scheme::PipedeviceDefault => "default",
@@ -269,7 +269,7 @@ pub fn tenant(scheme: Scheme) -> &'static str {
     }
 }
 
-/// The program of a peer that shares `dir` with others.
+/// Returns the command of a peer that shares `dir` with others.
 pub(super) fn command(dir: &Path, waiting: Waiting) -> Vec<OsString> {
     let peer = [own_exe().into(), "internal-bench-peer".into(), "--dir".into(), dir.into()];
     let waiting = waiting.name().map(|name| ["--waiting".into(), name.into()]);
@@ -286,7 +286,7 @@ pub(super) fn spec(tenant: &str, name: String, dir: &Path, tcp: &Tuning) -> Spec
         overlay: None,
         socket: dir.join("driver.sock"),
         driver: dir.join("driver.sock").exists(),
-        // Measurements set what they measure.
+        // Peers of benchmarks may change settings of the machine.
         privileged: true,
         environment: Vec::new(),
         limits: Limits::default(),
@@ -327,13 +327,13 @@ pub fn seconds(sent: &Streamed, received: &Streamed) -> Result<f64> {
     Ok(ns.max(1) as f64 / 1e9)
 }
 
-/// The receiver's longest wait for bytes, the one for the first since the sender's start included. Only of an order
-/// with `gaps`.
+/// Returns the receiver's longest wait for bytes, including that for the first since the sender's start. Only of an
+/// order with `gaps`.
 pub fn longest_gap_ns(sent: &Streamed, received: &Streamed) -> u64 {
     received.gap_ns.max(received.first_ns.saturating_sub(sent.start_ns))
 }
 
-/// CPU time per unit of work, of the whole machine and of each party.
+/// Adds the CPU time per unit of work, of the whole machine and of each party.
 pub fn cpu(
     metrics: &mut Metrics,
     units: f64,

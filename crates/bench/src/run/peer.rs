@@ -1,4 +1,4 @@
-//! The program that a peer runs: it does what it is asked, one request after the other.
+//! The program of a peer, which carries out one request after the other.
 
 use std::path::PathBuf;
 
@@ -139,7 +139,7 @@ impl Peer {
         }
     }
 
-    /// The connection's own congestion control, and what its network namespace has; or the connection's path.
+    /// Returns the connection's own congestion control with that of its network namespace, or the connection's path.
     fn describe(&self, scheme: Scheme) -> String {
         let own = self.end.as_ref().map_or(String::new(), |end| end.described());
         match (scheme.is_over_tcp() && scheme.place() == Place::Containers, own.is_empty()) {

@@ -51,7 +51,7 @@ fn is_listening(port: u16) -> bool {
 
 /// Starts a server and waits until it listens.
 pub fn start(scheme: Scheme, words: &[String], port: u16) -> Result<Server> {
-    // Its output is discarded: standard output is this peer's line to the benchmark.
+    // The output is discarded: standard output is this peer's line to the benchmark.
     let child = command(scheme, words)?.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut server = Server(child.with_context(|| format!("cannot start {}", words[0]))?);
     let end = Instant::now() + START_TIMEOUT;
@@ -64,7 +64,7 @@ pub fn start(scheme: Scheme, words: &[String], port: u16) -> Result<Server> {
     Ok(server)
 }
 
-/// Runs a client to its end; what it has printed.
+/// Runs a client to its end. Returns its output.
 pub fn run(scheme: Scheme, words: &[String]) -> Result<String> {
     let output = command(scheme, words)?.output().with_context(|| format!("cannot start {}", words[0]))?;
     let errors = String::from_utf8_lossy(&output.stderr);

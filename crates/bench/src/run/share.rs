@@ -1,4 +1,4 @@
-//! All connections at once, each in a thread of its own, for a given time: who gets how much.
+//! All connections at once, each in a thread of its own, for a given time: the share of each.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@ use crate::protocol::{Reply, Request};
 
 /// The tenant of proxies. Policies list their containers.
 pub const TENANT: &str = "bench-proxy";
-/// How long the driver may take to see a listener.
+/// Longest time until the driver sees a listener.
 const SEEN: Duration = Duration::from_secs(10);
 
 /// A proxy. Dropping it kills it.

@@ -1,5 +1,5 @@
-//! All that a benchmark makes on the machine: a driver, hugepages, a directory, and a pair of peers for
-//! each scheme, started when first asked for. Dropping it removes everything.
+//! Resources of a benchmark on the machine: a driver, hugepages, a directory, and a pair of peers for each
+//! scheme, started when first asked for. Dropping it removes everything.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,12 +34,12 @@ impl Memory {
     pub const FEW: Memory = Memory { budget_bytes: 256 << 20, ring_bytes: 4 << 20 };
     /// Enough for the connections of a few programs, each with rings of its own.
     pub const PROGRAMS: Memory = Memory { budget_bytes: 1 << 30, ring_bytes: 4 << 20 };
-    /// Enough for the smallest ring for each of 65,536 connections, which is what they get.
+    /// Memory for the smallest ring for each of 65,536 connections, and that ring size.
     pub const MANY: Memory = Memory { budget_bytes: 5 << 30, ring_bytes: 64 << 10 };
 }
 
-/// The policy that decides each scheme's path. Attackers may not connect to victims.
-/// It does not mention the containers of `pipedevice-default`.
+/// The policy that decides each scheme's path. Attackers may not connect to victims. The policy does not
+/// mention the containers of `pipedevice-default`.
 const POLICY: &str = r#"
 [[tenant]]
 name = "bench-mediated"
@@ -72,10 +72,10 @@ path = "direct"
 pub struct Stand<'a> {
     pairs: BTreeMap<(Scheme, usize), Pair>,
     conditions: Conditions,
-    /// What pairs may use.
+    /// Limits of pairs' containers.
     limits: Limits,
     site: Site,
-    /// How kernel TCP of pairs with a number of their own is set up, from number 1.
+    /// Tunings of kernel TCP for pairs with a number of their own, from number 1.
     tunings: Vec<Tuning>,
     /// Signals that may interrupt.
     pub signals: &'a Signals,
@@ -101,7 +101,7 @@ pub struct Clocks {
 }
 
 impl<'a> Stand<'a> {
-    /// With a driver if one of the schemes needs it.
+    /// Sets up a stand, with a driver if one of the schemes needs it.
     pub fn set_up(
         schemes: &[Scheme],
         memory: Memory,
@@ -111,7 +111,7 @@ impl<'a> Stand<'a> {
         Stand::set_up_under(Conditions::default(), schemes, memory, engine, signals)
     }
 
-    /// The same under other conditions.
+    /// Sets up a stand under other conditions.
     pub fn set_up_under(
         conditions: Conditions,
         schemes: &[Scheme],
@@ -146,29 +146,29 @@ impl<'a> Stand<'a> {
         })
     }
 
-    /// Has the pairs of `tcp-tuned` from number 1 on set up like these.
+    /// Sets the tunings of the pairs of `tcp-tuned` from number 1 on.
     pub fn set_tunings(&mut self, tunings: Vec<Tuning>) {
         self.tunings = tunings;
     }
 
-    /// The driver.
+    /// Returns the driver.
     pub fn driver(&self) -> Result<&ChildDriver> {
         self.site.driver().context("this benchmark has no driver")
     }
 
-    /// Gives the driver and each container of pairs that are started from now on a weight among those that want CPU time.
+    /// Gives the driver, and each container of pairs that are started from now on, a CPU weight.
     pub fn weigh(&mut self, driver: u64, container: u64) -> Result<()> {
         self.site.driver_mut().map_or(Ok(()), |known| known.weigh(driver))?;
         self.limits.weight = Some(container);
         Ok(())
     }
 
-    /// Keeps the driver's threads on a core; on any if there is none. Does nothing without a driver.
+    /// Pins the driver's threads to a core, or to none. Does nothing without a driver.
     pub fn place_driver(&self, core: Option<usize>) -> Result<()> {
         self.site.driver().map_or(Ok(()), |driver| driver.stay_on(core))
     }
 
-    /// Has the driver deny what the scheme's containers do, until [`Stand::allow`].
+    /// Makes the policy deny connections of the scheme's containers, until [`Stand::allow`].
     pub fn deny(&self, scheme: Scheme) -> Result<()> {
         let tenant = pair::tenant(scheme);
         let rule = format!("[[rule]]\nfrom = \"{tenant}\"\nto = \"{tenant}\"\naction = \"deny\"\n");
@@ -176,7 +176,8 @@ impl<'a> Stand<'a> {
         self.apply(POLICY.replacen("[[rule]]", &(rule + "[[rule]]"), 1))
     }
 
-    /// Has the driver have a service, which nobody uses, until [`Stand::allow`]. The kernel then asks it about options of sockets.
+    /// Adds an unused service to the policy, until [`Stand::allow`]. The kernel then asks the policy's programs about options of
+    /// sockets.
     pub fn offer_service(&self) -> Result<()> {
         let service = "[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.96.1.1:80\"]\n";
         self.apply(format!("{POLICY}{service}"))
@@ -193,12 +194,12 @@ impl<'a> Stand<'a> {
         }
     }
 
-    /// Has the driver allow again what [`Stand::deny`] denied.
+    /// Makes the policy allow what [`Stand::deny`] denied.
     pub fn allow(&self) -> Result<()> {
         self.apply(POLICY.to_owned())
     }
 
-    /// Has the driver have these tenants, and these rules before its others.
+    /// Adds these tenants to the policy, and these rules before its others.
     pub fn lead(&self, more: &str) -> Result<()> {
         self.apply(POLICY.replacen("[[rule]]", &format!("{more}[[rule]]"), 1))
     }
@@ -210,17 +211,17 @@ impl<'a> Stand<'a> {
         }
     }
 
-    /// The directory that all peers share.
+    /// Returns the directory that all peers share.
     pub fn dir(&self) -> &Path {
         self.site.dir()
     }
 
-    /// The peers of a scheme.
+    /// Returns the peers of a scheme.
     pub fn pair(&mut self, scheme: Scheme) -> Result<&mut Pair> {
         self.pair_of(scheme, 0)
     }
 
-    /// The peers of a scheme that has several pairs.
+    /// Returns the peers of a scheme that has several pairs.
     pub fn pair_of(&mut self, scheme: Scheme, number: usize) -> Result<&mut Pair> {
         if !self.pairs.contains_key(&(scheme, number)) {
             let own = number.checked_sub(1).and_then(|n| self.tunings.get(n)).cloned();
@@ -242,7 +243,7 @@ impl<'a> Stand<'a> {
         self.pairs.remove(&(scheme, number));
     }
 
-    /// CPU time so far.
+    /// Returns the CPU times so far.
     pub fn clocks(&self) -> Result<Clocks> {
         let driver = self.site.driver().and_then(ChildDriver::cpu_usage);
         let mover_wait = self.site.driver().and_then(ChildDriver::mover_wait);

@@ -15,7 +15,7 @@ use crate::scheme::End;
 
 /// Round trips before the first that counts.
 const WARM_UP: u64 = 50;
-/// A measurement of round trips ends after so long, however many there were to be.
+/// Longest time of a measurement of round trips, whatever their number.
 const PING_PONG_S: f64 = 4.0;
 
 /// Measures `work`, which returns a checksum.

@@ -11,7 +11,7 @@ pub struct ProcessTimes {
 }
 
 impl ProcessTimes {
-    /// So far.
+    /// Returns the times so far.
     pub fn now() -> ProcessTimes {
         let all = clock_gettime(ClockId::ProcessCPUTime);
         let all_s = all.tv_sec as f64 + all.tv_nsec as f64 / 1e9;
@@ -19,14 +19,14 @@ impl ProcessTimes {
         ProcessTimes { user_s, system_s: all_s - user_s }
     }
 
-    /// Since then: user, system.
+    /// Returns the times since then: user, system.
     pub fn elapsed(&self) -> (f64, f64) {
         let now = ProcessTimes::now();
         ((now.user_s - self.user_s).max(0.0), (now.system_s - self.system_s).max(0.0))
     }
 }
 
-/// The part of time in user mode, which the kernel scales to the precise sum.
+/// Returns the part of time in user mode, which the kernel scales to the precise sum.
 fn user_share() -> Option<f64> {
     let (user, system) = of_process(std::process::id())?;
     let sum = (user + system).as_secs_f64();

@@ -7,7 +7,7 @@ use anyhow::Result;
 use pd_harness::measure::cores::{Cores, Watch};
 use pd_harness::measure::cpu::MachineTimes;
 
-/// How often a round is repeated in which the machine was disturbed. The last one is discarded if time was stolen in it.
+/// Most repeats of a round in which the machine was disturbed. The last one is discarded if time was stolen in it.
 const REPEATS: u32 = 2;
 /// The pause before a disturbed round is repeated.
 const DISTURBANCE: Duration = Duration::from_millis(500);
@@ -15,14 +15,14 @@ const DISTURBANCE: Duration = Duration::from_millis(500);
 /// The machine around a round.
 #[derive(Debug)]
 pub struct Around {
-    /// How often the round was repeated.
+    /// Repeats of the round.
     pub repeats: u32,
     /// Two cores before and after it, if there are two.
     pub cores: Vec<Cores>,
 }
 
-/// Does the work of a round, again if the machine was disturbed. Returns nothing of it if too much time was stolen again and again. Without
-/// a watch the work is done once, and kept.
+/// Does the work of a round, again if the machine was disturbed. Returns no result if too much time was stolen each time. Without a watch
+/// the work is done once, and kept.
 pub fn undisturbed<T>(
     watch: &mut Option<Watch>,
     mut work: impl FnMut() -> Result<T>,

@@ -1,6 +1,6 @@
-//! iceoryx2: publish-subscribe of loaned slices in shared memory. The publisher blocks when the
-//! subscriber's queue is full, so that nothing is dropped; an event service wakes a receiver that sleeps,
-//! and the receiver takes samples until there are none before it sleeps again.
+//! iceoryx2: publish-subscribe of loaned slices in shared memory. The publisher blocks when the subscriber's
+//! queue is full, so that nothing is dropped. An event service wakes a receiver that sleeps. The receiver
+//! takes samples until there are none before it sleeps again.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use super::{single, End};
 use crate::protocol::Open;
 use crate::waiting;
 
-/// Samples that a subscriber's queue holds: as many bytes as other schemes have in flight.
+/// Bytes of samples in a subscriber's queue: as many as other schemes have in flight.
 const QUEUE_BYTES: usize = 2 << 20;
 /// Looks at the queue before a sleep.
 const SPINS: u32 = 200;
 /// A sleeper looks this often by itself.
 const SLEEP_MAX: Duration = Duration::from_millis(250);
-/// A producer notifies once in so many messages, or in half a queue, and whenever it flushes.
+/// Messages for each notification of a producer, at most half a queue; each flush notifies as well.
 const NOTIFY_EVERY: usize = 8;
 
 type Service = ipc::Service;
@@ -30,7 +30,7 @@ fn queue(open: &Open) -> usize {
     (QUEUE_BYTES / open.message_bytes).clamp(2, 64)
 }
 
-/// One direction of a connection.
+/// A direction of a connection.
 struct Services {
     node: Node<Service>,
     base: String,
@@ -131,7 +131,7 @@ impl super::Listening for Listening {
     }
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
     Ok(Box::new(IceoryxEnd::new(to, "forth", "back", open)?))

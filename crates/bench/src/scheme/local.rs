@@ -15,14 +15,14 @@ use super::Scheme;
 use crate::protocol::{Order, Streamed};
 use crate::run::times::ProcessTimes;
 
-/// Source and destination are rings of so many bytes, or of two messages.
+/// Size of the source and the destination ring, if two messages are not larger.
 const RING_BYTES: usize = 4 << 20;
 /// Commands that the engine gets at a time.
 const BATCH: usize = 64;
 /// The pipeline's threads hand on at least this much.
 const WINDOW_BYTES: usize = 128 << 10;
 
-/// Does what a local scheme does.
+/// Runs a local scheme.
 pub fn run(scheme: Scheme, order: &Order) -> Result<Streamed> {
     let times = ProcessTimes::now();
     let start_ns = now_ns();
@@ -42,7 +42,7 @@ fn ring_bytes(message_bytes: usize) -> usize {
     RING_BYTES.max(2 * message_bytes) / message_bytes * message_bytes
 }
 
-/// One thread rewrites each message in one buffer, copies it to another and reads the copy.
+/// Runs one thread that rewrites each message in one buffer, copies it to another and reads the copy.
 fn memcpy(order: &Order) -> Result<String> {
     let (mut from, mut to) = (PageAligned::new(order.message_bytes), PageAligned::new(order.message_bytes));
     let (mut sent, mut received) = (Blocks::new(order.message_bytes), Blocks::new(order.message_bytes));
@@ -81,7 +81,7 @@ impl Copier {
     /// Copies `count` messages of `len` bytes, those longer than the engine's chunks in several commands.
     ///
     /// # Safety
-    /// So many bytes are readable at `src` and writable at `dst`, and nobody else touches them meanwhile.
+    /// `len * count` bytes are readable at `src` and writable at `dst`, and nobody else touches them meanwhile.
     unsafe fn copy(&mut self, src: u64, dst: u64, len: usize, count: usize) {
         let chunk = len.min(self.chunk_bytes);
         let bytes = len * count;
@@ -106,7 +106,7 @@ impl Copier {
     }
 }
 
-/// The engine alone, around two rings.
+/// Runs the engine alone, around two rings.
 fn engine(order: &Order) -> Result<String> {
     let len = order.message_bytes;
     let bytes = ring_bytes(len);
@@ -134,15 +134,15 @@ struct Window {
     messages: usize,
 }
 
-/// Producer, engine and consumer, each a thread, over one pair of rings.
+/// Runs producer, engine and consumer, each a thread, over one pair of rings.
 fn pipeline(order: &Order) -> Result<String> {
     let len = order.message_bytes;
     let bytes = ring_bytes(len);
     let (mut from, mut to) = (PageAligned::new(bytes), PageAligned::new(bytes));
     let (src, dst) = (from.get().as_mut_ptr() as usize, to.get().as_mut_ptr() as usize);
     let window = (WINDOW_BYTES / len).clamp(1, bytes / len);
-    // A window has one of three owners, and as many are under way as rings hold without overlapping:
-    // those in two queues, and one with each thread.
+    // A window has one of three owners, and the rings hold as many as are under way: those in two queues, and
+    // one with each thread.
     let windows = bytes / len / window;
     let depth = windows.saturating_sub(3) / 2;
     let (filled, to_copy) = sync_channel::<Window>(depth);

@@ -14,14 +14,14 @@ pub struct PageAligned {
 }
 
 impl PageAligned {
-    /// `len` bytes, zeroed.
+    /// Makes a buffer of `len` bytes, zeroed.
     pub fn new(len: usize) -> PageAligned {
         let bytes = vec![0; len + PAGE_BYTES];
         let start = bytes.as_ptr().align_offset(PAGE_BYTES);
         PageAligned { bytes, start, len }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn get(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + self.len]
     }
@@ -33,12 +33,12 @@ pub struct Inbox {
     message_bytes: usize,
     filled: usize,
     taken: usize,
-    /// Bytes that are still to come, if that is known.
+    /// Bytes still to come, if known.
     left: Option<u64>,
 }
 
 impl Inbox {
-    /// For messages of `message_bytes`.
+    /// Makes an inbox for messages of `message_bytes`.
     pub fn new(message_bytes: usize) -> Inbox {
         let messages = (RECV_BYTES / message_bytes).max(1);
         let buffer = PageAligned::new(messages * message_bytes);
@@ -50,13 +50,14 @@ impl Inbox {
         self.left = Some(bytes);
     }
 
-    /// All of the buffer, for a caller that keeps no message whole.
+    /// Returns all of the buffer, for a caller that keeps no message whole.
     pub fn whole_buffer(&mut self) -> &mut [u8] {
         self.buffer.get()
     }
 
-    /// Calls `read` with free memory until at least one whole message is there, lends all whole ones to
-    /// `take` and returns their bytes. When `read` returns zero, what is there is lent, whole or not.
+    /// Calls `read` with free memory until at least one whole message has arrived. Lends all whole messages
+    /// to `take`, and returns their bytes. When `read` returns zero, the remaining bytes are lent, whole or
+    /// not.
     pub fn recv(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> Result<usize>,

@@ -1,10 +1,10 @@
 //! The ways to move bytes that are compared, each a real implementation behind one trait.
 //!
-//! A scheme ([`Scheme`]) has two ends, in two processes. [`listen`] and [`connect`] make them; an [`End`] sends
-//! messages that the caller writes in memory which the scheme sends from, and lends received bytes
-//! where the scheme has them. So both sides touch every byte, and no scheme copies more than it must.
-//! All waits block (after a short spin where the scheme's documentation advises one, or where [`crate::waiting`] says
-//! otherwise). Local schemes are limits that need no second process; [`local`] has them.
+//! A scheme ([`Scheme`]) has two ends, in two processes. [`listen`] and [`connect`] make them. An [`End`] sends
+//! messages that the caller writes in memory which the scheme sends from, and lends received bytes in place. Both
+//! sides thus touch every byte, and no scheme copies more than it must. All waits block, after a short spin where the
+//! scheme's documentation advises one, or where [`crate::waiting`] says otherwise. Local schemes are limits that need
+//! no second process; [`local`] has them.
 
 #[cfg(feature = "peers")]
 mod iceoryx;
@@ -27,7 +27,7 @@ use crate::catalogue::Scheme;
 use crate::files::Source;
 use crate::protocol::Open;
 
-/// One end of a set of connections.
+/// An end of a set of connections.
 pub trait End {
     /// Sends one message of `len` bytes on `connection`; `fill` writes it.
     fn send(&mut self, connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()>;
@@ -37,7 +37,7 @@ pub trait End {
         bail!("the scheme sends no files")
     }
 
-    /// Lets out what earlier sends have held back.
+    /// Sends the bytes that earlier sends have held back.
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
@@ -57,17 +57,17 @@ pub trait End {
         Ok(())
     }
 
-    /// Returns what it has, as its sockets and its driver say: a congestion control, a path. Empty where there is nothing to say.
+    /// Returns the congestion control or the path, as the end's sockets or driver report it. Empty if neither applies.
     fn described(&self) -> String {
         String::new()
     }
 
-    /// Single messages will go to and fro from now on.
+    /// Prepares for single messages to and fro.
     fn prefer_latency(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// An end for each connection, to be used in threads.
+    /// Splits into an end for each connection, to be used in threads.
     fn split(self: Box<Self>) -> Result<Vec<Box<dyn End + Send>>> {
         bail!("the scheme's connections cannot be used from several threads")
     }
@@ -80,20 +80,20 @@ pub trait End {
 
 /// An end that waits for its connections.
 pub trait Listening {
-    /// Where to connect to.
+    /// Returns the address to connect to.
     fn address(&self) -> Result<String>;
 
     /// Waits for all connections. `from` is the connecting end's address, where the scheme has one.
     fn accept(self: Box<Self>, from: &str) -> Result<Box<dyn End>>;
 
-    /// Accepts and closes so many connections, as many at a time as were opened with. Each brings a message of the size opened
-    /// with, if that is not 0, which goes back.
+    /// Accepts and closes `connections` connections, as many at a time as it was opened with. Unless the message size is 0,
+    /// each brings a message that goes back.
     fn accept_and_close(&mut self, _connections: u64) -> Result<()> {
         bail!("the scheme's connection rate is not measured")
     }
 }
 
-/// Calls `work` with the size of each group when `connections` are dealt with so many at a time.
+/// Calls `work` with the size of each group of `connections`, at most `at_a_time` each.
 fn in_groups(connections: u64, at_a_time: usize, mut work: impl FnMut(usize) -> Result<()>) -> Result<()> {
     let mut left = connections as usize;
     while left > 0 {
@@ -133,7 +133,7 @@ pub fn listen(open: &Open, dir: &Path) -> Result<Box<dyn Listening>> {
     })
 }
 
-/// Connects to a [`Listening`] at `to`; also returns the own address where the scheme has one.
+/// Connects to a [`Listening`] at `to`. Also returns the own address, if the scheme has one.
 pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
     let end: Box<dyn End> = match open.scheme {
         Scheme::Pipedevice | Scheme::PipedeviceDefault | Scheme::PipedeviceDirect => {
@@ -157,7 +157,7 @@ pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
         Scheme::Iceoryx2 => bail!("this pd was built without iceoryx2; build it with make bench"),
         Scheme::TcpPreload => bail!("the scheme is one of programs"),
         Scheme::Memcpy | Scheme::Engine | Scheme::EnginePipeline => bail!("the scheme is local"),
-        // Its streams would go past the library: they make system calls without the C library.
+        // Rust's streams would bypass the library: they make some calls without the C library.
         Scheme::Preload | Scheme::PreloadShort => bail!("measured by the benchmark setup only"),
     };
     Ok((end, String::new()))
@@ -179,7 +179,7 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
     }
 }
 
-/// Refuses more than one connection, for schemes whose second one would be another object altogether.
+/// Refuses more than one connection, for schemes in which a second one would be a separate object.
 fn single(open: &Open) -> Result<()> {
     if open.connections != 1 {
         bail!("{} is measured with one connection only", open.scheme.name());

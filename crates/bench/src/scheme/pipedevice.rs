@@ -1,5 +1,5 @@
-//! PipeDevice through its Rust client library: messages are written in send memory and read where the engine put them; or,
-//! on the direct path, written and read in the connection's ring. Neither program copies payload.
+//! PipeDevice through its Rust client library. Messages are written in send memory and read where the engine put them. On
+//! the direct path they are written and read in the connection's ring. Neither program copies payload.
 //!
 //! Files are mapped for the checksum. On the offloaded path the driver reads them (`send_file`). On the direct path each message is
 //! copied from the mapping to where it is sent from, while the checksum has it in the cache.
@@ -15,7 +15,7 @@ use super::{in_groups, End, Scheme};
 use crate::files::{Cursor, Source};
 use crate::protocol::Open;
 
-/// Messages are written in turn in so much memory.
+/// Bytes of memory in which messages are written in turn.
 const WINDOW_BYTES: usize = 2 << 20;
 /// The least and the most messages of that memory, whatever their size.
 const WINDOW_MESSAGES: (usize, usize) = (2, 1024);
@@ -31,7 +31,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// On the own address.
+    /// Listens on the own address.
     pub fn new(open: &Open) -> Result<Listening> {
         let address = SocketAddr::from((own_address()?, 0));
         let listener =
@@ -70,7 +70,7 @@ impl super::Listening for Listening {
     }
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     let to: SocketAddr = to.parse()?;
     let connect = |n| -> Result<Stream> {
@@ -85,7 +85,7 @@ pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     Ok(Box::new(PipedeviceEnd::new(streams, open)?))
 }
 
-/// See [`super::connect_and_close`].
+/// As [`super::connect_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     let to: SocketAddr = to.parse()?;
     let message = message(open)?;
@@ -113,7 +113,7 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
     })
 }
 
-/// The message of a short connection.
+/// Makes the message of a short connection.
 fn message(open: &Open) -> Result<Option<SendBuffer>> {
     Ok(match open.message_bytes {
         0 => None,
@@ -130,7 +130,7 @@ fn receive(stream: &Stream, mut bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// A figure is never that of another path than its scheme names. That of `pipedevice-default` is whichever the driver chose.
+/// Checks that the connection has the path that its scheme names. `pipedevice-default` may have either.
 fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
     let wanted = match scheme {
         Scheme::PipedeviceDefault => return Ok(()),
@@ -141,7 +141,7 @@ fn check_path(scheme: Scheme, stream: &Stream) -> Result<()> {
     Ok(())
 }
 
-/// The receivers look at each byte once.
+/// Returns options for receivers that read each byte once.
 fn shared() -> ListenerOptions {
     ListenerOptions { recv_shared: true, ..ListenerOptions::default() }
 }

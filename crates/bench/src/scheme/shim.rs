@@ -1,6 +1,6 @@
-//! Peers whose libraries are C: UCX and libfabric. A small C library of ours for each
-//! (`crates/bench/peers/*.c`, built by `make bench`) is loaded at run time and does what an [`End`] does;
-//! bytes are written, read and checked here, as for every other scheme.
+//! Peers whose libraries are in C: UCX and libfabric. A small C library for each (`crates/bench/peers/*.c`,
+//! built by `make bench`) is loaded at run time and works as an [`End`]. Bytes are written, read and checked
+//! here, as for every other scheme.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_long, c_void, CStr, CString};
@@ -34,7 +34,7 @@ struct Calls {
     _library: std::mem::ManuallyDrop<Library>,
 }
 
-/// Where the peer libraries are: beside the program, or where `PD_BENCH_PEERS` says.
+/// Returns the path of a peer library: beside the program, or in the folder `PD_BENCH_PEERS`.
 fn file(scheme: Scheme) -> Result<PathBuf> {
     let dir = match std::env::var_os("PD_BENCH_PEERS") {
         Some(dir) => PathBuf::from(dir),
@@ -205,7 +205,7 @@ impl super::Listening for Listening {
     }
 }
 
-/// The connecting end, and its address.
+/// Makes the connecting end, and returns its address.
 pub fn connect(open: &Open, to: &str) -> Result<(Box<dyn End>, String)> {
     let end = ShimEnd::open(open)?;
     end.connect(to)?;

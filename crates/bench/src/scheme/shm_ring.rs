@@ -1,5 +1,5 @@
-//! A ring in memory that both sides map read-write, as SocksDirect has between two processes: messages
-//! are written and read in place, nobody copies, and nobody is protected from the other.
+//! A ring in memory that both sides map read-write, as in SocksDirect between two processes. Messages are
+//! written and read in place, nobody copies, and nobody is protected from the other.
 //!
 //! [`Ring`] is one direction: free-running counters on cache lines of their own, a short spin, then a
 //! sleep on a futex. Records have one size, which divides the ring, so that each is contiguous.
@@ -24,7 +24,7 @@ const RING_BYTES: usize = 4 << 20;
 const SPIN_PAUSES: u32 = 200;
 /// A sleeper looks at the counters this often, should the other side have died.
 const SLEEP_MAX: Duration = Duration::from_millis(250);
-/// How long the listening side waits for the connecting one.
+/// Longest wait of the listening side for the connecting one.
 const CONNECT_MAX: Duration = Duration::from_secs(20);
 /// The first bytes hold the [`Header`].
 const DATA_AT: usize = 4096;
@@ -77,7 +77,7 @@ impl Line {
     }
 }
 
-/// One direction.
+/// A direction.
 pub struct Ring {
     map: MmapRaw,
     data_bytes: usize,
@@ -134,7 +134,7 @@ impl Ring {
         Ok(())
     }
 
-    /// A pointer to `len` bytes at a position.
+    /// Returns a pointer to `len` bytes at a position.
     fn at(&self, position: u64, len: usize) -> *mut u8 {
         let offset = (position % self.data_bytes as u64) as usize;
         assert!(offset + len <= self.data_bytes, "records divide the ring");
@@ -149,7 +149,7 @@ impl Ring {
         self.publish();
     }
 
-    /// As [`Ring::produce`], but seen by the other side only after [`Ring::publish`].
+    /// Produces as [`Ring::produce`], but the other side sees the bytes only after [`Ring::publish`].
     pub fn reserve(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8])) {
         let full = self.data_bytes as u64 - len as u64;
         if self.produced - self.consumed > full {
@@ -162,7 +162,7 @@ impl Ring {
         self.produced += len as u64;
     }
 
-    /// Shows what was reserved.
+    /// Publishes reserved bytes.
     pub fn publish(&self) {
         self.header().produced.publish(self.produced);
     }
@@ -172,7 +172,7 @@ impl Ring {
         self.header().consumed.wait(|consumed| consumed == self.produced);
     }
 
-    /// Waits for bytes, lends those that are contiguous (at most `max`), and gives them back.
+    /// Waits for bytes, lends contiguous ones (at most `max`), and gives them back.
     pub fn consume(&mut self, max: usize, take: &mut dyn FnMut(&[u8])) -> usize {
         if self.produced == self.consumed {
             let consumed = self.consumed;
@@ -228,12 +228,12 @@ impl Pair {
 /// Named memory lives here.
 const SHM_DIR: &str = "/dev/shm";
 
-/// How the names of a run's rings begin.
+/// Returns the prefix of the names of a run's rings.
 fn prefix(dir: &Path) -> String {
     format!("pd-bench-{}-", dir.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Where the rings of a scheme are.
+/// Returns the path of the rings of a scheme.
 pub fn base(dir: &Path, name: &str) -> PathBuf {
     Path::new(SHM_DIR).join(prefix(dir) + name)
 }
@@ -290,12 +290,12 @@ fn recv_bytes(open: &Open) -> usize {
     (super::memory::RECV_BYTES / open.message_bytes).max(1) * open.message_bytes
 }
 
-/// The listening end of this scheme.
+/// Makes the listening end of this scheme.
 pub fn listen(open: &Open, dir: &Path) -> Result<Listening> {
     Listening::new(open, dir, "ring", ring_bytes(open.message_bytes), end)
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
     Ok(end(Pair::open(Path::new(to), ring_bytes(open.message_bytes))?, open))

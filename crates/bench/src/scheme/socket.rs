@@ -1,9 +1,9 @@
 //! Kernel stream sockets: TCP and AF_UNIX.
 //!
-//! The sender writes each message into one reused, page-aligned buffer, which stays in the cache, or in turn into a window of several; the
-//! receiver reads up to 256 KB at a time. TCP's buffers are left to the kernel's autotuning: fixed ones
-//! are slower. AF_UNIX has no autotuning, and its default of 208 KB holds three messages of 64 KB:
-//! it is raised for one connection. Many connections are waited for with one epoll.
+//! The sender writes each message into one reused, page-aligned buffer, which stays in the cache, or in turn into a window of several. The
+//! receiver reads up to 256 KB at a time. TCP's buffers are left to the kernel's autotuning: fixed ones are slower. AF_UNIX has no
+//! autotuning, and its default of 208 KB holds three messages of 64 KB: it is raised for one connection. Many connections are waited for
+//! with one epoll.
 //!
 //! [`Open::zero_copy`] has one connection send without a copy (`zero_copy`). Sockets block as shipped; peers that spin look first
 //! ([`waiting`]).
@@ -54,7 +54,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// On the own address, on as many ports as the connections need.
+    /// Listens on the own address, on as many ports as the connections need.
     pub fn tcp(open: &Open) -> Result<Listening> {
         raise_descriptors(open.connections)?;
         let address = own_address()?;
@@ -68,7 +68,7 @@ impl Listening {
         Ok(Listening { listener: Listener::Tcp(listeners), open: *open })
     }
 
-    /// On a path in `dir`.
+    /// Listens on a path in `dir`.
     pub fn unix(open: &Open, dir: &Path) -> Result<Listening> {
         raise_descriptors(open.connections)?;
         let path = dir.join("bench.unix");
@@ -92,7 +92,7 @@ impl Listening {
         Ok(socket)
     }
 
-    /// All connections.
+    /// Accepts all connections.
     pub fn accept_all(&self) -> Result<Vec<OwnedFd>> {
         (0..self.open.connections)
             .map(|n| self.accept_one(n).with_context(|| format!("connection {n}")))
@@ -141,16 +141,16 @@ impl Drop for Listening {
     }
 }
 
-/// Gives a socket of the host what containers have from their network namespace. Before it is connected, for a socket that has once been
-/// paced stays so.
+/// Sets on a socket of the host what containers have from their network namespace. To be called before it connects: a socket that has
+/// once been paced stays so.
 fn set_congestion_control(socket: &impl AsFd) -> Result<()> {
     let Some(name) = Scheme::TcpLoopback.tcp().network.congestion_control else { return Ok(()) };
     sockopt::set_tcp_congestion(socket, &name)
         .with_context(|| format!("cannot have the congestion control {name}"))
 }
 
-/// Lets a network namespace of its own have nearly all ports as ephemeral ones, and again a second after they were used: else a long run
-/// would measure how the kernel looks for a free one.
+/// Gives a network namespace of its own nearly all ports as ephemeral ones, reusable a second after use. Otherwise a long run would
+/// measure how the kernel looks for a free one.
 fn widen_ports() {
     // Fails outside a container, where nobody needs it.
     for (setting, value) in [("ip_local_port_range", "1024 65535"), ("tcp_tw_reuse", "1")] {
@@ -174,7 +174,7 @@ fn connect_one(scheme: Scheme, addresses: &[&str], number: usize) -> Result<Owne
     Ok(TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?.into())
 }
 
-/// All connections.
+/// Makes all connections.
 pub fn connect_all(open: &Open, to: &str) -> Result<Vec<OwnedFd>> {
     raise_descriptors(open.connections)?;
     if open.scheme.is_baseline() {
@@ -186,12 +186,12 @@ pub fn connect_all(open: &Open, to: &str) -> Result<Vec<OwnedFd>> {
         .collect()
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     Ok(Box::new(SocketEnd::new(connect_all(open, to)?, open)?))
 }
 
-/// See [`super::connect_and_close`].
+/// As [`super::connect_and_close`].
 pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> {
     if !open.scheme.is_unix() {
         widen_ports();
@@ -211,7 +211,8 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
             socket.read_exact(&mut message)?;
         }
         if message.is_empty() {
-            // Else it would run ahead of the acceptor, until the kernel drops what the full backlog cannot hold.
+            // Otherwise the connecting side would run ahead of the acceptor, until the kernel drops connections that the full
+            // backlog cannot hold.
             sockets.iter().try_for_each(|socket| socket.shutdown(Shutdown::Write))?;
             for socket in &mut sockets {
                 let _end = socket.read(&mut [0])?;
@@ -221,7 +222,7 @@ pub fn connect_and_close(open: &Open, to: &str, connections: u64) -> Result<()> 
     })
 }
 
-/// TCP connections whose handshakes run at the same time.
+/// Makes TCP connections whose handshakes run at the same time.
 fn connect_at_once(to: SocketAddr, count: usize) -> Result<Vec<TcpStream>> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -246,7 +247,7 @@ pub struct SocketEnd {
     sockets: Vec<OwnedFd>,
     open: Open,
     outbox: PageAligned,
-    /// Where in `outbox` the next message is written.
+    /// Offset in `outbox` of the next message.
     next: usize,
     inbox: Inbox,
     epoll: Option<OwnedFd>,
@@ -254,10 +255,10 @@ pub struct SocketEnd {
 }
 
 impl SocketEnd {
-    /// Over `sockets`.
+    /// Makes an end over `sockets`.
     pub fn new(sockets: Vec<OwnedFd>, open: &Open) -> Result<SocketEnd> {
         if let ([socket], true) = (&sockets[..], open.scheme.is_unix()) {
-            // Where that is refused, the default remains.
+            // If the kernel refuses, the default remains.
             let _ = sockopt::set_socket_send_buffer_size_force(socket, UNIX_SEND_BYTES);
         }
         let epoll = match sockets.len() {
@@ -276,7 +277,7 @@ impl SocketEnd {
     }
 }
 
-/// An epoll over all sockets, by their position.
+/// Makes an epoll over all sockets, by their position.
 fn watch(sockets: &[OwnedFd]) -> Result<OwnedFd> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).context("cannot make an epoll")?;
     for (n, socket) in sockets.iter().enumerate() {
@@ -327,7 +328,7 @@ fn write_all(socket: &OwnedFd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel send files. Checksums are taken through a mapping.
+/// Sends files by the kernel. Checksums are taken through a mapping.
 fn sendfile_all(socket: &OwnedFd, source: &Source, bytes: u64, touch: &mut dyn FnMut(&[u8])) -> Result<()> {
     let (mut left, mut at) = (bytes, Cursor::default());
     while left > 0 {

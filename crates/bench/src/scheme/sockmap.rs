@@ -1,9 +1,9 @@
-//! eBPF sockmap: what Cilium and service meshes do for TCP on one host. A verdict program at each
+//! eBPF sockmap: the method of Cilium and service meshes for TCP on one host. A verdict program at each
 //! socket hands every message to the peer's socket, past the TCP stack and the bridge.
 //!
-//! The program is small enough to be written as instructions: the message of the listening side goes to
-//! the socket in slot 1 of the map, any other to that in slot 0, both to its receive queue
-//! (`BPF_F_INGRESS`). The two containers find the map by its number, as root may.
+//! The program is small enough to be written as instructions. A message of the listening side goes to the
+//! socket in slot 1 of the map, any other to that in slot 0, both to its receive queue (`BPF_F_INGRESS`). The
+//! two containers find the map by its number, as root may.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -70,7 +70,7 @@ fn owned(fd: io::Result<i32>, what: &str) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// One instruction: code, destination and source register, offset, immediate.
+/// Encodes an instruction: code, destination and source register, offset, immediate.
 fn instruction(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> [u8; 8] {
     let mut bytes = [code, src << 4 | dst, 0, 0, 0, 0, 0, 0];
     bytes[2..4].copy_from_slice(&offset.to_ne_bytes());
@@ -78,7 +78,7 @@ fn instruction(code: u8, dst: u8, src: u8, offset: i16, immediate: i32) -> [u8; 
     bytes
 }
 
-/// The verdict program for a listener on `port`, over the map `map`.
+/// Returns the verdict program for a listener on `port`, over the map `map`.
 fn program(map: RawFd, port: u16) -> Vec<u8> {
     [
         // r0 = context->local_port (r1 is the context, also the helper's first argument)
@@ -132,7 +132,7 @@ impl Redirect {
         Ok(Redirect { map, _program: program })
     }
 
-    /// The map's number on this machine.
+    /// Returns the map's number on this machine.
     fn id(&self) -> Result<u32> {
         let mut info = [0u32; 32];
         let ask = Attr::new()
@@ -166,7 +166,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// On the own address.
+    /// Listens on the own address.
     pub fn new(open: &Open) -> Result<Listening> {
         single(open)?;
         let open = Open { scheme: Scheme::Tcp, ..*open };
@@ -191,7 +191,7 @@ impl super::Listening for Listening {
     }
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
     let open = Open { scheme: Scheme::Tcp, ..*open };
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(program[32..40], [0x18, 0x12, 0, 0, 7, 0, 0, 0]);
     }
 
-    /// Where the kernel permits BPF, it accepts the program; where not, that is said.
+    /// The kernel accepts the program if it permits BPF; otherwise the test prints that it is skipped.
     #[test]
     fn the_kernel_takes_the_program() {
         match Redirect::load(4321) {

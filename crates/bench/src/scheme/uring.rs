@@ -1,8 +1,8 @@
 //! io_uring over kernel TCP. Messages are written in registered buffers; sends are linked, so that
 //! they go out in order, and submitted in batches. The receiver reads into a registered buffer.
 //!
-//! On one host the kernel copies what was sent "without a copy" when it is delivered to a local
-//! socket (its documentation of MSG_ZEROCOPY says so), veth included. So sends are plain ones, which are faster
+//! On one host the kernel copies bytes sent "without a copy" when it delivers them to a local socket, veth
+//! included (see its documentation of MSG_ZEROCOPY). Sends are therefore plain ones, which are faster
 //! (`docs/results/baseline.md`), unless [`Open::zero_copy`] asks for `SEND_ZC`, for messages of 16 KB and more.
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use crate::waiting;
 
 /// Messages from which sending without a copy is worth while.
 const ZERO_COPY_BYTES: usize = 16 << 10;
-/// The sender writes messages in turn in so much memory.
+/// Bytes of memory in which the sender writes messages in turn.
 const WINDOW_BYTES: usize = 512 << 10;
 /// Messages submitted together at most, and their bytes.
 const BATCH: usize = 64;
@@ -34,7 +34,7 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// On the own address.
+    /// Listens on the own address.
     pub fn new(open: &Open) -> Result<Listening> {
         single(open)?;
         check()?;
@@ -58,7 +58,7 @@ impl super::Listening for Listening {
     }
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
     let open = Open { scheme: Scheme::Tcp, ..*open };
@@ -94,8 +94,8 @@ struct UringEnd {
     zero_copy: bool,
 }
 
-/// Submits what is queued, waits for `wanted` completions, and takes all that are there: those of sends
-/// change their slots, that of a receive is returned.
+/// Submits queued entries, waits for `wanted` completions, and takes all available ones. Completions of sends
+/// change their slots; that of a receive is returned.
 fn take_completions(ring: &mut IoUring, slots: &mut [Slot], wanted: usize) -> Result<Option<i32>> {
     if waiting::get() == Waiting::Spins {
         ring.submit().context("io_uring submission failed")?;
@@ -161,7 +161,7 @@ impl UringEnd {
         })
     }
 
-    /// Waits for `wanted` completions and takes those that are there.
+    /// Waits for `wanted` completions and takes all available ones.
     fn submit(&mut self, wanted: usize) -> Result<()> {
         take_completions(&mut self.ring, &mut self.slots, wanted)?;
         Ok(())

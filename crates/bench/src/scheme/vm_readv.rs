@@ -1,8 +1,8 @@
 //! `process_vm_readv`: the receiver copies each message out of the sender's memory, once, knowing
 //! its address. The kernel checks that it may trace the sender; nothing else is checked.
 //!
-//! Addresses travel as 16-byte descriptors in a shared ring, which the receiver gives back when it has
-//! copied. One call takes up to 64 descriptors.
+//! Addresses travel as 16-byte descriptors in a shared ring, which the receiver gives back after copying. One
+//! call takes up to 64 descriptors.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -15,15 +15,15 @@ use super::shm_ring::{Listening, Pair};
 use super::{single, End};
 use crate::protocol::Open;
 
-/// The sender writes messages in turn in so much memory.
+/// Bytes of memory in which the sender writes messages in turn.
 const WINDOW_BYTES: usize = 2 << 20;
 const DESCRIPTOR_BYTES: usize = 16;
-/// Descriptors that one call takes at most.
+/// Most descriptors of one call.
 const BATCH: usize = 64;
 /// The receiver copies at most this much at a time, or one message.
 const COPY_BYTES: usize = 256 << 10;
 
-/// How many messages the window has; the ring has as many descriptors, so that the one limits the other.
+/// Returns the number of messages in the window. The ring has as many descriptors, so that one limits the other.
 fn window_messages(message_bytes: usize) -> usize {
     (WINDOW_BYTES / message_bytes).clamp(2, 4096)
 }
@@ -32,18 +32,18 @@ fn ring_bytes(open: &Open) -> usize {
     window_messages(open.message_bytes) * DESCRIPTOR_BYTES
 }
 
-/// The listening end: rings of descriptors.
+/// Makes the listening end: rings of descriptors.
 pub fn listen(open: &Open, dir: &Path) -> Result<Listening> {
     Listening::new(open, dir, "descriptors", ring_bytes(open), end)
 }
 
-/// The connecting end.
+/// Makes the connecting end.
 pub fn connect(open: &Open, to: &str) -> Result<Box<dyn End>> {
     single(open)?;
     Ok(end(Pair::open(Path::new(to), ring_bytes(open))?, open))
 }
 
-/// An end that knows the other's process.
+/// Makes an end that knows the other's process.
 fn end(pair: Pair, open: &Open) -> Box<dyn End> {
     let mut end = VmEnd::new(pair, open);
     end.introduce();
@@ -88,7 +88,7 @@ impl VmEnd {
         });
     }
 
-    /// Tells the other side who to read from, and lets it.
+    /// Tells the other side this process's number, and permits it to read from this process.
     fn introduce(&mut self) {
         // SAFETY: sets a flag of this process. It fails without the Yama module, which then forbids nothing.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::c_ulong::MAX, 0, 0, 0) };
@@ -96,7 +96,7 @@ impl VmEnd {
     }
 }
 
-/// Copies what `remote` describes from the process `pid` to `local`.
+/// Copies the ranges `remote` of the process `pid` to `local`.
 fn copy(pid: i32, remote: &[libc::iovec], local: &mut [u8]) -> Result<()> {
     let to = libc::iovec { iov_base: local.as_mut_ptr().cast(), iov_len: local.len() };
     // SAFETY: `to` describes `local`, which is borrowed mutably; the addresses in `remote` are of another
@@ -113,7 +113,7 @@ fn copy(pid: i32, remote: &[libc::iovec], local: &mut [u8]) -> Result<()> {
 impl End for VmEnd {
     fn send(&mut self, _connection: usize, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         let slots = window_messages(self.message_bytes);
-        // There are as many slots as descriptors in the ring: when there is room for the descriptor, its
+        // There are as many slots as descriptors in the ring. If there is room for the descriptor, its
         // predecessor of one lap ago was given back, and its slot with it.
         let slot = self.next % slots * self.message_bytes;
         let address = self.window.get()[slot..].as_ptr() as u64;

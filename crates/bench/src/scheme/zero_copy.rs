@@ -1,8 +1,8 @@
-//! `MSG_ZEROCOPY`: sends from pages of the program that the kernel holds on to until it says on the socket's error queue that it has
-//! done with them. Messages take turns in a window, for none may be written again before that.
+//! `MSG_ZEROCOPY`: sends from pages of the program that the kernel holds until it reports completion on the socket's error queue.
+//! Messages take turns in a window, for none may be written again before that.
 //!
-//! To a receiver on the same machine the kernel copies after all when it delivers, as its documentation says. So this is a candidate
-//! of `pd bench tune` and no more.
+//! To a receiver on the same machine the kernel copies after all when it delivers, as its documentation says. This is therefore only
+//! a candidate of `pd bench tune`.
 #![allow(unsafe_code)]
 
 use std::io::IoSliceMut;
@@ -19,7 +19,7 @@ use super::memory::PageAligned;
 
 /// Smaller messages are copied sooner than their pages are held: the kernel's documentation says about 10 KB.
 pub const BYTES_MIN: usize = 16 << 10;
-/// Messages take turns in so much memory.
+/// Bytes of memory in which messages take turns.
 const WINDOW_BYTES: usize = 1 << 20;
 /// `MSG_ZEROCOPY`, which `rustix` has no name for.
 const ZERO_COPY: SendFlags = SendFlags::from_bits_retain(0x400_0000);
@@ -55,7 +55,7 @@ impl ZeroCopy {
         Ok(ZeroCopy { slots, next: 0, sent: 0, done: 0 })
     }
 
-    /// Sends what `fill` writes.
+    /// Sends a message written by `fill`.
     pub fn send(&mut self, socket: &OwnedFd, len: usize, fill: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         let slot = self.next % self.slots.len();
         self.next += 1;
@@ -72,7 +72,7 @@ impl ZeroCopy {
                     self.sent = self.sent.wrapping_add(1);
                 }
                 Err(rustix::io::Errno::INTR) => {}
-                // So many pages are held that no more may be.
+                // The kernel holds as many pages as it allows.
                 Err(rustix::io::Errno::NOBUFS) => take_notifications(socket, &mut self.done)?,
                 Err(e) => return Err(e).context("cannot send without a copy"),
             }
@@ -98,12 +98,12 @@ impl ZeroCopy {
     }
 }
 
-/// Of two counts that wrap.
+/// Compares two counts that wrap.
 fn is_before(one: u32, other: u32) -> bool {
     (other.wrapping_sub(one) as i32) > 0
 }
 
-/// Takes what is on the error queue, without waiting.
+/// Takes the notifications on the error queue, without waiting.
 fn take_notifications(socket: &OwnedFd, done: &mut u32) -> Result<()> {
     let mut space = cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
     loop {

@@ -16,14 +16,14 @@ use super::{head_end, header, Load, Loaded, BLOCK_BYTES, DIGEST, PROXY};
 const READ_BYTES: usize = 256 << 10;
 /// Events taken at a time.
 const EVENTS: usize = 64;
-/// An answer may take so long.
+/// Longest time for an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Connection {
     stream: TcpStream,
     asked: Instant,
     head: Vec<u8>,
-    /// The body under way: bytes that are to come, its checksum so far, and what the head says of that.
+    /// The body under way: remaining bytes, its checksum so far, and the checksum announced in the head.
     body: Option<(usize, Blocks, u64)>,
 }
 
@@ -91,11 +91,11 @@ pub(super) fn run(load: &Load) -> Result<Loaded> {
 impl Connection {
     fn ask(&mut self, request: &str) -> Result<()> {
         self.asked = Instant::now();
-        // One that is short fits into the buffers of a connection on which nothing else is under way.
+        // A short request fits into the buffers of a connection on which nothing else is under way.
         self.stream.write_all(request.as_bytes()).context("cannot send a request")
     }
 
-    /// Takes what has come. Returns whether the answer is complete.
+    /// Reads the bytes that have arrived. Returns whether the answer is complete.
     fn read(&mut self, piece: &mut [u8], load: &Load) -> Result<bool> {
         loop {
             let count = match self.stream.read(piece) {
@@ -136,7 +136,7 @@ impl Connection {
     }
 }
 
-/// The body that a head announces.
+/// Returns the body that a head announces.
 fn begin(head: &str, load: &Load) -> Result<(usize, Blocks, u64)> {
     ensure!(head.starts_with("HTTP/1.1 200 "), "answered: {}", head.lines().next().unwrap_or_default());
     let proxy = header(head, PROXY);

@@ -1,8 +1,8 @@
 //! An HTTP server and a client that loads it: unmodified programs of `pd bench sidecar`, each a thread that waits with epoll.
 //!
-//! Both touch every byte of an answer's body. The server rewrites it in place and checksums it, the client checksums it where it has received it and
-//! compares. So an answer that came from elsewhere, or changed on the way, ends the client with an error. Both use the C library's calls only, which the
-//! preload library serves.
+//! Both touch every byte of an answer's body. The server rewrites it in place and checksums it; the client checksums it in place and
+//! compares. An answer from elsewhere, or one that changed on the way, thus ends the client with an error. Both use the C library's calls
+//! only, which the preload library serves.
 
 mod client;
 mod server;
@@ -31,11 +31,11 @@ pub struct WebArgs {
 enum Role {
     /// Answers requests until it is killed.
     Server {
-        /// Where it listens, on all addresses.
+        /// Port of the server, on all addresses.
         #[arg(long)]
         port: u16,
     },
-    /// Loads a server, and prints what came of it.
+    /// Loads a server, and prints the outcome.
     Client(Load),
 }
 
@@ -66,7 +66,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// The client's command, after the program's name.
+    /// Returns the client's arguments, after the program's name.
     pub fn words(&self) -> Vec<String> {
         let Load { address, port, bytes, connections, warm_up_ms, ms, proxy } = self;
         let mut text = format!(
@@ -87,7 +87,7 @@ pub struct Loaded {
     pub requests: u64,
     /// All requests.
     pub requests_all: u64,
-    /// That time.
+    /// Seconds of the measurement.
     pub seconds: f64,
     /// Median from request to the end of the answer.
     pub p50_us: f64,
@@ -106,7 +106,7 @@ pub fn main(args: &WebArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// The value of a header in the head of a message, whose names may be written in any case.
+/// Returns the value of a header in the head of a message, whose names may be in any case.
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| {
         let (own, value) = line.split_once(':')?;
@@ -114,7 +114,7 @@ fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// The place after the head of a message, if all of the head is there.
+/// Returns the place after the head of a message, if the head is complete.
 fn head_end(bytes: &[u8]) -> Option<usize> {
     const END: &[u8] = b"\r\n\r\n";
     bytes.windows(END.len()).position(|part| part == END).map(|at| at + END.len())
@@ -128,7 +128,7 @@ mod tests {
     fn a_load_passes_all_answers_of_the_server_or_fails() {
         let port = server::listen(0).unwrap();
         let address = port.local_addr().unwrap();
-        // It ends with the process.
+        // The server ends with the process.
         std::thread::spawn(move || server::serve(&port));
         let load = |bytes, proxy| Load {
             address: Ipv4Addr::LOCALHOST,

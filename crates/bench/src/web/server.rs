@@ -1,4 +1,4 @@
-//! The server: `GET /BYTES` is answered with so many bytes, others each time.
+//! The server: answers `GET /BYTES` with that many bytes, others each time.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -25,7 +25,7 @@ struct Connection {
     stream: TcpStream,
     request: Vec<u8>,
     body: Vec<u8>,
-    /// The answer under way: head and body, and how much of it is sent.
+    /// The answer under way: head and body, and the bytes of it that are sent.
     answer: Vec<u8>,
     sent: usize,
     waits_to_write: bool,
@@ -98,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// Goes on with the answer, or takes what has come of a request. Returns whether the connection stays.
+    /// Goes on with the answer, or reads more of a request. Returns whether the connection stays.
     fn go_on(&mut self, epoll: &Epoll, number: u64) -> Result<bool> {
         if self.answer.is_empty() {
             let mut piece = [0; PIECE_BYTES];
@@ -139,7 +139,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends what is left of the answer. Returns whether all of it is sent.
+    /// Sends the rest of the answer. Returns whether all of it is sent.
     fn send(&mut self) -> Result<bool> {
         let all = self.answer.len() + if self.answer.is_empty() { 0 } else { self.body.len() };
         while self.sent < all {

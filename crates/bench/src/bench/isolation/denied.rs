@@ -1,4 +1,4 @@
-//! How long a connection goes on that a new policy denies, while its sender never sleeps of its own accord.
+//! Time for which a connection goes on after a new policy denies it, while its sender never sleeps by itself.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use crate::row::{Metrics, Params};
 use crate::run::interleave::{is_interrupted, Cell};
 use crate::run::stand::Stand;
 
-/// Apart from the victim's pair, whose connection goes on.
+/// Number of the pair; the victim's connection goes on.
 const PAIR: usize = 1;
-/// How long the sender sends unless it is stopped.
+/// Longest time for which the sender sends.
 const STREAM: Duration = Duration::from_secs(3);
-/// How long it has sent when the policy comes.
+/// Time from the sender's start to the new policy.
 const BEFORE: Duration = Duration::from_millis(200);
 
 pub(super) struct DeniedCell(pub Scheme);

@@ -28,18 +28,18 @@ const FRAMES: usize = 16_384;
 const SEED: u64 = 1;
 /// Keys of the store, which are all set before.
 const KEYS: usize = 1 << 16;
-/// One request in this many sets a key, the others get one.
+/// Inverse of the share of requests that set a key; the others get one.
 const SETS: u64 = 20;
 /// Requests under way where the latency is measured.
 const WINDOWS: [u64; 2] = [1, 32];
 /// Bytes of a packet of logs.
 const PIECE_BYTES: usize = 1448;
-/// One line in this many breaks a rule.
+/// Inverse of the share of lines that break a rule.
 const BAD_LINES: u64 = 100;
 /// Bytes that a monitor looks at before it gives them back.
 const SCAN_BYTES: usize = 32 << 10;
 
-/// A NIC whose frames do not come back.
+/// A NIC without returning frames.
 struct OneWay<N>(N);
 
 impl<N: Nic> Nic for OneWay<N> {
@@ -73,7 +73,7 @@ impl Traffic {
     }
 }
 
-/// One round of an application that sends frames back.
+/// Measures one round of an application that sends frames back.
 fn measure<A: App + Send>(scheme: &str, traffic: &Traffic, mut app: A, round: Duration) -> Result<Metrics> {
     let mut metrics = match scheme {
         "packetised" => {
@@ -96,7 +96,7 @@ fn measure<A: App + Send>(scheme: &str, traffic: &Traffic, mut app: A, round: Du
     Ok(metrics)
 }
 
-/// Has the monitor read a burst of packets.
+/// Feeds a burst of packets to the monitor. Returns their number.
 fn feed(packets: &mut Packets<impl Rings>, app: &mut Logmon) -> usize {
     packets.turn(|room, length| {
         app.feed(&room[..length], 0);
@@ -104,7 +104,7 @@ fn feed(packets: &mut Packets<impl Rings>, app: &mut Logmon) -> usize {
     })
 }
 
-/// One round of the monitor of logs.
+/// Measures one round of the monitor of logs.
 fn monitor(scheme: &str, traffic: &Traffic, round: Duration) -> Result<Metrics> {
     let filters = Filters::parse(FILTERS).map_err(anyhow::Error::msg)?;
     let mut app = Logmon::new(filters, Rules { threshold: 5, window_s: 600 });
@@ -135,12 +135,12 @@ fn monitor(scheme: &str, traffic: &Traffic, round: Duration) -> Result<Metrics> 
     run(OneWay(nic), program, round)
 }
 
-/// What a balancer leaves as it is: source address and ports.
+/// Compares the parts that a balancer leaves unchanged: source address and ports.
 fn is_balanced(made: &[u8], returned: &[u8]) -> bool {
     made.len() == returned.len() && made[26..30] == returned[26..30] && made[34..50] == returned[34..50]
 }
 
-/// Each request is answered. A key may be missing: the index is lossy.
+/// Tells whether `returned` answers the request. A key may be missing: the index is lossy.
 fn is_answered(made: &[u8], returned: &[u8]) -> bool {
     let answer = returned.get(UDP_PAYLOAD..UDP_PAYLOAD + 12);
     answer.is_some_and(|answer| answer[2] <= 1 && answer[8..] == made[UDP_PAYLOAD + 8..UDP_PAYLOAD + 12])
@@ -173,7 +173,7 @@ fn store() -> Kv {
     Kv::new(store, 0, 1)
 }
 
-/// A row for each application; of the store also with few requests under way.
+/// Returns a row for each application, and one for the store with few requests under way.
 pub(super) fn cells() -> Result<Vec<Cell>> {
     let traffic = |frames: Vec<Vec<u8>>, check: Check| Traffic { frames: Arc::new(frames), window: 0, check };
     let flood = traffic(syn_flood(SEED).take(FRAMES).collect(), is_balanced);

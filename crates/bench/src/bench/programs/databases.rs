@@ -11,7 +11,7 @@ use super::{words, Load, Work};
 use crate::catalogue::Scheme;
 use crate::row::Params;
 
-/// pgbench: so many clients, each with a connection and one SELECT after the other.
+/// pgbench: `clients` clients, each with a connection and one SELECT after the other.
 pub(super) struct Postgresql {
     pub clients: u32,
     /// By a socket file, and not by TCP.
@@ -23,7 +23,7 @@ const AS_POSTGRES: &str = "runuser -u postgres --";
 /// Debian has its programs in a folder for each version.
 const POSTGRESQL: &str = "/usr/lib/postgresql";
 
-/// A program of the newest version.
+/// Returns the path of a program of the newest version.
 fn postgresql(program: &str) -> Result<PathBuf> {
     let versions = std::fs::read_dir(POSTGRESQL).context("PostgreSQL is not installed")?;
     let newest = versions.flatten().map(|version| version.path().join("bin").join(program)).max();
@@ -107,7 +107,7 @@ fn user(name: &str) -> Result<u32> {
     id.with_context(|| format!("there is no user {name}"))
 }
 
-/// sysbench's selects by key, from so many threads with a connection each.
+/// sysbench's selects by key, from `threads` threads with a connection each.
 pub(super) struct Mariadb {
     pub threads: u32,
 }

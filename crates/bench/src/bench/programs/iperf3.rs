@@ -8,7 +8,7 @@ use super::{words, Load, Work};
 use crate::catalogue::Scheme;
 use crate::row::Params;
 
-/// So many streams for a while.
+/// iperf3 with `streams` streams.
 pub(super) struct Iperf3 {
     pub streams: u32,
 }

@@ -1,7 +1,7 @@
-//! `programs`: programs that know nothing of PipeDevice, with the library that puts their connections on it, beside
-//! the same programs on kernel TCP over the same bridge. `tcp-preload` are programs that have the library and
-//! no driver: what it costs those that stay on the kernel. `preload-short` is their mode for short connections. `tcp-tuned` has the
-//! programs' own options for the kernel, too: iperf3 sends by `sendfile` (nginx always does).
+//! `programs`: unmodified programs with the library that moves their connections to PipeDevice, beside the same programs on kernel
+//! TCP over the same bridge. `tcp-preload` has the library and no driver: its cost for programs that stay on the kernel.
+//! `preload-short` is the mode for short connections. `tcp-tuned` also has the programs' own options for the kernel: iperf3 sends
+//! by `sendfile` (nginx always does).
 
 mod databases;
 mod iperf3;
@@ -38,7 +38,7 @@ const ROUND_S_MIN: f64 = 2.0;
 const WARM_UP_S: f64 = 1.0;
 const WARM_UP_REQUESTS: u64 = 10_000;
 
-/// All of them.
+/// Returns all loads.
 fn loads() -> Vec<Rc<dyn Load>> {
     let redis = |bytes, pipeline, connections| redis::Redis { bytes, pipeline, connections };
     let pgbench = |clients, unix| databases::Postgresql { clients, unix };
@@ -70,7 +70,7 @@ fn loads() -> Vec<Rc<dyn Load>> {
 
 /// A server, and a client that loads it.
 trait Load {
-    /// The program's name.
+    /// Returns the program's name.
     fn name(&self) -> &'static str;
 
     /// Parameters that tell this load from others of the program.
@@ -84,38 +84,38 @@ trait Load {
     /// Programs, or paths of files, that have to be there, and their Debian packages.
     fn needs(&self) -> &'static [(&'static str, &'static str)];
 
-    /// Returns what else is missing, and how to get it.
+    /// Returns other missing things, and how to get them.
     fn lacks(&self) -> Option<&'static str> {
         None
     }
 
-    /// Where the server listens, in TCP.
+    /// Returns the server's TCP port.
     fn port(&self) -> u16;
 
-    /// The server's command; its files go to `dir`.
+    /// Returns the server's command. The server's files go to `dir`.
     fn server(&self, dir: &Path) -> Result<Vec<String>>;
 
-    /// A client's command that is run once before the others, if any.
+    /// Returns a client's command that is run once before the others, if any.
     fn set_up(&self, _server: &str, _dir: &Path) -> Option<Vec<String>> {
         None
     }
 
-    /// The client's command: for about so many seconds, or so many requests. `dir` is where the server's files are.
+    /// Returns the client's command, for about `seconds` or `requests`. `dir`: the folder of the server's files.
     fn client(&self, scheme: Scheme, server: &str, dir: &Path, seconds: f64, requests: u64) -> Vec<String>;
 
-    /// Work that the client has done, by what it has printed.
+    /// Returns the work that the client has done, from its output.
     fn parse(&self, text: &str, requests: u64) -> Option<Work>;
 }
 
-/// One program with its arguments.
+/// Splits a program with its arguments.
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Where Debian has programs.
+/// Folders of Debian's programs.
 const PLACES: [&str; 4] = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
 
-/// Why a load cannot run here.
+/// Returns the reason why a load cannot run here.
 fn missing(load: &dyn Load) -> Option<String> {
     let has = |program: &str| PLACES.iter().any(|place| Path::new(place).join(program).exists());
     if let Some(lacks) = load.lacks() {
@@ -125,12 +125,12 @@ fn missing(load: &dyn Load) -> Option<String> {
     Some(format!("{program} is not installed; run: apt-get install --no-install-recommends {package}"))
 }
 
-/// The program's name and what tells the load from others.
+/// Returns the program's name and the parameters of the load.
 fn params(load: &dyn Load) -> Params {
     [("program", json!(load.name()))].into_iter().chain(load.params()).collect()
 }
 
-/// So many bytes or requests, in so many seconds.
+/// Bytes or requests, and their seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Work {
     Bytes(f64, f64),

@@ -1,5 +1,5 @@
-//! Programs in Python on libraries that have event loops of their own: gRPC, uvloop, and PyTorch's Gloo. Each prints what
-//! it has done in one line.
+//! Programs in Python on libraries with event loops of their own: gRPC, uvloop, and PyTorch's Gloo. Each prints its work
+//! in one line.
 use std::path::Path;
 
 use anyhow::Result;
@@ -9,7 +9,7 @@ use super::{Load, Work};
 use crate::catalogue::Scheme;
 use crate::row::Params;
 
-/// A program, and what it is asked for.
+/// A program, and its load.
 pub(super) struct Python {
     name: &'static str,
     script: &'static str,

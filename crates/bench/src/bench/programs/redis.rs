@@ -8,7 +8,7 @@ use super::{words, Load, Work};
 use crate::catalogue::Scheme;
 use crate::row::Params;
 
-/// SET and GET of values of so many bytes, so many requests under way on each of so many connections.
+/// SET and GET of values of `bytes` bytes, with `pipeline` requests under way on each of `connections` connections.
 pub(super) struct Redis {
     pub bytes: u32,
     pub pipeline: u32,

@@ -23,13 +23,13 @@ pub(super) enum Web {
     Hyper { connections: u32 },
 }
 
-/// hyper's server, an example of the tests, beside this program.
+/// Returns hyper's server, an example of the tests, beside this program.
 fn hyper() -> Option<PathBuf> {
     let program = pd_harness::own_exe().parent()?.join("examples/tokio_web");
     program.is_file().then_some(program)
 }
 
-/// Where nginx listens behind HAProxy.
+/// Port of nginx behind HAProxy.
 const BEHIND_PORT: u16 = 8081;
 
 /// Writes the files of both to `dir`; the command of both, which is HAProxy's process.
@@ -141,7 +141,7 @@ impl Load for Web {
         words(&load).into_iter().chain(header.into_iter().flatten()).collect()
     }
 
-    /// Returns what wrk prints; none if it has met errors.
+    /// Parses wrk's output; none if it has met errors.
     fn parse(&self, text: &str, _requests: u64) -> Option<Work> {
         // "  12345 requests in 2.00s, ..." and "Requests/sec:  6172.39".
         let word = |line: &str, place| line.split_whitespace().nth(place)?.parse::<f64>().ok();

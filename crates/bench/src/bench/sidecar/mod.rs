@@ -1,4 +1,4 @@
-//! `sidecar`: what a proxy between client and server costs, on kernel TCP and on the fabric, beside the same without one.
+//! `sidecar`: the cost of a proxy between client and server, on kernel TCP and on the fabric, compared with the same without one.
 //!
 //! Server and client are those of [`crate::web`], a thread each; connections stay open and have one request under way. On kernel TCP the proxy lives in the
 //! client's network namespace, and rules of nftables redirect connections to it, as service meshes do. On the fabric it has a container of its own, and a rule of the
@@ -68,23 +68,23 @@ struct SidecarCell {
     kept: Kept,
 }
 
-/// The number of a pair of its own: cells of one scheme are open at the same time.
+/// Returns the number of a pair of its own: cells of one scheme are open at the same time.
 fn pair_number(proxy: Option<Proxy>) -> usize {
     1 + proxy.map_or(0, |proxy| 1 + proxy as usize)
 }
 
-/// Where a server listens. Rules tell schemes and proxies apart by it.
+/// Returns a server's port, by which rules tell schemes and proxies apart.
 fn port(scheme: Scheme, proxy: Option<Proxy>) -> u16 {
     let place = SCHEMES.iter().position(|own| *own == scheme).unwrap_or_default();
     PORT + 10 * place as u16 + pair_number(proxy) as u16
 }
 
-/// The container of a proxy.
+/// Returns the name of a proxy's container.
 fn container(scheme: Scheme, proxy: Proxy) -> String {
     format!("bench-{}-{}-{}", std::process::id(), scheme.name(), proxy.name())
 }
 
-/// This program as one of the two of [`crate::web`].
+/// Returns the command of this program as client or server of [`crate::web`].
 fn program(words: Vec<String>) -> Vec<String> {
     [own_exe().display().to_string()].into_iter().chain(words).collect()
 }
@@ -186,7 +186,7 @@ impl Cell for SidecarCell {
 
     fn close(&mut self, stand: &mut Stand<'_>) -> Result<()> {
         self.sidecar = None;
-        // Its rules go with its network namespace.
+        // The kernel's rules end with the network namespace.
         stand.end_pair(self.scheme, pair_number(self.proxy));
         Ok(())
     }
@@ -214,7 +214,7 @@ fn leads(schemes: &[Scheme]) -> Vec<Lead> {
     fabric.flat_map(of).collect()
 }
 
-/// Why a proxy cannot run with a scheme here.
+/// Returns the reason why a proxy cannot run with a scheme here.
 fn missing(scheme: Scheme, proxy: Proxy) -> Option<String> {
     let has = |program: &str| {
         ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"]
@@ -278,7 +278,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The better kernel TCP of one proxy or of none.
+/// Returns the better kernel TCP with one proxy, or with none.
 fn better_tcp(rows: &[Row], proxy: &str) -> Option<Scheme> {
     let rate = |scheme: &Scheme| {
         let own = |row: &&Row| row.scheme == scheme.name() && proxy_of(row) == Some(proxy);
@@ -337,7 +337,7 @@ fn misses(row: &Row) -> Vec<String> {
     BARS.into_iter().filter_map(missed).collect()
 }
 
-/// The bars, and the rows that miss one, in words.
+/// Returns the bars, and the rows that miss one, as text.
 pub fn verdict(rows: &[&Row]) -> String {
     let bars = "bars with a proxy on the fabric: the requests/s of kernel TCP without a proxy, 2.5 times those of kernel TCP with the same one, no higher \
                     P99 than that, and half of its CPU time a request"

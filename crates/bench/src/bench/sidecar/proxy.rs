@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 /// The port that proxies take connections on.
 pub(super) const ENTRANCE: u16 = 15001;
-/// The user of proxies. Its connections are not led back by the kernel's rules.
+/// The user of proxies. The kernel's rules do not redirect its connections.
 const USER: &str = "nobody";
 const GROUP: &str = "nogroup";
 
@@ -17,7 +17,7 @@ const GROUP: &str = "nogroup";
 pub(super) enum Proxy {
     /// HAProxy, which copies answers, to the original destination.
     Haproxy,
-    /// The same with `option splice-response`.
+    /// HAProxy with `option splice-response`.
     HaproxySplice,
     /// nginx, to a server that its configuration names.
     Nginx,
@@ -26,7 +26,7 @@ pub(super) enum Proxy {
 impl Proxy {
     pub(super) const ALL: [Proxy; 3] = [Proxy::Haproxy, Proxy::HaproxySplice, Proxy::Nginx];
 
-    /// As rows name it.
+    /// Returns the name in rows.
     pub(super) fn name(self) -> &'static str {
         match self {
             Proxy::Haproxy => "haproxy",
@@ -35,7 +35,7 @@ impl Proxy {
         }
     }
 
-    /// The program and its Debian package.
+    /// Returns the program and its Debian package.
     pub(super) fn program(self) -> (&'static str, &'static str) {
         match self {
             Proxy::Haproxy | Proxy::HaproxySplice => ("haproxy", "haproxy"),
@@ -80,8 +80,8 @@ impl Proxy {
     }
 }
 
-/// Writes rules that redirect connections to `port` of any address to the proxy in the same network namespace, but for its own, to `dir`; the
-/// command that puts them in force.
+/// Writes rules to `dir` that redirect connections to `port` of any address to the proxy in the same network namespace, except the proxy's
+/// own. Returns the command that puts the rules in force.
 pub(super) fn redirect(dir: &Path, port: u16) -> Result<Vec<String>> {
     let file = dir.join("redirect.nft");
     let text = format!(
@@ -100,7 +100,7 @@ pub(super) struct Lead {
     pub(super) is_offloaded: bool,
 }
 
-/// The policy's lines for these.
+/// Returns the policy's lines for these.
 pub(super) fn policy(leads: &[Lead]) -> String {
     let tenant = crate::run::sidecar::TENANT;
     let containers: Vec<&str> = leads.iter().map(|lead| lead.container.as_str()).collect();
