@@ -1,5 +1,5 @@
 //! An echo server and its client on `mio`, whose epoll instances have several numbers. `mio_echo server PORT` prints "ready";
-//! `mio_echo client IP PORT` prints what came of some connections, which does not depend on what carries the bytes.
+//! `mio_echo client IP PORT` prints the outcome of some connections, which does not depend on their transport.
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ struct Echo {
 }
 
 impl Echo {
-    /// Reads and writes as much as there is. Says whether it is over.
+    /// Reads and writes as much as possible. Returns whether the connection is over.
     fn go_on(&mut self) -> std::io::Result<bool> {
         loop {
             let mut part = [0; 16 << 10];
@@ -47,7 +47,7 @@ impl Echo {
 
 fn serve(port: &str) -> std::io::Result<()> {
     let mut poll = Poll::new()?;
-    // As runtimes do: what registers has another number of the instance than what waits.
+    // As in runtimes: registrations use another number of the instance than waits.
     let registry = poll.registry().try_clone()?;
     let mut listener = TcpListener::bind(format!("0.0.0.0:{port}").parse().expect("a port"))?;
     registry.register(&mut listener, Token(0), Interest::READABLE)?;
@@ -73,7 +73,7 @@ fn serve(port: &str) -> std::io::Result<()> {
     }
 }
 
-/// One connection's bytes: sent, and come back.
+/// A connection's bytes, sent and returned.
 struct Exchange {
     stream: TcpStream,
     sent: usize,

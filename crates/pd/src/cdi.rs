@@ -92,13 +92,13 @@ fn libraries(args: &CdiArgs) -> Result<Libraries> {
     Ok(found)
 }
 
-/// The description. A device without its library is left out.
+/// Returns the description. A device without its library is left out.
 fn description(socket: &Path, libraries: &Libraries) -> Result<Value> {
     let folder = socket.parent().filter(|folder| folder.is_absolute());
     let folder = folder.with_context(|| format!("{} is not an absolute path", socket.display()))?;
     let mount = |path: &Path, at: &Path| json!({ "hostPath": path, "containerPath": at, "options": ["ro", "nosuid", "nodev", "bind"] });
     let mut native = vec![mount(folder, folder)];
-    // Where the loader of most images looks, and what the program asked for when it was linked.
+    // The place where the loader of most images looks, with the name that programs are linked to.
     native.extend(libraries.native.iter().map(|path| mount(path, Path::new("/usr/lib/libpd.so.0"))));
     let env = format!("PD_SOCKET={}", socket.display());
     let mut devices = vec![json!({ "name": "native", "containerEdits": { "env": [env], "mounts": native } })];

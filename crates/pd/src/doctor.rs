@@ -1,4 +1,4 @@
-//! `pd doctor`: what this machine has and lacks, and what to do about it.
+//! `pd doctor`: checks of this machine, with remedies.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -29,14 +29,14 @@ pub struct DoctorArgs {
     admin_socket: PathBuf,
 }
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
     Ok,
-    /// It works without, but less well.
+    /// PipeDevice works without it, but less well.
     Warn,
-    /// Something will not work.
+    /// A part of PipeDevice does not work.
     Fail,
 }
 
@@ -131,7 +131,7 @@ fn permissions() -> Row {
     warn("permissions", found, "pd run, pd demo and hugepages need root: use sudo")
 }
 
-/// Returns what a driver started by the same user, in the same place, would refuse to start without, or lack.
+/// Returns the missing rights of a driver started by the same user, in the same place, and the functions that it would lack.
 fn rights() -> Vec<Row> {
     let check = "driver's rights";
     let settings = pd_driver::Settings::default();

@@ -38,7 +38,8 @@ fn is_pci(device: &str) -> bool {
     device.split(',').next().is_some_and(|name| name.contains(':'))
 }
 
-/// Arguments of testpmd. A virtual device works without hugepages; a device of hardware has those that DPDK looks for.
+/// Returns the arguments of testpmd. A virtual device works without hugepages; a device of hardware has those that DPDK looks
+/// for.
 fn arguments(name: &str, device: &str, eal: &[String], socket: &Path) -> Vec<String> {
     let memif = format!("net_memif0,role=client,id=0,socket={},socket-abstract=no", socket.display());
     // Nothing is shared with other programs of DPDK, and nothing is left in /run/dpdk.

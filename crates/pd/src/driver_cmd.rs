@@ -28,7 +28,7 @@ pub struct DriverArgs {
 }
 
 impl DriverArgs {
-    /// The configuration they ask for.
+    /// Returns the configuration that the options ask for.
     pub fn config(&self) -> Result<Config> {
         self.config.as_deref().map_or_else(|| Ok(Config::default()), Config::load)
     }
@@ -103,7 +103,7 @@ fn run(config: &Config, takes_over: bool) -> Result<i32> {
     Ok(0)
 }
 
-/// Reads the policy again; one that is wrong changes nothing.
+/// Reads the policy again; a faulty one changes nothing.
 fn reload(config: &Config, driver: &Driver) {
     match config.read_policy() {
         Ok(_) if config.policy.is_none() => {

@@ -162,7 +162,7 @@ pub fn dump(socket: &Path, args: DumpArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// What becomes of an error of writing: a reader that has gone has all that it wanted.
+/// Converts an error of writing: a reader that has gone is no error.
 fn written(error: PcapError) -> Result<()> {
     match error {
         PcapError::IoError(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -1,4 +1,4 @@
-//! `pd exec` and `pd stop`: what is done to a container that runs.
+//! `pd exec` and `pd stop`: actions on a running container.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

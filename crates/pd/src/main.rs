@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     run()
 }
 
-/// Apart from `main`, which has to run on any processor.
+/// Runs a command. Separate from `main`, which has to run on any processor.
 #[inline(never)]
 fn run() -> ExitCode {
     let cli = Cli::parse();

@@ -1,4 +1,4 @@
-//! `pd policy`: who may connect to whom, how fast, and what came of it. The file itself is the driver's
+//! `pd policy`: rules on connections, their rates, and their effects. The file format is the driver's
 //! (`pd_driver::policy`).
 
 use std::path::{Path, PathBuf};

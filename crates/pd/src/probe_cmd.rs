@@ -6,7 +6,7 @@ use pd_driver::probe;
 /// Probes backends for a driver, which is at the other end of the standard input.
 #[derive(Args)]
 pub struct ProbeArgs {
-    /// Probe, rather than start another one that does.
+    /// Probe in this process, rather than in a worker that it starts.
     #[arg(long)]
     worker: bool,
 }

@@ -13,8 +13,8 @@ const HEADERS_MAX: usize = 64;
 const HEADER_BYTES: usize = 56;
 const INTERPRETER: u32 = 3;
 
-/// Why the connections of this program stay on the kernel although the library is to be loaded, if its file says so.
-/// Programs without a slash are looked for in `PATH`; of a script its interpreter counts.
+/// Returns the reason why the connections of this program stay on the kernel although the library is to be loaded,
+/// if its file shows it. Programs without a slash are searched in `PATH`; of a script its interpreter counts.
 pub fn stays_on_kernel(program: &OsStr) -> Option<String> {
     let file = find(program)?;
     let file = script_interpreter(&file).unwrap_or(file);
@@ -43,7 +43,7 @@ fn script_interpreter(file: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns what this file says against it: that its program "is" something, if anything.
+/// Returns the fault of this file, as a predicate of its program ("is ..."), if any.
 pub fn reason(path: &Path) -> Option<&'static str> {
     const SET_ID: u32 = 0o6000;
     let file = File::open(path).ok()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pd_driver::Refusal;
 
-/// Returns a line for each reason: how many there were, why, and what to do about it.
+/// Returns a line for each reason: count, text and remedy.
 pub fn lines(by_reason: &BTreeMap<String, u64>) -> Vec<String> {
     let line = |(label, count): (&String, &u64)| match Refusal::from_label(label) {
         Some(refusal) => format!("not let in: {count}: {}: {}", refusal.text(), refusal.remedy()),

@@ -93,7 +93,7 @@ enum Preload {
     Short,
 }
 
-/// A variable of an environment: `NAME=VALUE`, or `NAME` for what it is here.
+/// A variable of an environment: `NAME=VALUE`, or `NAME` for its present value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting(String);
 
@@ -109,7 +109,7 @@ impl FromStr for Setting {
 }
 
 impl Setting {
-    /// Name and value; none if there is no value here either.
+    /// Returns name and value; none if there is no value here either.
     pub fn pair(self) -> Option<(String, String)> {
         match self.0.split_once('=') {
             Some((name, value)) => Some((name.to_owned(), value.to_owned())),
@@ -134,8 +134,8 @@ fn memory(text: &str) -> Result<Bytes, String> {
     }
 }
 
-/// In the environment of a copy of this program that holds a container in the background. Its standard input is a
-/// socket, on which it says how the start went.
+/// Variable of a copy of this program that holds a container in the background. Its standard input is a socket,
+/// on which it reports the outcome of the start.
 const DETACHED: &str = "PD_INTERNAL_DETACHED";
 /// The line that is printed when the command runs.
 const RUNS: &[u8] = b"runs";
@@ -193,7 +193,7 @@ fn start(args: RunArgs, stdin: Stdio, terminal: Terminal) -> Result<Container> {
     Container::start(&spec, Invocation { command: args.command, stdin, stdout: Stdio::inherit(), terminal })
 }
 
-/// Fails unless the driver has the ports and its policy allows the tenant pipes on them, which a pipe is judged by again when it is opened.
+/// Fails unless the driver has the ports and its policy allows the tenant pipes on them. A pipe is checked again when it is opened.
 fn check_pipes(args: &RunArgs) -> Result<()> {
     if args.no_driver {
         bail!("--pipe needs a driver, and --no-driver wants none");
@@ -231,7 +231,7 @@ fn detach(args: &RunArgs) -> Result<i32> {
     holder.args(std::env::args_os().skip(1)).env(DETACHED, "yes").stdin(OwnedFd::from(other));
     holder.stdout(log.try_clone()?).stderr(log);
     holder.spawn().context("cannot start a copy of pd")?;
-    // It holds the only other end.
+    // The holder has the only other end.
     drop(holder);
     let mut said = Vec::new();
     own.read_to_end(&mut said).context("cannot hear from the copy of pd")?;
@@ -244,8 +244,8 @@ fn detach(args: &RunArgs) -> Result<i32> {
     Ok(0)
 }
 
-/// A file for what a detached container prints, where it is, and where it is to be once the container runs: it stays there
-/// until the next container of the name.
+/// Makes a file for a detached container's output. Returns it, its path, and its final path once the container runs, where
+/// it stays until the next container of the name.
 fn log_file(name: &str) -> Result<(File, PathBuf, PathBuf)> {
     let folder = Path::new(RUN_DIR).join("logs");
     // No container has a dot in its name.
@@ -272,7 +272,7 @@ fn hold_in_background(args: RunArgs) -> Result<i32> {
             return Ok(125);
         }
     };
-    // Nobody waits for the socket's end any more once this is said.
+    // After this message nobody waits for the socket's end any more.
     let _ = report.write_all(RUNS);
     let _ = report.shutdown(std::net::Shutdown::Both);
     drop(report);

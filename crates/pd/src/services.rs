@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{BackendReport, ProbeFailure, ServiceCounts, ServiceReport};
 
-/// Why a backend gets no connections, or that it does.
+/// Describes why a backend gets no connections, or that it gets some.
 pub fn state(backend: &BackendReport) -> &'static str {
     match backend {
         BackendReport { drain: true, .. } => "drained",
@@ -26,7 +26,7 @@ pub fn is_up(backend: &BackendReport) -> bool {
     state(backend).starts_with("up")
 }
 
-/// A row for each service, and one for each of its backends below.
+/// Makes a row for each service, and one for each of its backends below.
 pub fn table(services: &[ServiceReport]) -> Table {
     let mut table = Table::new();
     let header =

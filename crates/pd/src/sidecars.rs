@@ -3,7 +3,7 @@
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ProxyReport, ServiceCounts, SidecarReport};
 
-/// Tells whether a proxy gets connections, and of whom.
+/// Describes whether a proxy gets connections, and by which path.
 pub fn state(proxy: &ProxyReport) -> &'static str {
     match (proxy.addresses.is_empty(), proxy.on_kernel, proxy.on_fabric) {
         (true, ..) => "not there",
@@ -14,7 +14,7 @@ pub fn state(proxy: &ProxyReport) -> &'static str {
     }
 }
 
-/// A row for each rule, and one for each of its proxies below.
+/// Makes a row for each rule, and one for each of its proxies below.
 pub fn table(sidecars: &[SidecarReport]) -> Table {
     let mut table = Table::new();
     let header = ["RULE", "VIA", "STATE", "OPEN", "MADE", "FAILED", "BYPASSED", "BYTES SENT", "RECEIVED"];
@@ -37,7 +37,7 @@ pub fn table(sidecars: &[SidecarReport]) -> Table {
     table
 }
 
-/// A sentence for each proxy that gets no connections.
+/// Makes a sentence for each proxy that gets no connections.
 pub fn absent(sidecars: &[SidecarReport]) -> Vec<String> {
     let each = |chain: &SidecarReport| {
         let rule = chain.rule;

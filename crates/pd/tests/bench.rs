@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What every machine that can run the other tests runs.
+/// Schemes that run on every machine that can run the other tests.
 const MUST_RUN: [&str; 9] = [
     "pipedevice",
     "tcp",
@@ -32,7 +32,7 @@ fn bench(dir: &Path, arguments: &[&str]) -> Vec<Value> {
     serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap()
 }
 
-/// Fails for a row that must have figures and has none; says what else was skipped.
+/// Fails for a row that must have figures and has none; prints other skipped ones.
 fn check(row: &Value, metric: &str) {
     let scheme = row["scheme"].as_str().unwrap();
     match row["not_run"].as_str() {
@@ -165,7 +165,7 @@ fn kernel_tcp_is_what_linux_has_and_what_was_found_best_and_both_ends_say_so() {
 fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
     for (attack, cases) in [("pipes", [1, 0]), ("twins", [1, 1]), ("bulk", [3, 1])] {
-        // Streams whose checksums differ have no figures.
+        // Streams with different checksums have no figures.
         let rows = bench(dir.path(), &["isolation", "--only", &format!("attack={attack}")]);
         for (scheme, cases) in ["pipedevice", "pipedevice-direct"].into_iter().zip(cases) {
             // Rows with equal weights need control groups.
@@ -191,7 +191,7 @@ fn a_victim_is_measured_alone_and_beside_an_attacker_of_which_nothing_is_left() 
 #[test]
 fn answers_pass_the_proxy_on_the_kernel_and_on_the_fabric() {
     let dir = tempfile::tempdir().unwrap();
-    // An answer that has not passed the proxy, or has other bytes, ends the client: such a row has no figures.
+    // An answer that bypassed the proxy, or has other bytes, ends the client: such a row has no figures.
     let rows = bench(
         dir.path(),
         &[

@@ -1,4 +1,4 @@
-//! The command line: what is wrong is named, with the remedy.
+//! The command line: errors name the fault and the remedy.
 
 use std::process::{Command, Output};
 

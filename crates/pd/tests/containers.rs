@@ -31,7 +31,7 @@ impl Net {
         format!("t{}-{suffix}", self.third)
     }
 
-    /// `pd run` on this bridge.
+    /// Returns the command of `pd run` on this bridge.
     fn run(&self, suffix: &str, ip: Option<&str>, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
         run.args(["run", "--no-driver", "--bridge", &self.bridge, "--name", &self.name(suffix)]);
@@ -54,7 +54,7 @@ impl Net {
         running
     }
 
-    /// The first process of a container, from `pd ls`.
+    /// Returns the first process of a container, from `pd ls`.
     fn record(&self, suffix: &str) -> Option<u64> {
         let output = Command::new(env!("CARGO_BIN_EXE_pd")).args(["ls", "--json"]).output().unwrap();
         let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -238,7 +238,7 @@ fn a_killed_run_takes_its_container_along_and_the_next_run_cleans_up() {
     net.assert_clean();
 }
 
-/// Without `--no-driver`, or with a driver.
+/// Returns a `pd` command, without `--no-driver`, or with a driver.
 fn pd(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
     command.args(args).stdin(Stdio::null());
@@ -264,7 +264,7 @@ fn a_container_needs_a_driver_unless_told_otherwise() {
         stderr(&refused)
     );
     assert_eq!(stdout(&run(&["--no-driver"])), "ran\n");
-    // Its list says that nobody answers, and has no containers of other drivers.
+    // The list tells that no driver answers, and has no containers of other drivers.
     let other = net.sleeper("b", Some(&net.ip(3)));
     let admin = folder.path().join("admin.sock");
     let list = pd(&["ls", "--json", "--admin-socket"]).arg(&admin).output().unwrap();
@@ -316,7 +316,7 @@ fn a_detached_container_is_entered_and_stopped_by_name() {
     assert_eq!(exec(&["sh", "-c", "kill -USR1 $$"]).status.code(), Some(138));
     assert_eq!(exec(&["/no/such/program"]).status.code(), Some(125));
     assert_eq!(pd(&["exec", "t12-none", "--", "true"]).output().unwrap().status.code(), Some(125));
-    // It is of the container's control group and may no more than the container.
+    // The command is in the container's control group and has the container's rights only.
     let status = stdout(&exec(&["grep", "CapBnd", "/proc/self/status"]));
     assert_eq!(status, stdout(&exec(&["grep", "CapBnd", "/proc/2/status"])));
     assert!(stdout(&exec(&["cat", "/proc/self/cgroup"])).contains(&format!("/pipedevice/{name}")));
@@ -327,7 +327,7 @@ fn a_detached_container_is_entered_and_stopped_by_name() {
     assert_eq!(log, "begun\nasked\n");
     assert_eq!(net.record("a"), None);
     assert_eq!(stop("1").status.code(), Some(1));
-    // Who does not want to is killed.
+    // A command that ignores SIGTERM is killed.
     let stubborn = "trap '' TERM; while :; do sleep 0.05; done";
     assert!(detach(&["sh", "-c", stubborn]).status.success());
     assert!(stop("0").status.success());
@@ -346,7 +346,7 @@ fn limits_hold() {
     let much = run(&["--memory", "64MiB", "--", "python3", "-c", greedy, "300"]);
     assert_eq!((much.status.code(), stdout(&much)), (Some(137), String::new()), "{}", stderr(&much));
     assert_eq!(stdout(&run(&["--memory", "64MiB", "--", "python3", "-c", greedy, "8"])), "had it\n");
-    // Half a core: what a process took of the time that went by.
+    // Half a core: the process's share of the elapsed time.
     let busy = "import time\n\
                 t, c = time.monotonic(), time.process_time()\n\
                 while time.process_time() - c < 0.5: pass\n\
@@ -359,7 +359,7 @@ fn limits_hold() {
     net.assert_clean();
 }
 
-/// What root in a container may not do to the host, and may if told so.
+/// Actions of root in a container on the host: refused by default, and allowed to privileged containers.
 #[test]
 fn a_container_is_confined_unless_told_otherwise() {
     let net = Net::new(14);
@@ -392,7 +392,7 @@ fn a_container_is_confined_unless_told_otherwise() {
         }
     }
     std::fs::write("/proc/sys/vm/swappiness", before).unwrap();
-    // So is a command that comes later, and a set-id program has its rights.
+    // A later command is confined as well, and a set-id program has its rights.
     let holder = net.sleeper("s", Some(&net.ip(3)));
     let exec = |script: &str| pd(&["exec", &net.name("s"), "--", "sh", "-c", script]).output().unwrap();
     assert!(!exec("unshare --user true").status.success());
@@ -401,7 +401,7 @@ fn a_container_is_confined_unless_told_otherwise() {
         "NoNewPrivs:\t0\nSeccomp:\t2\n"
     );
     drop(holder);
-    // What programs need is there.
+    // Devices that programs need exist.
     let needs =
         "echo x >/dev/null && head -c 1 /dev/urandom >/dev/null && : >/dev/shm/x && test -c /dev/ptmx && \
                  python3 -c 'import os; os.openpty()' && echo fine";

@@ -65,7 +65,7 @@ fn an_interrupted_demo_leaves_nothing() {
     assert_clean(&container);
 }
 
-/// A file from one container to another through the simulated hardware, and the waveform of it.
+/// Moves a file from one container to another through the simulated hardware, and checks its waveform.
 #[test]
 fn simulated_hardware_brings_a_file_unchanged() {
     if pd_harness::engines::by_name("rtl").is_err() && std::env::var_os("PD_RTL_REQUIRED").is_none() {
@@ -88,7 +88,7 @@ fn simulated_hardware_brings_a_file_unchanged() {
     assert!(std::fs::metadata(&wave).unwrap().len() > 100_000, "every signal of some thousand cycles");
 }
 
-/// No container of this demo is left; scratch directories of other demos may exist.
+/// Checks that no container of this demo is left; scratch directories of other demos may exist.
 fn assert_clean(container: &str) {
     let id = container.trim_start_matches("demo-").trim_end_matches('-');
     let scratch = format!("scratch-{id}-");

@@ -1,5 +1,5 @@
-//! `pd stats`, `pd top` and the metrics endpoint beside a driver with traffic: what they say is what the peers sent.
-//! One process, one client: one test at a time, hence one test.
+//! `pd stats`, `pd top` and the metrics endpoint beside a driver with traffic: their figures equal the peers' sends.
+//! A process has one client, and so this file one test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -26,7 +26,7 @@ struct Driver {
 impl Driver {
     fn start(folder: &Path) -> Driver {
         let config = folder.join("driver.toml");
-        // What goes by the direct path is counted as its clients say; here the driver shall know.
+        // Bytes on the direct path are counted by clients; here the driver has to count them.
         std::fs::write(folder.join("policy.toml"), "path = \"offloaded\"\n").unwrap();
         let text = format!(
             "socket = \"{0}/driver.sock\"\nadmin_socket = \"{0}/admin.sock\"\npolicy = \"{0}/policy.toml\"\n\
@@ -45,7 +45,7 @@ impl Driver {
         let address = next("metrics at /metrics");
         let metrics = address.rsplit_once("address=").unwrap().1.trim().parse().unwrap();
         next("driver ready");
-        // Whatever it says later is not to fill the pipe.
+        // Later output must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Driver { child, metrics }
     }
@@ -84,13 +84,13 @@ fn json(folder: &Path, args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The sum of a metric over all of its series.
+/// Returns the sum of a metric over all of its series.
 fn metric(page: &str, name: &str) -> u64 {
     let of_it = page.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     of_it.map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64).sum()
 }
 
-/// Waits until `look` gives what is wished: counters follow what the peers see by a moment.
+/// Waits until `look` gives a wished result: counters lag behind the peers by a moment.
 fn until<T: std::fmt::Debug>(wished: impl Fn(&T) -> bool, mut look: impl FnMut() -> T) -> T {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -160,7 +160,7 @@ fn cannot_be_written(folder: &Path) {
     use pd_shm::{Mapping, Protection};
     let counters = pd_driver::admin::counters(&admin(folder)).unwrap();
     assert!(counters.is_live());
-    // The descriptor that was handed out is closed by now; the mapping's file can be opened again by its owner.
+    // The passed descriptor is closed; the mapping's file can be opened again by its owner.
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| line.contains("pd-counters")).unwrap();
     assert_eq!(line.split_whitespace().nth(1), Some("r--s"));
@@ -180,7 +180,7 @@ impl Drop for Running {
     }
 }
 
-/// `pd top --json` as it goes on.
+/// Starts `pd top --json`.
 fn watch(folder: &Path) -> (Running, BufReader<std::process::ChildStdout>) {
     let mut command = pd();
     command.args(["top", "--json", "--interval", "0.1", "--admin-socket"]).arg(admin(folder));

@@ -27,7 +27,7 @@ const POLICY: &str = r#"
     at = "10.0.0.0/24"
 "#;
 
-/// A driver with [`POLICY`], and containers whose names begin with its own.
+/// A driver with [`POLICY`], and containers with names of its own.
 struct Stage {
     folder: tempfile::TempDir,
     driver: Child,
@@ -73,7 +73,7 @@ impl Stage {
         format!("t{}-{of}", self.driver.id())
     }
 
-    /// Runs a container in a network. Its command goes on by itself.
+    /// Runs a container in a network. The command goes on in the background.
     fn run(&self, name: &str, network: &str, more: &[&str], command: &[&str]) -> Output {
         let (name, socket) = (self.name(name), self.at("driver.sock"));
         let words = ["run", "-d", "--name", &name, "--network", network, "--socket", &socket];
@@ -96,7 +96,7 @@ impl Drop for Stage {
     }
 }
 
-/// A server that says its container's name to each that connects, and the address that it sees of it.
+/// A server that sends its container's name and the client's address to each client.
 const SERVER: &str = "import socket,os\ns=socket.socket()\ns.setsockopt(1,2,1)\ns.bind(('0.0.0.0',7500))\ns.listen(64)\n\
                       while 1:\n c,a=s.accept()\n c.sendall((os.environ['PD_CONTAINER'][-3:]+' '+a[0]).encode())\n c.close()\n";
 
@@ -153,7 +153,7 @@ fn two_networks_of_one_range_run_beside_each_other() {
     assert!(applied.status.success(), "{}", said(&applied));
     let hosts = stage.exec("bl1", "cat /etc/hosts");
     assert!(!hosts.contains("10.9.0") && hosts.contains("10.0.0.2"), "{hosts}");
-    // What administrators see.
+    // View of administrators.
     let listed = said(&pd(&["ls", "--admin-socket", &stage.at("admin.sock")]));
     let line = listed.lines().find(|line| line.contains(&stage.name("bl2"))).unwrap();
     assert!(line.contains("blue") && line.contains("10.0.0.2/24"), "{line}");

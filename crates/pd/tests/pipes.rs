@@ -84,7 +84,7 @@ impl Drop for Running {
     }
 }
 
-/// A process that sends back what comes at a port, until it is dropped. A process has one driver: the tests have one each.
+/// A process that sends received frames back, until it is dropped. Each test has its own, as a process has one driver.
 struct Echo {
     _process: Running,
 }
@@ -115,7 +115,7 @@ fn echo() {
     }
 }
 
-/// A capture of `frames` frames of 60 bytes, each of its number.
+/// Makes a capture of `frames` frames of 60 bytes, each filled with its number.
 fn capture(frames: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     for word in [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1] {
@@ -223,7 +223,7 @@ fn a_generator_counts_and_times_what_comes_back() {
     let trip = &returned["round_trip_ns"];
     assert!(trip["min"].as_u64() > Some(0) && trip["p50"].as_u64() <= trip["max"].as_u64(), "{run}");
 
-    // A trial as short has few frames; what passes depends on the machine, how a search ends does not.
+    // A short trial has few frames; its rates depend on the machine, the end of a search does not.
     let found = json(&["loop.0", "--search", "--rate", "2kpps", "--seconds", "0.1", "--loss-allowed", "100"]);
     assert_eq!(
         (&found["frames_per_second_max"], &found["trials"][0]["passed"]),
@@ -267,7 +267,7 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
     let mut dump = Command::new(env!("CARGO_BIN_EXE_pd"));
     dump.args(["pipe", "dump", "loop.0", "--count", "1000", "--snap", "70", "--out"]).arg(&file);
     let mut dump = Running(dump.arg("--admin-socket").arg(&admin).spawn().unwrap());
-    // Nobody reads this one: its ring fills, and no frame waits for it.
+    // Nobody reads this tap: its ring fills, and no frame waits for it.
     let of = pd_driver::admin::TapOf::Port { name: "loop.1".to_owned() };
     let unread = pd_driver::admin::tap(&admin, of, 9000).unwrap();
     let taps = || driver.json(&["pipe", "ls", "--json"])["taps"].as_array().unwrap().clone();

@@ -40,7 +40,7 @@ impl Driver {
         pd(&[&["policy"], args, &["--admin-socket", admin.to_str().unwrap()]].concat())
     }
 
-    /// The rules in force, the default last.
+    /// Returns the rules in force, the default last.
     fn rules(&self) -> Option<Vec<String>> {
         let output = self.ask(&["show", "--json"]);
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -91,7 +91,7 @@ fn check_explains_a_policy_or_what_is_wrong_with_it() {
                      path without rates: direct, offloaded with another engine than cpu\n\
                      attach, otherwise: containers, root, and the driver's user and group\n";
     assert_eq!(text(&output.stdout), explained);
-    // What the kernel cannot hold is said.
+    // Parts that the kernel cannot hold are reported.
     write(&file, "[[tenant]]\nname = \"red\"\nrate = { messages_per_second = 5 }\n");
     let output = text(&pd(&["policy", "check", &path]).stdout);
     assert!(output.contains("not on the kernel: tenant red: messages_per_second"), "{output}");
@@ -101,7 +101,7 @@ fn check_explains_a_policy_or_what_is_wrong_with_it() {
     for part in [&*path, "line 2", "nobody", "add [[tenant]]"] {
         assert!(text(&output.stderr).contains(part), "'{part}' is missing in: {}", text(&output.stderr));
     }
-    // A driver with such a policy does not start.
+    // A driver with a faulty policy does not start.
     let config = write(&folder.path().join("driver.toml"), &format!("policy = {path:?}\n"));
     let output = pd(&["driver", "--config", &config, "--check"]);
     assert!(!output.status.success() && text(&output.stderr).contains("nobody"));
@@ -116,7 +116,7 @@ fn a_policy_is_shown_applied_and_reloaded() {
     let output = driver.ask(&["apply", &other]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(driver.rules().unwrap(), ["deny anyone to anyone, port 1", "otherwise: allow"]);
-    // Its own again, changed.
+    // The driver's own file again, changed.
     write(&driver.policy(), "[[rule]]\nport = 2\naction = \"deny\"\n");
     assert!(driver.ask(&["apply"]).status.success());
     assert_eq!(driver.rules().unwrap()[0], "deny anyone to anyone, port 2");
@@ -125,7 +125,7 @@ fn a_policy_is_shown_applied_and_reloaded() {
     driver.until("it has read it again", |driver| driver.rules().unwrap() == ["otherwise: allow"]);
     let shown = text(&driver.ask(&["show"]).stdout);
     assert!(shown.contains("otherwise: allow") && shown.contains("at most 7 connections"), "{shown}");
-    // One that is wrong changes nothing.
+    // A faulty policy changes nothing.
     write(&driver.policy(), "nonsense");
     assert!(!driver.ask(&["apply"]).status.success());
     driver.signal(rustix::process::Signal::HUP);

@@ -1,6 +1,6 @@
-//! Unmodified programs with `libpd_preload.so`, between containers. Needs root, iproute2, gcc and
-//! python3. What a program answers must not depend on what carries its bytes: every program runs over
-//! kernel TCP without the library first, and has to answer the same in every other way.
+//! Unmodified programs with `libpd_preload.so`, between containers. Needs root, iproute2, gcc and python3. A
+//! program's output must not depend on the transport of its bytes. Every program runs over kernel TCP without
+//! the library first, and has to give the same output in every other way.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -54,13 +54,13 @@ const HANGS_AFTER: Duration = Duration::from_secs(180);
 /// Runs of a program until one gets as far as it does on an idle machine.
 const TRIES: u32 = 5;
 
-/// What a container has.
+/// Equipment of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum With {
     Nothing,
     /// The preload library.
     Library,
-    /// The same, as one of a tenant's whose bytes the policy has the driver move.
+    /// The preload library, in a tenant whose bytes the driver moves by policy.
     Mediated,
     /// The library, as one of a tenant's that has hardly any memory.
     Scarce,
@@ -84,7 +84,7 @@ struct Site {
     folder: tempfile::TempDir,
     driver: Child,
     third: u8,
-    /// Of `pd run`. What is tested may be brief.
+    /// Option of `pd run`. The tests have short connections.
     preload: &'static str,
     /// Tells whether containers keep all capabilities.
     privileged: bool,
@@ -134,17 +134,17 @@ impl Site {
         site
     }
 
-    /// The address of the container with this host number.
+    /// Returns the address of the container with this host number.
     fn address(&self, host: u8) -> String {
         format!("10.97.{}.{host}", self.third)
     }
 
-    /// What the library writes down.
+    /// Returns the path of the library's log.
     fn log(&self) -> PathBuf {
         self.folder.path().join("log")
     }
 
-    /// A command in a container with this host number.
+    /// Returns a command in a container with this host number.
     fn run(&self, host: u8, with: With, command: &[&str]) -> Command {
         let mut run = Command::new(env!("CARGO_BIN_EXE_pd"));
         run.args(["run", "--bridge", &format!("pdt{}", self.third)])
@@ -170,7 +170,7 @@ impl Site {
         self.counter("connections_made")
     }
 
-    /// A counter of the driver's.
+    /// Returns a counter of the driver.
     fn counter(&self, name: &str) -> u64 {
         self.stats()["counters"][name].as_u64().unwrap()
     }
@@ -179,7 +179,7 @@ impl Site {
         self.json(&["stats", "--json"])
     }
 
-    /// What a command says of the driver.
+    /// Returns the JSON output of a command about the driver.
     fn json(&self, command: &[&str]) -> serde_json::Value {
         let output = Command::new(env!("CARGO_BIN_EXE_pd"))
             .args(command)
@@ -196,7 +196,7 @@ impl Site {
         self.serve_at(2, with, command)
     }
 
-    /// The same in the container with this host number.
+    /// Starts a server in the container with this host number.
     fn serve_at(&self, host: u8, with: With, command: &[&str]) -> Server {
         let mut child = self.run(host, with, command).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -210,7 +210,7 @@ impl Site {
         answer_of(&mut self.run(3, with, command))
     }
 
-    /// The program of this name in C, compiled with `options`, too.
+    /// Compiles the C program of this name, with `options`, and returns its path.
     fn compiled(&self, name: &str, options: &[&str]) -> String {
         let program = self.folder.path().join(name);
         let status = Command::new("gcc")
@@ -224,13 +224,13 @@ impl Site {
         program.to_str().unwrap().to_owned()
     }
 
-    /// Server and client with and without the library, in all ways: the same answers, on the fabric when both have it,
-    /// and directly unless the policy has the driver move the bytes.
+    /// Compares server and client with and without the library, in all ways. The output is the same, connections are
+    /// on the fabric when both have it, and direct unless the policy has the driver move the bytes.
     fn compare(&self, server: &[&str], client: &[&str]) {
         self.compare_paths(server, client, true);
     }
 
-    /// The same of programs whose connections go from process to process, perhaps before they are direct.
+    /// Compares programs whose connections go from process to process, perhaps before they are direct.
     fn compare_moving(&self, server: &[&str], client: &[&str]) {
         self.compare_paths(server, client, false);
     }
@@ -294,7 +294,7 @@ impl Drop for Server {
     }
 }
 
-/// The lines of an answer that are not those expected.
+/// Returns the lines of an answer that differ from the expected ones.
 fn differing(answer: &str, expected: &str) -> String {
     let (mut answer, mut expected) = (answer.lines(), expected.lines());
     let mut all = String::new();
@@ -308,7 +308,7 @@ fn differing(answer: &str, expected: &str) -> String {
     all
 }
 
-/// What a client prints.
+/// Returns a client's output.
 fn answer_of(run: &mut Command) -> String {
     let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let id = child.id();
@@ -405,7 +405,7 @@ fn several_movers_make_no_difference() {
     unix::compare(&site);
 }
 
-/// Who accepts asks the driver only while somebody has made a twin towards it.
+/// An acceptor asks the driver only while there is a twin towards its listener.
 #[test]
 fn who_has_no_library_is_accepted_while_the_driver_stands_still() {
     let site = Site::new(90);
@@ -425,7 +425,7 @@ fn library() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_pd")).parent().unwrap().join("libpd_preload.so")
 }
 
-/// Of a process with several threads the kernel takes its time to register it.
+/// The kernel takes long to register a process with several threads.
 #[test]
 fn a_program_is_registered_for_barriers_before_it_has_threads() {
     const PRIVATE_EXPEDITED: u32 = 1 << 3;
@@ -478,8 +478,8 @@ while True:
     connection.close()
 ";
 
-/// Connections whose sockets ask for what only the kernel's TCP does: `SO_TIMESTAMPING`, `O_ASYNC` in two
-/// ways; or for nothing.
+/// Connections whose sockets ask for functions of the kernel's TCP alone: `SO_TIMESTAMPING`, `O_ASYNC` in two
+/// ways; or for none.
 const ASKING: &str = "
 import array, fcntl, os, socket, sys
 def option(level, name): return lambda made: made.setsockopt(level, name, 1)

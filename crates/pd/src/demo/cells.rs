@@ -19,12 +19,12 @@ use super::schemes::{Part, Scheme};
 /// Seconds of a round at least, because CPU time is counted in ticks of 10 ms.
 pub const ROUND_S: f64 = 0.8;
 
-/// One scheme in one round.
+/// A scheme in one round.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
     /// Part of the demo.
     pub part: Part,
-    /// How the bytes moved.
+    /// The scheme.
     pub scheme: Scheme,
     /// The round, from 1.
     pub round: u32,
@@ -36,7 +36,7 @@ pub struct Sample {
     pub gbit_per_s: f64,
     /// CPU time of the whole machine.
     pub cpu_s: f64,
-    /// The same for every 10^9 bytes.
+    /// CPU time of the whole machine for every 10^9 bytes.
     pub cpu_s_per_gb: f64,
     /// Cores busy on average.
     pub cores: f64,
@@ -137,8 +137,8 @@ impl Cell for DemoCell {
     }
 }
 
-/// Connects a scheme's peers, and streams `bytes` of the files once if they are to be verified. Returns what both ends have, and
-/// the SHA-256 of what the receiver got.
+/// Connects a scheme's peers, and streams `bytes` of the files once if they are to be verified. Returns the report of both ends,
+/// and the SHA-256 of the received bytes.
 pub fn connect(
     scheme: Scheme,
     message_bytes: usize,

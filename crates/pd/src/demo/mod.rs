@@ -1,9 +1,9 @@
 //! `pd demo`: real files from one container to another, through kernel TCP over the bridge and through
 //! PipeDevice, interleaved, verified and measured.
 //!
-//! It is a benchmark of `pd bench` with options, words and bars of its own: peers, schemes, rounds and plots are those of [`pd_bench`].
-//! All that it makes (containers, bridge, driver, directory, hugepages) belongs to values that remove
-//! it when dropped, on errors and on signals too; what a SIGKILL leaves, the next `pd` removes.
+//! The demo is a benchmark of `pd bench` with its own options, words and bars: peers, schemes, rounds and plots are those of
+//! [`pd_bench`]. All its resources (containers, bridge, driver, directory, hugepages) belong to values that remove them when dropped,
+//! on errors and on signals too. After a SIGKILL, the next `pd` removes the rest.
 
 mod cells;
 mod report;
@@ -36,7 +36,7 @@ use pd_harness::signals::Signals;
 use report::{FileRow, Report, Setting, Verified};
 use schemes::{Part, Scheme};
 
-/// A round moves at least this much, over as many passes as that takes.
+/// Least bytes of a round, over any number of passes.
 const ROUND_BYTES_MIN: u64 = 1_000_000_000;
 /// A timed round moves at most this much of a larger source; the verifying pass moves all.
 const ROUND_BYTES_MAX: u64 = 2_000_000_000;
@@ -110,19 +110,19 @@ impl DemoArgs {
         engines::is_simulated(&self.engine)
     }
 
-    /// A simulation's time is not the machine's, and it takes minutes for what a round moves.
+    /// Returns the number of rounds. A simulation runs none: its time is not the machine's, and a round would take minutes.
     fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.is_simulated() { 0 } else { 5 })
     }
 
-    /// The command that repeats the figures.
+    /// Returns the command that repeats the figures.
     fn command(&self) -> String {
         let rounds = self.rounds.map(|rounds| format!(" --rounds {rounds}"));
         let files = self.files.iter().map(|file| format!(" --file {}", file.display()));
         format!("pd demo{}{}", rounds.unwrap_or_default(), files.collect::<String>())
     }
 
-    /// The engine as the driver's configuration names it.
+    /// Returns the engine in the form of the driver's configuration.
     fn engine(&self) -> Result<String> {
         let Some(trace) = &self.trace else { return Ok(self.engine.clone()) };
         ensure!(self.engine == "rtl", "--trace is of the rtl engine; add --engine rtl");

@@ -1,5 +1,5 @@
-//! Results of the demo: medians and spreads per scheme, PipeDevice against the best of kernel TCP (of its forms, as Linux has it
-//! and tuned), and whether the bars are reached.
+//! Results of the demo: medians and spreads per scheme, PipeDevice compared with the best form of kernel TCP, and whether the
+//! bars are reached.
 
 use std::path::PathBuf;
 
@@ -26,12 +26,12 @@ const BARS: [Bar; 4] = [
     Bar { part: Part::Bulk, scheme: Scheme::PipedeviceMediated, throughput_min: 1.7, cpu_max: 1.0 },
 ];
 
-/// One scheme over all rounds of a part.
+/// A scheme over all rounds of a part.
 #[derive(Clone, Debug, Serialize)]
 pub struct SchemeSummary {
     /// Part of the demo.
     pub part: Part,
-    /// How the bytes moved.
+    /// The scheme.
     pub scheme: Scheme,
     /// Throughput.
     pub gbit_per_s: Summary,
@@ -63,7 +63,7 @@ pub struct Comparison {
 /// Settings of a scheme's connection, as both ends report them.
 #[derive(Clone, Debug, Serialize)]
 pub struct Setting {
-    /// Which.
+    /// The scheme.
     pub scheme: Scheme,
     /// A congestion control, or a path.
     pub has: String,
@@ -72,18 +72,18 @@ pub struct Setting {
 /// A file that was streamed.
 #[derive(Clone, Debug, Serialize)]
 pub struct FileRow {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
 }
 
 /// A scheme that brought every byte of the source unchanged.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verified {
-    /// Which.
+    /// The scheme.
     pub scheme: Scheme,
-    /// SHA-256 of what the receiver got.
+    /// SHA-256 of the received bytes.
     pub sha256: String,
 }
 
@@ -106,9 +106,9 @@ pub struct Report {
     pub settings: Vec<Setting>,
     /// Files that were streamed.
     pub files: Vec<FileRow>,
-    /// SHA-256 of all of it.
+    /// SHA-256 of all files.
     pub sha256: String,
-    /// Schemes whose receiver got that SHA-256.
+    /// Schemes whose received bytes had that SHA-256.
     pub verified: Vec<Verified>,
     /// Every round of every scheme.
     pub rounds: Vec<Sample>,
@@ -139,7 +139,7 @@ pub fn summarise(samples: &[Sample]) -> Vec<SchemeSummary> {
         .collect()
 }
 
-/// PipeDevice against the best of kernel TCP in every part that has both.
+/// Compares PipeDevice with the best form of kernel TCP in every part that has both.
 pub fn compare(samples: &[Sample], summary: &[SchemeSummary]) -> Vec<Comparison> {
     BARS.iter().filter_map(|bar| compare_with(bar, samples, summary)).flatten().collect()
 }
@@ -175,7 +175,7 @@ fn compare_with(bar: &Bar, samples: &[Sample], summary: &[SchemeSummary]) -> Opt
     ])
 }
 
-/// The fastest form of kernel TCP in a part, by median throughput.
+/// Returns the fastest form of kernel TCP in a part, by median throughput.
 pub fn best_baseline(summary: &[SchemeSummary], part: Part) -> Option<Scheme> {
     summary
         .iter()
@@ -185,7 +185,7 @@ pub fn best_baseline(summary: &[SchemeSummary], part: Part) -> Option<Scheme> {
 }
 
 impl Report {
-    /// The tables for people to read.
+    /// Returns the tables as text for people.
     pub fn tables(&self) -> String {
         let mut text = self.scheme_table().to_string();
         for Setting { scheme, has } in &self.settings {
@@ -217,7 +217,7 @@ impl Report {
         ]
     }
 
-    /// Returns what was verified, a line for each scheme.
+    /// Returns a line for each verified scheme.
     pub fn verified(&self) -> String {
         let bytes: u64 = self.files.iter().map(|file| file.bytes).sum();
         let line = |verified: &Verified| {

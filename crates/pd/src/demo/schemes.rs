@@ -37,7 +37,7 @@ impl Scheme {
         Scheme::PipedeviceMediated,
     ];
 
-    /// As it is written on the command line and in results.
+    /// Returns the name on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Scheme::Tcp => "tcp",
@@ -80,7 +80,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// As it is written on the command line and in results.
+    /// Returns the name on the command line and in results.
     pub fn name(self) -> &'static str {
         match self {
             Part::File => "file",

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Where files are looked for when none is named.
+/// Folders that are searched when no file is named.
 const ROOTS: [&str; 5] = ["/usr", "/opt", "/root", "/home", "/var"];
 /// Smaller files are not worth opening.
 const FILE_BYTES_MIN: u64 = 1 << 20;
@@ -18,9 +18,9 @@ const SETTLED: Duration = Duration::from_secs(60);
 /// A file that may be streamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size.
+    /// Size of the file.
     pub bytes: u64,
 }
 
@@ -69,7 +69,7 @@ fn walk(dir: &Path, device: u64, seen: &mut HashSet<(u64, u64)>, found: &mut Vec
     }
 }
 
-/// A file of a good size without holes that nobody is changing.
+/// Tells whether a file has a good size and no holes, and has not changed lately.
 fn is_suitable(metadata: &Metadata) -> bool {
     let settled = metadata
         .modified()

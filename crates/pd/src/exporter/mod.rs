@@ -1,7 +1,7 @@
 //! The driver's counters for Prometheus: `[metrics] listen` of its configuration.
 //!
-//! One thread answers one request at a time, each within a second, whatever its peer does: who connects can keep
-//! other scrapes waiting, and nothing else of the driver. It reads the driver as `pd top` does.
+//! One thread answers one request at a time, each within a second, whatever its peer does. A peer can delay
+//! other scrapes, and nothing else of the driver. The thread reads the driver as `pd top` does.
 
 mod text;
 
@@ -35,7 +35,7 @@ pub fn listen(listen: SocketAddr) -> Result<TcpListener> {
     })
 }
 
-/// As [`TcpListener::bind`], also where another driver of this user listens, whose place this one takes.
+/// Binds as [`TcpListener::bind`], also beside another driver of this user whose place this one takes.
 fn bind_beside(listen: SocketAddr) -> rustix::io::Result<TcpListener> {
     let family = if listen.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -99,7 +99,7 @@ impl Page {
     }
 }
 
-/// The form of a page: what a scraper says that it understands, or the older one, which all do.
+/// The form of a page: the one that the scraper accepts, or the older one, which all understand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     OpenMetrics,
@@ -175,7 +175,7 @@ fn read_request(mut stream: &TcpStream, deadline: Instant) -> std::io::Result<As
     }
 }
 
-/// Returns what a request asks for; none as long as it is not complete.
+/// Returns the request; none while it is incomplete.
 fn parse(bytes: &[u8]) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut request = httparse::Request::new(&mut headers);

@@ -103,7 +103,7 @@ const CLIENT_GAUGES: [(&str, &str, OfClient); 3] = [
     ("pipedevice_client_sockets", "Sockets of the client", |names, _| names.sockets as u64),
 ];
 
-/// The page for a sample.
+/// Returns the page for a sample.
 pub fn encode(sample: Sample) -> Result<String> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Page(sample)));
@@ -112,8 +112,8 @@ pub fn encode(sample: Sample) -> Result<String> {
     Ok(text)
 }
 
-/// The same page in the form that Prometheus had before: a counter's family has the name of its samples, an info is a gauge,
-/// and there is no mark at the end.
+/// Returns the page in the older form of Prometheus. A counter's family has the name of its samples, an info is a gauge, and
+/// there is no mark at the end.
 pub fn plain(text: &str) -> String {
     let mut lines = text.lines().peekable();
     let mut plain = String::with_capacity(text.len());
@@ -578,7 +578,7 @@ mod tests {
         assert_eq!(value(r#"pipedevice_client_sent_bytes_total{client="2",container="",tenant=""}"#), 2000.0);
     }
 
-    /// As `promtool check metrics` has it: every sample's own name is declared, with a kind that the form knows.
+    /// As in `promtool check metrics`: every sample's own name is declared, with a kind that the form has.
     #[test]
     fn the_older_form_declares_each_sample_by_its_name() {
         let text = encode(sample_for_tests(Instant::now(), 2000, 4)).unwrap();

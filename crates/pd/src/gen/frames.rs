@@ -21,13 +21,13 @@ const IMIX: [usize; 12] = [64, 64, 594, 64, 64, 594, 64, 594, 64, 64, 594, 1518]
 /// Sizes of RFC 2544.
 const RFC2544: [usize; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 
-/// Offsets of what differs from frame to frame.
+/// Offsets of the fields that differ from frame to frame.
 const SOURCE_PORT: usize = 34;
 const STAMP: usize = 42;
 /// UDP port of the first flow.
 const FIRST_PORT: u16 = 1024;
 
-/// What a frame carries to be known again.
+/// Contents of a frame by which it is recognised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Number of the run.
@@ -47,7 +47,7 @@ impl Stamp {
         frame[STAMP + 8..STAMP + 16].copy_from_slice(&self.sent_ns.to_be_bytes());
     }
 
-    /// The stamp of a frame, if it is long enough for one.
+    /// Returns the stamp of a frame, if it is long enough for one.
     pub fn read(frame: &[u8]) -> Option<Self> {
         let stamp: &[u8; Self::BYTES] = frame.get(STAMP..)?.first_chunk()?;
         let word = |at: usize| stamp[at..].first_chunk().map(|word| u32::from_be_bytes(*word));
@@ -65,7 +65,7 @@ pub struct Addresses {
     pub ip: [Ipv4Addr; 2],
 }
 
-/// What is sent, over and over.
+/// Frames to send, over and over.
 #[derive(Debug)]
 pub struct Frames {
     frames: Vec<Vec<u8>>,
@@ -92,7 +92,7 @@ pub fn sizes(text: &str) -> Result<Vec<usize>, String> {
 }
 
 impl Frames {
-    /// UDP of these sizes, which take turns, in `flows` flows, which do, too.
+    /// Makes frames of UDP of these sizes, which take turns, in `flows` flows, which also do.
     pub fn synthetic(sizes: &[usize], flows: u32, addresses: &Addresses) -> Self {
         let frames: Vec<_> = sizes.iter().map(|&size| udp(size, addresses)).collect();
         Self::of(frames, flows, true)
@@ -101,7 +101,7 @@ impl Frames {
     /// Frames of a capture.
     ///
     /// # Errors
-    /// If it cannot be read, or has none that a pipe carries.
+    /// If it cannot be read, or has no frame that a pipe can carry.
     pub fn captured(path: &Path) -> Result<Self> {
         let (mut bytes, name) = (Vec::new(), path.display());
         let file = File::open(path).with_context(|| format!("capture {name}"))?;
@@ -131,7 +131,7 @@ impl Frames {
         Self { frames, flows, stamped, mean_bytes }
     }
 
-    /// Mean bytes of a frame.
+    /// Returns the mean bytes of a frame.
     pub fn mean_bytes(&self) -> f64 {
         self.mean_bytes
     }
@@ -151,7 +151,7 @@ impl Frames {
         self.frames[(number % self.frames.len() as u64) as usize].len()
     }
 
-    /// Flow of frame `number`.
+    /// Returns the flow of frame `number`.
     pub fn flow(&self, number: u64) -> u32 {
         // Flows change only when all sizes have had their turn, so that each flow has all of them.
         (number / self.frames.len() as u64 % u64::from(self.flows)) as u32
@@ -168,7 +168,7 @@ impl Frames {
     }
 }
 
-/// A frame of UDP of `size` bytes, whole but for its source port and its stamp.
+/// Makes a frame of UDP of `size` bytes, complete but for its source port and its stamp.
 fn udp(size: usize, addresses: &Addresses) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..size).map(|at| at as u8).collect();
     let [from, to] = addresses.mac;

@@ -1,4 +1,4 @@
-//! `pd gen`: traffic for a port, what comes back of it, and the largest rate without loss.
+//! `pd gen`: traffic for a port, counts of returned frames, and the largest rate without loss.
 
 mod frames;
 mod rate;
@@ -17,7 +17,7 @@ use frames::{Addresses, Frames, FLOWS_MAX};
 use rate::{search, Pace, Rate};
 use run::{Ends, Limit, Outcome};
 
-/// How much more than the rate without a limit a search begins with.
+/// Factor of the first rate of a search over the rate without a limit.
 const ABOVE: f64 = 1.1;
 
 /// Sends frames to a port at a rate, and times those that come back.

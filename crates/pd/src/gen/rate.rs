@@ -1,4 +1,4 @@
-//! Rates of `pd gen`: what a user writes, when the next frame is due, and the largest that loses nothing.
+//! Rates of `pd gen`: their notation, due times of frames, and the search for the largest rate without loss.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// At so many frames in a second.
+    /// Makes a schedule of `frames_per_second` frames in a second; none: no limit.
     pub fn new(frames_per_second: Option<f64>) -> Self {
         Self { frames_per_second }
     }
@@ -67,14 +67,14 @@ impl Pace {
         self.frames_per_second.map_or(u64::MAX, |rate| (elapsed.as_secs_f64() * rate) as u64 + 1)
     }
 
-    /// When frame `number`, from 0, is due.
+    /// Returns the time at which frame `number`, from 0, is due.
     pub fn at(&self, number: u64) -> Duration {
         let seconds = self.frames_per_second.map_or(0.0, |rate| number as f64 / rate);
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 }
 
-/// What a trial at a rate had.
+/// Result of a trial at a rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trial {
     /// Frames in a second that were to be sent.
@@ -83,9 +83,9 @@ pub struct Trial {
     pub loss: f64,
 }
 
-/// Finds the largest rate whose share of lost frames is at most `allowed`, as RFC 2544 (26.1) does: by halving what lies between the
-/// largest rate that passed and the smallest that failed, from `most` on, until they differ by `resolution` of `most`. Returns the trials
-/// in their order, and the rate; none if every trial failed.
+/// Finds the largest rate whose share of lost frames is at most `allowed`, by the method of RFC 2544 (26.1). From `most` on, the interval
+/// between the largest rate that passed and the smallest that failed is halved, until it is at most `resolution` of `most`. Returns the
+/// trials in order, and the rate; none if every trial failed.
 ///
 /// # Errors
 /// Errors of `trial`.

@@ -1,4 +1,4 @@
-//! One run of `pd gen`: frames go out when they are due, and what comes back is counted and timed, in one thread.
+//! A run of `pd gen`: frames are sent when they are due, and returned ones are counted and timed, in one thread.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::frames::{Frames, Stamp};
 use super::rate::Pace;
 
-/// Frames written before a look at what came back.
+/// Frames written before a look at returned ones.
 const BURST: u64 = 64;
 /// Time after the end in which frames that are due are still sent: the machine may have been elsewhere.
 const GRACE: Duration = Duration::from_millis(20);
@@ -19,13 +19,13 @@ const GRACE: Duration = Duration::from_millis(20);
 const SILENCE: Duration = Duration::from_millis(300);
 /// Shorter waits are spent looking.
 const SLEEP_MIN: Duration = Duration::from_micros(150);
-/// Longest round trip that is told apart, in nanoseconds.
+/// Longest round trip that is distinguished, in nanoseconds.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 /// The two pipes of a generator.
 pub struct Ends {
     send: Pipe,
-    /// None where nothing comes back.
+    /// Receiving pipe; none where no frames return.
     receive: Option<Pipe>,
 }
 
@@ -34,11 +34,11 @@ pub struct Ends {
 pub struct Limit {
     /// After this time.
     pub time: Duration,
-    /// After so many frames.
+    /// End after this number of frames.
     pub frames: u64,
 }
 
-/// What a run had.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Time in which frames were sent.
@@ -60,7 +60,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Share of the frames due that did not come back, or were not sent in time.
+    /// Returns the share of the due frames that did not return, or were not sent in time.
     pub fn loss(&self) -> f64 {
         let arrived = if self.expects { self.returned[0] } else { self.sent[0] };
         self.due.saturating_sub(arrived) as f64 / self.due.max(1) as f64
@@ -121,7 +121,7 @@ impl Ends {
         Ok(trip.outcome)
     }
 
-    /// Drops what still comes of an earlier run.
+    /// Drops late frames of an earlier run.
     fn drop_late(&mut self) {
         while let Some(Ok(mut frames)) = self.receive.as_mut().map(|pipe| pipe.frames()) {
             while frames.next().is_some() {}
@@ -149,7 +149,7 @@ impl Ends {
         Ok(trip.next > before)
     }
 
-    /// Takes what came back. Returns whether there was any.
+    /// Takes the returned frames. Returns whether there were any.
     fn receive(&mut self, trip: &mut Trip<'_>) -> Result<bool> {
         let Some(pipe) = &mut self.receive else { return Ok(false) };
         let mut frames = match pipe.frames() {

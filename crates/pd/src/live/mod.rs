@@ -24,7 +24,7 @@ use pd_harness::measure::cpu::of_process;
 
 /// Names are asked for at most this often, though they have changed,
 const NAMES_PAUSE: Duration = Duration::from_millis(500);
-/// and at least this often, for what changes without a trace in the counters: listeners, memory of a client. Counts of services
+/// and at least this often, for changes without a trace in the counters: listeners, memory of a client. Counts of services
 /// change so, too, and are asked for at each pause.
 const NAMES_AGE_MAX: Duration = Duration::from_secs(5);
 
@@ -35,13 +35,13 @@ pub struct Sample {
     pub at: Instant,
     /// Facts that do not change while it runs.
     pub header: Header,
-    /// Its process, if it can be seen from here.
+    /// The driver's process, if it can be seen from here.
     pub pid: Option<u32>,
     /// CPU time that it has used, likewise.
     pub cpu: Option<Duration>,
-    /// Its counters.
+    /// The driver's counters.
     pub totals: AgentCounters,
-    /// How things stand.
+    /// The driver's gauges.
     pub gauges: Gauges,
     /// Names of clients and connections.
     pub names: Arc<Report>,
@@ -76,12 +76,12 @@ struct Link {
 }
 
 impl Source {
-    /// The driver at `admin_socket`, whether it runs or not.
+    /// Makes a source for the driver at `admin_socket`, whether it runs or not.
     pub fn new(admin_socket: &Path) -> Source {
         Source { admin_socket: admin_socket.to_owned(), link: None, containers: Names::default() }
     }
 
-    /// Looks at the driver. One that was restarted since is another one, with another start.
+    /// Looks at the driver. A restarted driver has another start time.
     pub fn sample(&mut self) -> Result<Sample> {
         let mut link = match self.link.take().filter(|link| link.counters.is_live()) {
             Some(link) => link,
@@ -110,7 +110,7 @@ impl Link {
             self.names_before = Some((before, self.asked.elapsed().as_secs_f64()));
             (self.asked, self.news) = (Instant::now(), news);
         }
-        // They have no counters in memory. The agent of pipes answers, or the conductor where there are no ports.
+        // Ports have no counters in memory. The agent of pipes answers, or the conductor where there are no ports.
         self.pipes = pipes(socket)?;
         Ok(())
     }
@@ -141,14 +141,14 @@ impl Link {
     }
 }
 
-/// Returns what to say, and what to do, where the driver's admin socket gives no answer.
+/// Returns the fault and the remedy, where the driver's admin socket gives no answer.
 pub fn no_answer(socket: &Path, error: &std::io::Error) -> String {
     let remedy = match error.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
             "start it with pd driver, or name its --admin-socket"
         }
         ErrorKind::PermissionDenied => "ask as root, or as the driver's user",
-        // The driver says itself what is wrong.
+        // The driver itself names the fault.
         _ => return format!("the driver at {}: {error}", socket.display()),
     };
     format!("no driver answers at {}: {error}; {remedy}", socket.display())
@@ -171,7 +171,7 @@ fn pipes(socket: &Path) -> Result<Arc<PipesReport>> {
     }
 }
 
-/// Fills in what files of engines say of clients' containers.
+/// Fills in facts about clients' containers from files of engines.
 pub fn fill_in(report: &mut Report, containers: &mut Names) {
     for client in &mut report.clients {
         let Some(container) = &client.engine_container else { continue };
@@ -181,7 +181,7 @@ pub fn fill_in(report: &mut Report, containers: &mut Names) {
     }
 }
 
-/// Returns what has changed when names have.
+/// Returns counters that change when names change.
 fn news(totals: &AgentCounters) -> [u64; 4] {
     [totals.clients_attached, totals.clients_left, totals.connections_made, totals.connections_closed]
 }

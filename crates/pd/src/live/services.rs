@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::services::{is_up, state};
 
-/// A service. `sent` is what clients sent to backends. Bytes count when their connection is over.
+/// A service. `sent` counts bytes from clients to backends. Bytes count when their connection is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct ServiceView {

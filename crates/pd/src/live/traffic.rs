@@ -1,11 +1,11 @@
-//! What goes through ports and pipes, between two looks.
+//! Traffic of ports and pipes, between two looks.
 
 use std::collections::BTreeMap;
 
 use pd_driver::admin::{PipesReport, PortReport, TenantPipes};
 use serde::Serialize;
 
-/// A port, or the pipes of a tenant. `received` is what pipes received, `sent` what they sent.
+/// A port, or the pipes of a tenant. `received` counts frames that pipes received, `sent` frames that pipes sent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct TrafficView {
@@ -91,7 +91,7 @@ pub mod tests {
     use super::*;
     use pd_driver::admin::TenantCounts;
 
-    /// A generator's port with two pipes of a tenant, through which `n` frames of 100 bytes went each way.
+    /// Makes the report of a generator's port with two pipes of a tenant, through which `n` frames of 100 bytes went each way.
     pub fn report(n: u64) -> PipesReport {
         let port = PortReport {
             name: "wan".to_owned(),

@@ -1,4 +1,4 @@
-//! Two looks at the driver, and what happened in between: what `pd top` and `pd stats` show.
+//! Two looks at the driver, and the events in between, for `pd top` and `pd stats`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -80,12 +80,12 @@ pub struct ContainerView {
     pub wake_ups_per_second: f64,
 }
 
-/// A connection. Pairs are there and back, as seen by who connected.
+/// A connection. Pairs are there and back, as seen by the connecting side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[allow(missing_docs)]
 pub struct ConnectionView {
     pub connection: u32,
-    /// On the direct path the numbers are what the clients say.
+    /// On the direct path the numbers come from the clients.
     pub path: BytesPath,
     pub from: Option<SocketAddr>,
     pub from_container: String,
@@ -102,8 +102,8 @@ pub struct ConnectionView {
 }
 
 impl View {
-    /// Returns what `now` shows, with rates since `before` if that was of the same driver. What is seen for the first time
-    /// has none.
+    /// Returns the view of `now`, with rates since `before` if that was of the same driver. Parties that are new have no
+    /// rates.
     pub fn between(before: Option<&Sample>, now: &Sample) -> View {
         let before = before.filter(|before| before.header.started_ns == now.header.started_ns);
         let seconds = before.map_or(0.0, |before| now.at.saturating_duration_since(before.at).as_secs_f64());
@@ -155,7 +155,7 @@ fn driver(before: Option<&Sample>, now: &Sample, seconds: f64) -> DriverView {
         started_ns: now.header.started_ns,
         movers: now.header.movers,
         movers_working: now.gauges.movers_working,
-        // One that sleeps counts that afterwards.
+        // A mover that sleeps counts its sleep afterwards.
         movers_busy: (now.gauges.movers_working as f64 - per_second(more.mover_idle_ns, seconds) * 1e-9)
             .max(0.0),
         cpu_percent: cpu.filter(|_| seconds > 0.0).map(|cpu| cpu / seconds * 100.0),
@@ -171,7 +171,7 @@ fn driver(before: Option<&Sample>, now: &Sample, seconds: f64) -> DriverView {
     }
 }
 
-/// The name that a client goes by.
+/// Returns the displayed name of a client's container.
 pub fn container_of(client: &ClientReport) -> String {
     client.container.clone().unwrap_or_else(|| format!("pid {}", client.pid))
 }
@@ -295,7 +295,7 @@ pub mod tests {
         }
     }
 
-    /// A driver with two containers, a lone client, and two connections, that has moved `n` units.
+    /// Makes a sample of a driver with two containers, a lone client, and two connections, that has moved `n` units.
     pub fn sample(start: Instant, millis: u64, n: u64) -> Sample {
         let at = |port: u16| SocketAddr::from(([10, 88, 0, 2], port));
         let names = Report {
@@ -363,7 +363,7 @@ pub mod tests {
         }
     }
 
-    /// Two looks at it, half a second apart. Its names were asked for a second apart.
+    /// Makes a view of two looks, half a second apart. Names were read a second apart.
     pub fn view() -> View {
         let start = Instant::now();
         let before = sample(start, 1000, 1_000_000);

@@ -17,7 +17,7 @@ use crate::program;
 
 /// `CAP_DAC_OVERRIDE`: file modes do not count.
 const DAC_OVERRIDE: u64 = 1 << 1;
-/// A process that began so much after it was refused is another one.
+/// Tolerance in comparing a process's start with a refusal.
 const CLOCKS_DIFFER_SECONDS: f64 = 0.1;
 
 /// A process that is not attached.
@@ -64,7 +64,7 @@ impl Facts {
     }
 }
 
-/// Why the process is not attached to the driver, which has refused these lately.
+/// Returns the reason why the process is not attached to the driver, which has refused these lately.
 pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
     let environment = process.environ().unwrap_or_default();
     let setting = |name: &str| environment.get(OsStr::new(name));
@@ -102,7 +102,7 @@ fn mapped(process: &Process) -> (bool, bool) {
     (loader, library)
 }
 
-/// Returns whether the process is the one that was refused: its number may have been another's then.
+/// Returns whether the process is the refused one: its number may have been another's then.
 fn is_it(process: &Process, refused: &RefusedReport) -> bool {
     let age = || {
         let started = process.stat().ok()?.starttime as f64 / procfs::ticks_per_second() as f64;
@@ -112,7 +112,7 @@ fn is_it(process: &Process, refused: &RefusedReport) -> bool {
         && age().is_some_and(|age| refused.seconds_ago <= age + CLOCKS_DIFFER_SECONDS)
 }
 
-/// Why the process cannot connect to its driver's socket.
+/// Returns the reason why the process cannot connect to its driver's socket.
 fn unreachable(pid: i32, environment: &HashMap<OsString, OsString>, status: &Status) -> Option<String> {
     let named = environment.get(OsStr::new("PD_SOCKET")).map(Path::new);
     let path = named.unwrap_or(Path::new(SOCKET_PATH_DEFAULT));

@@ -1,5 +1,5 @@
-//! Connections that stay on the kernel, and why: processes of known network namespaces and containers that are not attached, and connections of
-//! those that are. Known are the namespaces of `pd run`'s containers and of clients, and the control groups of containers of other engines.
+//! Connections that stay on the kernel, with reasons: of unattached processes of known network namespaces and containers, and of attached
+//! ones. Known are the namespaces of `pd run`'s containers and of clients, and the control groups of containers of other engines.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -52,7 +52,7 @@ struct KernelConnection {
     container: Option<String>,
     local: String,
     peer: String,
-    /// None: the client does not say.
+    /// Label of the reason; none if the client does not report it.
     label: Option<&'static str>,
     reason: &'static str,
 }
@@ -214,7 +214,7 @@ struct Whose {
     pod: Option<String>,
 }
 
-/// The container of another engine than `pd run` that the control groups of a process name.
+/// Returns the container of another engine than `pd run` that the control groups of a process name.
 fn of_engine(pid: i32) -> Option<Container> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     containers::read(&text).1.filter(|container| container.engine != Engine::Pd)
@@ -241,7 +241,8 @@ impl Reasons {
         }
     }
 
-    /// Returns what the process itself says: nobody speaks for another's sockets. Where it has many it does not say which they are.
+    /// Returns the reason that the process itself reports; no process reports for another's sockets. A process with many does not
+    /// say which they are.
     fn of(&self, pid: i32, inode: u64) -> Option<KernelReason> {
         self.of_process.get(&(pid, inode)).or_else(|| self.of_process.get(&(pid, 0))).copied()
     }
@@ -254,7 +255,7 @@ fn is_own_program(pid: i32) -> bool {
     own.is_some() && file(format!("/proc/{pid}/exe")) == own
 }
 
-/// The beginning of a command.
+/// Returns the beginning of a command.
 fn short(command: &str) -> String {
     const CHARACTERS_MAX: usize = 40;
     let line = printable(command);

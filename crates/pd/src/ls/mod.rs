@@ -1,5 +1,5 @@
-//! `pd ls`: the containers of a driver that run now, and what it knows of its clients: sockets,
-//! connections, rings. With `--all` also what stays on the kernel, and why.
+//! `pd ls`: the running containers of a driver, and its clients: sockets, connections, rings. With `--all`
+//! also connections that stay on the kernel, with reasons.
 
 mod attaching;
 mod kernel;

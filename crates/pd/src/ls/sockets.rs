@@ -15,13 +15,13 @@ const STREAM: u16 = 1;
 /// A stream socket that listens or is connected, or about to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// It listens there.
+    /// A listener, and its address.
     Listens(String),
-    /// It is connected: its own end and the other.
+    /// A connected socket: its own end and the other.
     Connected(String, String),
 }
 
-/// An AF_UNIX socket with what `/proc` says of it.
+/// An AF_UNIX socket, as `/proc` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Unix {
     path: Option<String>,
@@ -33,16 +33,16 @@ struct Unix {
 pub struct Sockets {
     tcp: HashMap<u64, Ends>,
     unix: HashMap<u64, Unix>,
-    /// Of each namespace, for what `/proc` does not say.
+    /// One for each namespace, for facts that `/proc` does not have.
     diags: Vec<SocketDiag>,
 }
 
-/// Text that others have chosen, without what would move a terminal's cursor.
+/// Replaces control characters in foreign text, which could move a terminal's cursor.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The inode of a process's network namespace.
+/// Returns the inode of a process's network namespace.
 pub fn namespace(pid: i32) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{pid}/ns/net")).ok()?.ino())
 }
@@ -72,7 +72,7 @@ impl Sockets {
         self.diags.extend(file.ok().and_then(|file| SocketDiag::new(&file).ok()));
     }
 
-    /// The socket of this inode, if it is a stream socket of TCP, or one of AF_UNIX with a name at one end.
+    /// Returns the ends of the socket with this inode, if it is a stream socket of TCP, or one of AF_UNIX with a name at one end.
     pub fn find(&self, inode: u64) -> Option<Ends> {
         if let Some(ends) = self.tcp.get(&inode) {
             return Some(ends.clone());
@@ -96,7 +96,7 @@ impl Sockets {
 
 fn tcp_ends(entry: &TcpNetEntry) -> Option<Ends> {
     match entry.state {
-        // Nobody holds it.
+        // No process holds it.
         _ if entry.inode == 0 => None,
         TcpState::TimeWait | TcpState::Close | TcpState::NewSynRecv => None,
         TcpState::Listen => Some(Ends::Listens(entry.local_address.to_string())),
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(sockets.find(inode(&stream)), Some(Ends::Connected(own, at)));
         assert_eq!(sockets.find(inode(&unix_listener)), Some(Ends::Listens(path.clone())));
         assert_eq!(sockets.find(inode(&unix)), Some(Ends::Connected(String::new(), path)));
-        // Nobody can connect to it by name.
+        // It has no name to connect to.
         assert_eq!(sockets.find(inode(&pair)), None);
     }
 }

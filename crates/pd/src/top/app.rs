@@ -1,4 +1,4 @@
-//! The state of `pd top` between two drawings, and what keys do to it. Knows neither terminal nor driver.
+//! The state of `pd top` between two drawings, and the effects of keys. Knows neither terminal nor driver.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub enum Focus {
     Traffic,
 }
 
-/// How a table is shown.
+/// Display of a table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TableState {
     /// Column that it is sorted by.
@@ -54,7 +54,7 @@ pub struct App {
     pub typing: bool,
     /// Rows without this are left out.
     pub filter: String,
-    /// Where keys go.
+    /// The part that receives keys.
     pub focus: Focus,
     /// The upper table.
     pub containers: TableState,
@@ -64,12 +64,12 @@ pub struct App {
     pub services: TableState,
     /// See [`Self::services`].
     pub traffic: TableState,
-    /// It is time to end.
+    /// Set when the program is to end.
     pub done: bool,
 }
 
 impl App {
-    /// The state at the start.
+    /// Returns the state at the start.
     pub fn new(interval: Duration) -> App {
         let table = TableState { sort: SORT_AT_FIRST, ..TableState::default() };
         App {
@@ -90,7 +90,7 @@ impl App {
         }
     }
 
-    /// Takes what a look at the driver has shown.
+    /// Applies the result of a look at the driver.
     pub fn take(&mut self, looked: Result<View, String>) {
         match looked {
             Ok(view) => {
@@ -102,7 +102,7 @@ impl App {
         }
     }
 
-    /// A key was pressed.
+    /// Handles a key.
     pub fn press(&mut self, key: KeyEvent) {
         if key.kind == KeyEventKind::Release {
             return;
@@ -135,7 +135,7 @@ impl App {
         }
     }
 
-    /// Returns the table that is `step` further in the round of those that are there.
+    /// Returns the table that is `step` further in the cycle of the displayed ones.
     fn beside(&self, step: isize) -> Focus {
         let all = [
             (Focus::Containers, true),
@@ -182,19 +182,19 @@ impl App {
         }
     }
 
-    /// The containers to show, in order.
+    /// Returns the containers to show, in order.
     pub fn container_rows(&self) -> Vec<&ContainerView> {
         let all = self.view.as_ref().map_or(&[][..], |view| &view.containers);
         rows(all, &CONTAINERS, self.containers, &self.filter)
     }
 
-    /// The connections to show, in order.
+    /// Returns the connections to show, in order.
     pub fn connection_rows(&self) -> Vec<&ConnectionView> {
         let all = self.view.as_ref().map_or(&[][..], |view| &view.connections);
         rows(all, &CONNECTIONS, self.connections, &self.filter)
     }
 
-    /// The services to show, in order.
+    /// Returns the services to show, in order.
     pub fn service_rows(&self) -> Vec<&ServiceView> {
         let all = self.view.as_ref().map_or(&[][..], |view| &view.services);
         rows(all, &SERVICES, self.services, &self.filter)

@@ -6,7 +6,7 @@ use crate::live::{ConnectionView, ContainerView, ServiceView, TrafficView};
 
 /// A column of a table of `T`.
 pub struct Column<T> {
-    /// Its heading.
+    /// Heading of the column.
     pub title: &'static str,
     /// Characters that it takes.
     pub width: u16,
@@ -24,7 +24,7 @@ enum Cell<T> {
 }
 
 impl<T> Column<T> {
-    /// A row's text.
+    /// Returns a row's text.
     pub fn text(&self, row: &T) -> String {
         match self.cell {
             Cell::Words(text, _) => text(row),
@@ -61,7 +61,7 @@ const fn number<T>(
     Column { title, width, rank, cell: Cell::Number(value, written) }
 }
 
-/// Column of all tables that rows are sorted by at the start: what moves most.
+/// Column of all tables that rows are sorted by at the start: the busiest first.
 pub const SORT_AT_FIRST: usize = 3;
 
 /// Containers.
@@ -93,7 +93,7 @@ pub const CONNECTIONS: [Column<ConnectionView>; 9] = [
     number("BYTES", 7, 8, |c| c.bytes[0].saturating_add(c.bytes[1]) as f64, |n| bytes(n as u64)),
 ];
 
-/// Ports, and pipes by tenant. What pipes receive is in.
+/// Ports, and pipes by tenant. `IN` is the pipes' receiving direction.
 pub const TRAFFIC: [Column<TrafficView>; 9] = [
     words("PORT OR TENANT", 16, 0, |t| t.name.clone(), |a, b| a.name.cmp(&b.name)),
     words("KIND", 7, 3, |t| t.kind.clone(), |a, b| a.kind.cmp(&b.kind)),
@@ -106,7 +106,7 @@ pub const TRAFFIC: [Column<TrafficView>; 9] = [
     number("DROPPED", 8, 8, |t| t.frames_dropped as f64, count),
 ];
 
-/// Services. What clients send is in. Bytes count when their connection is over.
+/// Services. `IN` is the direction from clients. Bytes count when their connection is over.
 pub const SERVICES: [Column<ServiceView>; 11] = [
     words("SERVICE", 22, 0, |s| s.address.to_string(), |a, b| a.address.cmp(&b.address)),
     words(
@@ -133,7 +133,7 @@ pub const SERVICES: [Column<ServiceView>; 11] = [
     words("DOWN", 24, 10, |s| s.down.clone(), |a, b| a.down.cmp(&b.down)),
 ];
 
-/// The columns that fit into `width`, the more important ones first to be kept, in their order.
+/// Returns the columns that fit into `width`, in their order; the more important ones are kept first.
 pub fn fitting<T>(columns: &[Column<T>], width: u16) -> Vec<usize> {
     let mut by_rank: Vec<usize> = (0..columns.len()).collect();
     by_rank.sort_by_key(|&at| columns[at].rank);
@@ -161,7 +161,7 @@ fn end(container: &str, at: Option<std::net::SocketAddr>) -> String {
     }
 }
 
-/// A rate in Gbit/s.
+/// Formats a rate in Gbit/s.
 pub fn gbit(value: f64) -> String {
     match value {
         0.0 => "0".to_owned(),
@@ -171,12 +171,12 @@ pub fn gbit(value: f64) -> String {
     }
 }
 
-/// A number of things, in four or five characters.
+/// Formats a number of things, in four or five characters.
 pub fn count(value: f64) -> String {
     scaled(value, 1000.0, ["", "k", "M", "G", "T"])
 }
 
-/// A number of bytes, likewise.
+/// Formats a number of bytes, in four or five characters.
 pub fn bytes(value: u64) -> String {
     scaled(value as f64, 1024.0, ["", "K", "M", "G", "T"])
 }

@@ -1,4 +1,4 @@
-//! How `pd top` looks. Draws any state into any room, down to a single cell.
+//! Drawing of `pd top`. Draws any state into any room, down to a single cell.
 
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
@@ -36,7 +36,7 @@ pub fn draw(frame: &mut Frame, app: &App) {
     let both = frame.area().height >= LINES_FOR_BOTH;
     let containers = app.container_rows();
     if both {
-        // Containers take what they need, up to half.
+        // Containers take the room that they need, up to half.
         let wanted = (containers.len() as u16).saturating_add(1).min(middle.height / 2);
         let [upper, lower] = Layout::vertical([Constraint::Length(wanted), Constraint::Min(0)]).areas(middle);
         draw_table(frame, upper, &CONTAINERS, &containers, app.containers, app.focus == Focus::Containers);
@@ -77,7 +77,7 @@ fn draw_head(frame: &mut Frame, area: Rect, app: &App) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// The driver in three lines; the more important to the left.
+/// Describes the driver in three lines, with the more important parts to the left.
 pub fn head(driver: &DriverView, restarts: u32) -> Vec<String> {
     let rate = |name: &str| count(driver.per_second.get(name).copied().unwrap_or_default());
     let pid = driver.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());

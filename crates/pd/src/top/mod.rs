@@ -18,7 +18,7 @@ use app::App;
 use columns::{Column, CONNECTIONS, CONTAINERS, SERVICES, TRAFFIC};
 use pd_harness::signals::Signals;
 
-/// How soon a signal is noticed.
+/// Longest time until a signal is noticed.
 const SIGNAL_POLL: Duration = Duration::from_millis(200);
 
 /// Shows what the driver does, live.

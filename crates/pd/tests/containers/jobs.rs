@@ -46,7 +46,7 @@ impl Shell {
         Shell { master, child, seen: String::new() }
     }
 
-    /// Reads until `part` has come, and forgets what came up to there.
+    /// Reads until `part` has come, and discards all up to there.
     fn read_to(&mut self, part: &str) {
         loop {
             if let Some(at) = self.seen.find(part) {
@@ -57,7 +57,7 @@ impl Shell {
         }
     }
 
-    /// Stops the job by Ctrl-Z, as often as it takes: one that comes while a command is just being given the terminal may be lost.
+    /// Stops the job by Ctrl-Z, repeatedly if needed: one that comes while a command is just being given the terminal may be lost.
     fn stop_job(&mut self, part: &str) {
         let is_there = |seen: &str| seen.contains(part);
         for _ in 0..12 {
@@ -113,7 +113,7 @@ fn a_command_has_the_terminal_as_a_shells_job_has() {
         shell.write(b"one\ntwo\n");
         shell.read_to("got one");
         shell.read_to("back two");
-        // Ctrl-C ends the command, and not what has started it.
+        // Ctrl-C ends the command, and not the program that started it.
         let mut shell = Shell::start(&format!(
             "{words} sh -c 'echo up; exec sleep 60'; echo status $?; read y; echo $y end"
         ));
@@ -122,7 +122,7 @@ fn a_command_has_the_terminal_as_a_shells_job_has() {
         shell.read_to("status 130");
         shell.write(b"the\n");
         shell.read_to("the end");
-        // So it does where the command has another standard input.
+        // Ctrl-C also ends a command with another standard input.
         let mut shell =
             Shell::start(&format!("{words} sh -c 'echo up; exec sleep 60' </dev/null; echo status $?"));
         shell.read_to("up");

@@ -1,4 +1,4 @@
-//! Names of containers, and who finds them.
+//! Names of containers, and their visibility to others.
 
 use super::{pd, stderr, stdout, Net};
 use std::io::{BufRead, BufReader, Write};
@@ -15,7 +15,7 @@ fn containers_know_each_other_by_name() {
         net.output(suffix, Some(&net.ip(7)), &["python3", "-c", ask, &net.name(other), "localhost"])
     };
     assert_eq!(stdout(&own_and_other("second", "first")), "10.97.10.2 127.0.0.1 10.97.10.7\n");
-    // Who came later is known as well, and nobody who has gone.
+    // The file has later containers as well, and no ended ones.
     let second = net.sleeper("second", Some(&net.ip(3)));
     let inside = |name: &str| {
         pd(&["exec", &net.name("first"), "--", "getent", "ahostsv4", &net.name(name)]).output().unwrap()
@@ -24,7 +24,7 @@ fn containers_know_each_other_by_name() {
     assert!(stdout(&inside("first")).starts_with("10.97.10.2 "));
     drop(second);
     assert!(!inside("second").status.success());
-    // The table is for reading, and the host's own stays what it was.
+    // The table is read-only, and the host's own stays unchanged.
     let written =
         pd(&["exec", &net.name("first"), "--", "sh", "-c", "echo 1.2.3.4 x >>/etc/hosts"]).output().unwrap();
     assert!(!written.status.success());
@@ -58,7 +58,7 @@ func main() { for _, name := range os.Args[1:] {
 } }
 ";
 
-/// A host may ask others first, who do not know of containers and end the search.
+/// A host may ask other sources first, which do not know containers and end the search.
 #[test]
 fn every_resolver_reads_the_table_of_hosts_first() {
     let net = Net::new(132);

@@ -2,7 +2,7 @@
 
 use super::{Site, With, PORT};
 
-/// How often the library says so.
+/// Returns how often the library's log has a text.
 fn said(site: &Site, what: &str) -> usize {
     std::fs::read_to_string(site.log()).unwrap_or_default().matches(what).count()
 }
@@ -17,7 +17,7 @@ fn connections_leave_the_fabric_at_any_time_without_loss() {
     let left = said(&site, "leaves the fabric: signals for each event");
     let followed = said(&site, "leaves the fabric: the peer has left");
     assert!(left > 20 && followed > 20, "{left} left, {followed} followed");
-    // Those that stand alone stay.
+    // Connections that stand alone stay on the fabric.
     let short = ["env", "PD_PRELOAD=short"];
     let running = site.serve(With::Library, &[&short[..], &server].concat());
     let answer = site.answer(With::Library, &[&short[..], &client, &["40"]].concat());
@@ -98,7 +98,7 @@ fn zero_copy_sends_are_the_kernels() {
     assert!(said(&site, "leaves the fabric: zero-copy sends") > 0);
 }
 
-/// Neither end is told of what is not the program's, and nothing that it left unread is forgotten.
+/// Neither end learns of bytes that are not the program's, and no unread bytes are lost.
 #[test]
 fn nothing_tells_where_a_connection_left_the_fabric() {
     let site = Site::new(140);

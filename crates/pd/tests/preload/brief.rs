@@ -26,7 +26,7 @@ fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
         reasons["short_lived"].as_u64().is_some_and(|count| count <= 2000 - brief && count > 0),
         "{reasons}"
     );
-    // What another process has made is nothing to this one.
+    // Connections of another process do not count for this one.
     assert_eq!(make(&site, 40, 1 << 20), 40);
     site.preload = "--preload=all";
     assert_eq!(make(&site, 100, 64), 100);

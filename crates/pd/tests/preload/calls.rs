@@ -2,11 +2,11 @@
 
 use super::{Site, With};
 
-/// Rounds of a run, and of the one that it is compared with.
+/// Rounds of a run, and of the run that it is compared with.
 const ROUNDS: u64 = 10_000;
 const BEFORE: u64 = 1_000;
 
-/// System calls of a run.
+/// Returns the system calls of a run.
 fn counted(site: &Site, program: &str, kind: &str, rounds: u64) -> u64 {
     let summary = site.folder.path().join("summary");
     let output = format!("--output={}", summary.display());
@@ -18,8 +18,8 @@ fn counted(site: &Site, program: &str, kind: &str, rounds: u64) -> u64 {
     total.split_whitespace().nth(3).unwrap().parse().unwrap()
 }
 
-/// Calls that find what they want make no system calls, however many there are: neither for their pointers, nor for what the
-/// library wants to know now and then. A look in eight at an epoll instance takes the kernel's members in.
+/// Calls that need not wait make no system calls, in any number: neither for their pointers, nor for the library's periodic
+/// checks. One look in eight at an epoll instance includes the kernel's members.
 #[test]
 fn calls_that_need_no_sleep_make_no_system_calls() {
     if !super::tools::has("strace") {

@@ -11,7 +11,7 @@ fn epoll_instances_answer_the_same_whatever_happens_to_their_numbers() {
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 
-/// As a program that replaces its image, and as one whose children are other images.
+/// A program that replaces its image, and one whose children are other images.
 #[test]
 fn another_image_goes_on_with_its_epoll_instances() {
     let mut site = Site::new(113);
@@ -23,7 +23,7 @@ fn another_image_goes_on_with_its_epoll_instances() {
     }
 }
 
-/// As `git push` has it: a child sends by the connection on which its parent receives.
+/// As in `git push`: a child sends on the connection on which its parent receives.
 #[test]
 fn two_processes_use_one_connection_at_once() {
     let mut site = Site::new(163);
@@ -35,7 +35,7 @@ fn two_processes_use_one_connection_at_once() {
     }
 }
 
-/// What wakes several threads is not for the first to swallow, and what a thread leaves in an instance is for the others in it.
+/// A wake-up for several threads is not consumed by the first, and events that a thread leaves in an instance reach the others.
 #[test]
 fn no_thread_that_sleeps_takes_a_wake_up_of_another() {
     let mut site = Site::new(164);
@@ -58,7 +58,7 @@ fn no_thread_that_sleeps_takes_a_wake_up_of_another() {
     answers.iter().skip(1).for_each(|answer| assert_eq!(answer, &answers[0]));
 }
 
-/// The base of Rust's asynchronous runtimes.
+/// mio: the base of Rust's asynchronous runtimes.
 #[test]
 fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
     let site = Site::new(93);
@@ -68,7 +68,7 @@ fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 
-/// Who sleeps in `epoll_wait` or `poll` is woken by its peer. Where a policy has the driver see all bytes the driver wakes it.
+/// A sleeper in `epoll_wait` or `poll` is woken by its peer. If a policy has the driver see all bytes, the driver wakes it.
 #[test]
 fn a_peer_wakes_a_sleeper_without_the_driver() {
     const ROUNDS: u64 = 1500;

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 const FILE_BYTES: u32 = 6_000_000;
 
-/// The answers do not depend on what carries the bytes; on the offloaded path the driver reads them.
+/// Output does not depend on the transport of the bytes; on the offloaded path the driver reads the files.
 fn compare(third: u8, movers: usize, mode: &str, ways: &str) {
     let site = Site::with_movers(third, movers);
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -1,8 +1,8 @@
-//! Connections whose descriptors go from process to process.
+//! Connections whose descriptors are passed from process to process.
 
 use super::{Site, With, PORT};
 
-/// In all ways, whichever process sends, receives, sets options and ends first.
+/// In all ways, with either process sending, receiving, setting options and ending first.
 #[test]
 fn heirs_of_a_connection_go_on_with_it() {
     let mut site = Site::new(177);
@@ -24,7 +24,7 @@ fn heirs_of_a_connection_go_on_with_it() {
     }
 }
 
-/// Echoes what comes in capitals, by two processes in turn; a process that ends serves the last part of some.
+/// Echoes bytes in capitals, by two processes in turn; a process that ends serves the last part of some.
 const IN_TURN: &str = "
 import os, socket, sys
 turns = int(sys.argv[2])
@@ -55,7 +55,8 @@ assert connection.recv(100) == b''
 print('all turns', flush=True)
 ";
 
-/// Each move is a request to the driver, so that the kernel is sooner; where the policy has the driver move the bytes it stays.
+/// Each move is a request to the driver, so that the kernel is faster; if the policy has the driver move the bytes, the
+/// connection stays.
 #[test]
 fn a_connection_that_processes_use_in_turn_goes_on_in_the_kernel() {
     let site = Site::new(179);
@@ -77,7 +78,7 @@ fn a_connection_that_processes_use_in_turn_goes_on_in_the_kernel() {
     }
 }
 
-/// Few turns are no reason.
+/// Few turns are no reason to leave the fabric.
 #[test]
 fn a_connection_that_a_child_takes_over_stays_on_the_fabric() {
     let site = Site::new(180);
@@ -101,7 +102,7 @@ fn two_processes_that_receive_at_once_get_every_byte() {
     assert!(said.matches("leaves the fabric: an option").count() > 100, "{said}");
 }
 
-/// A process may speak for 1,024 listeners. Of a further one that another process speaks for it claims what it accepts all the same.
+/// A process may register 1,024 listeners. On a further one, which another process registered, it still claims connections at once.
 #[test]
 fn who_may_not_speak_for_a_listener_takes_its_connections_at_once() {
     const SERVER: &str = "

@@ -1,16 +1,16 @@
-//! Programs that have used up what a process may have.
+//! Programs that have used up their limits.
 
 use super::{Site, With, PORT};
 
 /// Steps of `limits.c`.
 const STEPS: u32 = 14;
 
-/// The library never ends a program for want of memory or of descriptors; what it cannot do the kernel does.
+/// The library never ends a program for lack of memory or of descriptors: the kernel serves it instead.
 #[test]
 fn programs_without_memory_or_descriptors_go_on() {
     let site = Site::new(141);
     let program = site.compiled("limits", &[]);
-    // One container for all of them: "memory 0" and what that came to, and so on.
+    // One container runs all of them: "memory 0" and its outcome, and so on.
     let script = format!(
         "for kind in memory soft hard; do step=0; while [ $step -lt {STEPS} ]; do echo $kind $step; \
          timeout 30 {program} $kind $step 2>&1; echo ended $?; step=$((step+1)); done; done"
@@ -28,7 +28,7 @@ fn programs_without_memory_or_descriptors_go_on() {
     }
 }
 
-/// What is known of the limit of the address space serves many connections, and is forgotten when the process changes it.
+/// The known limit of the address space serves many connections, and is discarded when the process changes it.
 #[test]
 fn limits_are_not_asked_for_with_each_connection() {
     const SERVE: &str = "import socket, sys\n\

@@ -2,8 +2,8 @@
 
 use super::{programs, Site, With, PORT};
 
-/// A twin's port is its own, whoever it is connected to. Who has more connections than ports gets the others from the kernel,
-/// which shares ports between peers.
+/// A twin's port is unique, whatever its peer. Connections beyond the number of ports get theirs from the kernel, which
+/// shares ports between peers.
 #[test]
 fn connections_that_find_no_port_of_their_own_are_the_kernels() {
     const OTHER: &str = "7301";

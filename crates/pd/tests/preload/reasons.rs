@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Accepts on a port, echoes what comes, and keeps all connections.
+/// Accepts on a port, echoes, and keeps all connections.
 const SERVER: &str = "
 import socket, sys, threading
 listener = socket.create_server(('', int(sys.argv[1])))
@@ -59,13 +59,13 @@ fn static_program(site: &Site) -> String {
     program.to_str().unwrap().to_owned()
 }
 
-/// Reasons of what the container of this name has in a list of `pd ls --all`.
+/// Returns the reasons of the container of this name in a list of `pd ls --all`.
 fn reasons<'a>(kernel: &'a Value, list: &str, container: &str) -> Vec<&'a Value> {
     let all = kernel[list].as_array().unwrap().iter();
     all.filter(|one| one["container"] == container).collect()
 }
 
-/// Has the driver let no process of user 65534 in.
+/// Makes the policy refuse processes of user 65534.
 fn deny_nobody(site: &Site) {
     let policy = site.folder.path().join("deny.toml");
     std::fs::write(&policy, "[attach]\ndeny = [{ uid = 65534 }]\n").unwrap();
@@ -197,7 +197,7 @@ fn unix_connections_on_the_kernel_are_listed_with_their_files() {
     assert_eq!(client.len(), 3, "{kernel:#}");
 }
 
-/// The line says what the kernel said, and not that a driver is to be started.
+/// The line has the kernel's error, and no advice to start a driver.
 #[test]
 fn a_program_that_may_not_attach_says_why_once() {
     let site = Site::new(131);

@@ -2,7 +2,7 @@
 
 use super::{differing, Site, With, PORT};
 
-/// A connection that finds no memory goes on in the kernel. Its peer receives all, and hears of an orderly end, however soon after its
+/// A connection that finds no memory goes on in the kernel. Its peer receives everything and an orderly end, however soon after its
 /// last send the server closes it or ends.
 #[test]
 fn answers_are_whole_where_memory_is_scarce() {

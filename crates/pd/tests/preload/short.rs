@@ -4,7 +4,7 @@ use super::{programs, terminate, Server, Site, With, PORT, TRIES};
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-/// The program in this mode, where it has the library.
+/// Returns the command of a program in the short mode, which matters if it has the library.
 fn short<'a>(program: &'a str, arguments: &[&'a str]) -> Vec<&'a str> {
     let mut command = vec!["env", "PD_PRELOAD=short", "python3", program];
     command.extend(arguments);
@@ -24,7 +24,7 @@ fn short_connections_answer_the_same_whatever_carries_the_bytes() {
     assert_eq!(kernel, fabric);
 }
 
-/// The kernel's sockets behind connections that have ended are behind the next ones: nobody notices.
+/// The kernel's sockets behind ended connections are reused for the next ones, without any visible difference.
 #[test]
 fn a_socket_has_nothing_of_an_earlier_one() {
     let (site, program) = (Site::new(85), programs().join("again.py").to_str().unwrap().to_owned());
@@ -44,7 +44,7 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     for tries_left in (0..TRIES).rev() {
         let server = site.serve(With::Library, &short(&program, &["server", PORT]));
         let before = site.connections();
-        // One with the library, one without, at the same time.
+        // One client with the library and one without, at the same time.
         let [with, without] = [(3, With::Library), (4, With::Nothing)].map(|(host, has)| {
             site.run(host, has, &client).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         });
@@ -59,7 +59,7 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
             outputs.each_ref().map(|o| String::from_utf8_lossy(&o.stderr).trim().parse::<u64>().unwrap());
         assert!(opened[1] > 450, "{opened:?}");
         let made = site.connections() - before;
-        // Before the server's threads and processes first accept, for one that was bound, for those refused.
+        // Descriptors before the server's threads and processes first accept: for a bound socket, for refused connections.
         if made > 450 && opened[0] < 50 {
             break;
         }

@@ -17,7 +17,7 @@ while True:
     threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// One connection that is always used, one that sleeps until the end, and short ones.
+/// A connection that is always used, one that sleeps until the end, and short ones.
 const CLIENT: &str = r"
 import socket, sys, time, hashlib
 def connect():
@@ -46,7 +46,7 @@ print('all came back')
 ";
 
 impl Site {
-    /// Has another driver take the place of this one, which ends.
+    /// Starts another driver in the place of this one, which ends.
     fn take_over(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
         command.args(["driver", "--take-over", "--config"]).arg(self.folder.path().join("driver.toml"));

@@ -14,7 +14,7 @@ pub(super) fn has(tool: &str) -> bool {
     found
 }
 
-/// The program `digests`, made by a compiler with options of its own. `None`, and a line that says so, if it cannot be made.
+/// Builds the program `digests` by a compiler with its own options. `None`, and a line of output, if it cannot be built.
 fn build(site: &Site, name: &str, compiler: &[&str]) -> Option<String> {
     let program = site.folder.path().join(name);
     let mut command = Command::new(compiler[0]);
@@ -87,7 +87,7 @@ fn strace_and_gdb_run_programs_on_the_fabric() {
         );
     }
     if has("gdb") {
-        // Its own words come before the program's.
+        // gdb's own output comes before the program's.
         on_the_fabric(&site, &["gdb", "--batch", "--nx", "-ex", "run", "--args"], &program, false);
     }
 }
@@ -110,7 +110,7 @@ fn instrumented_programs_run_on_the_fabric() {
     }
 }
 
-/// A checker in a shared object has to be the first, which the man page says how to do.
+/// A checker in a shared object has to be the first, as the man page explains.
 #[test]
 fn a_checker_in_a_shared_object_comes_first() {
     let site = Site::new(98);
@@ -131,7 +131,7 @@ mod images {
 
     const STAYS: &str = "the program stays on the kernel: ";
 
-    /// The answers are right, and the library says why the program is on the kernel.
+    /// Checks that output is correct, and that the library logs why the program is on the kernel.
     fn on_the_kernel(site: &Site, words: &[&str], program: &str, reason: &str) {
         let ip = site.address(2);
         let plain = build(site, "plain", &["gcc"]).expect("gcc");
@@ -149,7 +149,7 @@ mod images {
         );
     }
 
-    /// As in Alpine.
+    /// musl, as in Alpine.
     #[test]
     fn a_program_on_musl_starts_and_stays_on_the_kernel() {
         let site = Site::new(99);
@@ -170,7 +170,7 @@ mod images {
         on_the_kernel(&site, &words, &program, "libgcc_s.so.1");
     }
 
-    /// A copy of the loader beside a library proper of the test's own making.
+    /// Makes a copy of the loader beside a core library of the test.
     fn beside(site: &Site, make_core: impl Fn(&Path)) -> PathBuf {
         let folder = site.folder.path().join("installed");
         std::fs::create_dir(&folder).unwrap();
@@ -179,7 +179,7 @@ mod images {
         folder.join("libpd_preload.so")
     }
 
-    /// The library proper asks for a version that this C library has not.
+    /// The core library needs a version that this C library lacks.
     #[test]
     fn a_program_on_an_old_glibc_starts_and_stays_on_the_kernel() {
         let site = Site::new(105);
@@ -246,7 +246,7 @@ mod images {
         "vfork",
     ];
 
-    /// The loader stands for what the library proper does, and needs nothing itself.
+    /// The loader forwards all functions of the core library, and has no dependency itself.
     #[test]
     fn the_loader_has_every_hook_and_no_dependency() {
         let names = |file: &Path| {
@@ -269,16 +269,16 @@ mod images {
         assert!(!needs.contains("NEEDED") && !needs.contains("GLIBC"), "{needs}");
         let symbols = answer_of(Command::new("nm").args(["--dynamic", "--undefined-only"]).arg(library()));
         assert!(symbols.lines().all(|line| line.trim().starts_with("w ")), "{symbols}");
-        // It would allocate in a thread's first call.
+        // Dynamic thread-local storage would allocate in a thread's first call.
         let symbols = answer_of(Command::new("nm").args(["--dynamic", "--undefined-only"]).arg(&core));
         assert!(symbols.contains(" malloc") || symbols.contains(" pthread_"), "{symbols}");
         assert!(!symbols.contains("__tls_get_addr"), "{symbols}");
-        // Nor does it take what is kept for the program's own objects.
+        // Nor does it take static storage reserved for the program's own objects.
         let flags = answer_of(Command::new("readelf").args(["--dynamic", "--wide"]).arg(core));
         assert!(!flags.contains("STATIC_TLS"), "{flags}");
     }
 
-    /// Below the level that the rest is built for.
+    /// A processor below the level that other code is built for.
     #[test]
     fn a_processor_below_the_level_is_named() {
         if !has("qemu-x86_64") {
@@ -302,7 +302,7 @@ mod images {
     }
 }
 
-/// Others than a set-id program's owner have set its environment.
+/// The environment of a set-id program may come from other users than its owner.
 #[test]
 fn a_set_id_program_takes_no_settings_from_its_environment() {
     let site = Site::new(110);
@@ -311,7 +311,7 @@ fn a_set_id_program_takes_no_settings_from_its_environment() {
         |command: &str, args: &[&str]| assert!(Command::new(command).args(args).status().unwrap().success());
     own("chmod", &["755", site.folder.path().to_str().unwrap()]);
     own("chown", &["65534", &program]);
-    // Only this file makes the dynamic linker load the library into such a program.
+    // The dynamic linker loads the library into a set-id program only by this file.
     let etc = site.folder.path().join("etc");
     let script = format!(
         "cp -a /etc {etc} && mount --bind {etc} /etc && echo {} >/etc/ld.so.preload && exec {program} client 127.0.0.1 9",

@@ -1,4 +1,4 @@
-//! Connections that are accepted where nothing is hooked: what was sent meanwhile goes over the kernel.
+//! Connections that are accepted without hooks: bytes sent meanwhile go over the kernel.
 
 use super::{Site, With, HANGS_AFTER};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOA
 subprocess.run([sys.executable, "-c", sys.argv[1], *map(str, fds)], pass_fds=fds, env=plain)
 "#;
 
-/// Sends back what it gets.
+/// Sends received bytes back.
 const ECHO: &str = r#"
 import socket, sys, threading
 def echo(sock):
@@ -30,7 +30,7 @@ for fd in sys.argv[1:]:
     threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
 "#;
 
-/// Writes what it gets from each connection to a file.
+/// Writes each connection's bytes to a file.
 const SINK: &str = r#"
 import os, socket, sys, threading
 def sink(sock):
@@ -83,8 +83,8 @@ fn last_words_arrive_where_nothing_is_hooked() {
     }
 }
 
-/// Sends much at once, and receives it with the same thread or another one; the peer sends more than it has room for as
-/// long as nobody receives.
+/// Sends much at once, and receives it with the same thread or another one. The peer sends more than there is room for
+/// while nobody receives.
 const CLIENT: &str = r#"
 import select, socket, sys, threading
 BULK = bytes(range(251)) * 16384
@@ -183,7 +183,7 @@ while True:
     sock.close()
 "#;
 
-/// Sends as much as it may whenever an edge tells it to, before the peer has accepted, and after.
+/// Sends as much as possible on each edge, before the peer has accepted, and after.
 const EDGES: &str = r#"
 import select, socket, sys
 BULK = bytes(range(251)) * 4096

@@ -21,7 +21,7 @@ pub(super) fn compare(site: &Site) {
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
 }
 
-/// A connection leaves the fabric by the first of them; nothing of that is an end.
+/// A connection leaves the fabric with its first descriptor, which is not an end.
 #[test]
 fn descriptors_arrive_and_nobody_hears_of_an_end_before_it() {
     let site = Site::new(104);
@@ -32,7 +32,8 @@ fn descriptors_arrive_and_nobody_hears_of_an_end_before_it() {
     site.compare(&["python3", program, "server", path], &["python3", program, "client", path]);
 }
 
-/// Talk of so many bytes, over a file or TCP: how often an end has left the fabric for that, and how often the driver has refused.
+/// Runs the program `talk` with messages of `size`, over a file or TCP. Returns how often an end has left the fabric for small
+/// messages, and how often the driver has refused that.
 fn talk(site: &Site, has: With, size: &str, place: &str) -> (usize, usize) {
     let program = programs().join("talk.py");
     let program = program.to_str().unwrap();
@@ -50,8 +51,8 @@ fn talk(site: &Site, has: With, size: &str, place: &str) -> (usize, usize) {
     (after.0 - before.0, after.1 - before.1)
 }
 
-/// The kernel wakes a thread that sleeps before each small message sooner. Large messages stay, and so do those that a policy has
-/// the driver see, and TCP on the direct path.
+/// The kernel is faster in waking a thread that sleeps before each small message. Connections with large messages stay, as do
+/// those whose bytes the driver moves by policy, and TCP on the direct path.
 #[test]
 fn small_talk_goes_on_in_the_kernel() {
     let site = Site::new(111);
@@ -72,7 +73,7 @@ fn small_talk_goes_on_in_the_kernel() {
     }
 }
 
-/// Where the driver moves the bytes and no policy asks for that, it is in the way of who sleeps, over TCP, too.
+/// If the driver moves the bytes without a policy that asks for it, it slows down sleepers, over TCP, too.
 #[test]
 fn small_talk_by_the_driver_goes_on_in_the_kernel() {
     let site = Site::with_engine(121, 1, "fault:fail=0");
