@@ -11,10 +11,10 @@ use pd_driver::policy::Path as BytesPath;
 use pd_driver::{Bytes, HugepageUse, Namespaces, Policy, Settings};
 use serde::{Deserialize, Serialize};
 
-/// Where the driver listens and clients look, unless told otherwise.
+/// Default socket on which the driver listens for clients.
 pub const DEFAULT_SOCKET: &str = "/run/pipedevice/driver.sock";
 
-/// Where the driver answers `pd ls` and `pd doctor`.
+/// Default socket on which the driver answers `pd ls` and `pd doctor`.
 pub const DEFAULT_ADMIN_SOCKET: &str = "/run/pipedevice/admin.sock";
 
 const KIB: u64 = 1 << 10;
@@ -56,7 +56,7 @@ pub struct MemoryConfig {
     /// Memory of one client's regions at most; half of the budget if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_budget_bytes: Option<Bytes>,
-    /// What to do about 2 MB hugepages.
+    /// Use of 2 MB hugepages.
     pub hugepages: HugepageUse,
     /// Send and receive ring of a socket that sets no size; a power of two.
     pub ring_bytes_default: Bytes,
@@ -66,7 +66,7 @@ pub struct MemoryConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DriverConfig {
-    /// Movers: as many as there is load for, or so many.
+    /// Movers: by load, or a fixed number.
     pub movers: Movers,
     /// The processors that movers keep to, in turn; any, if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -79,19 +79,19 @@ pub struct DriverConfig {
     pub idle_ring_ms: u64,
     /// Connections of all clients together.
     pub connections_max: u64,
-    /// Whose processes are served.
+    /// Processes that are served.
     pub namespaces: Namespaces,
 }
 
-/// How many movers a driver has.
+/// Number of movers of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "\"auto\" or a number was expected for movers")]
 pub enum Movers {
-    /// One for every two processors at most, those beyond the first only while there is load for them.
+    /// At most one for every two processors; those beyond the first run only while there is load for them.
     #[default]
     #[serde(with = "auto")]
     Auto,
-    /// So many.
+    /// A fixed number.
     Count(u64),
 }
 
@@ -111,13 +111,13 @@ mod auto {
     }
 }
 
-/// Processors for which one mover is enough: two are for those who send and receive.
+/// Processors for each mover: two run the sender and the receiver.
 const PROCESSORS_PER_MOVER: usize = 2;
 /// More movers than this only if somebody says so.
 const MOVERS_AUTO_MAX: usize = 16;
 
 impl Movers {
-    /// Movers on a machine with so many processors.
+    /// Returns the movers on a machine with `processors` processors.
     fn count(self, processors: usize) -> usize {
         match self {
             Self::Auto => (processors / PROCESSORS_PER_MOVER).clamp(1, MOVERS_AUTO_MAX),
@@ -139,13 +139,13 @@ impl std::fmt::Display for Movers {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Where to answer scrapes: `ADDRESS:PORT`, or a port of the loopback address; nowhere if absent.
+    /// Address for scrapes: `ADDRESS:PORT`, or a port of the loopback address; none if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
 }
 
 impl MetricsConfig {
-    /// Where to listen, if anywhere.
+    /// Returns the address for scrapes, if any.
     ///
     /// # Errors
     /// If the text is neither an address with a port nor a port.
@@ -167,7 +167,7 @@ impl MetricsConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// What is logged.
+    /// Lowest level that is logged.
     pub level: LogLevel,
 }
 
@@ -255,7 +255,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The permissions of the sockets as a number.
+    /// Returns the permissions of the sockets as a number.
     pub fn socket_mode_bits(&self) -> Result<u32> {
         match u32::from_str_radix(&self.socket_mode, 8) {
             Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -335,10 +335,10 @@ fn socket_path(key: &str, path: &Path) -> Result<()> {
 }
 
 impl Config {
-    /// Returns what the driver library takes.
+    /// Returns the settings for the driver library.
     ///
     /// # Errors
-    /// If this machine has not what is asked for, or the policy cannot be read.
+    /// If this machine lacks a requested resource, or the policy cannot be read.
     pub fn settings(&self) -> Result<Settings> {
         let (budget, machine) = (self.memory.budget_bytes, Bytes(crate::machine::memory_bytes("MemTotal")));
         if budget > machine {
@@ -360,7 +360,7 @@ impl Config {
             spin: Duration::from_micros(self.driver.spin_us),
             ring_idle: Duration::from_millis(self.driver.idle_ring_ms),
             connections_max: usize::try_from(self.driver.connections_max)?,
-            // An engine of hardware is there to be used, and one that fails to be tested.
+            // An engine of hardware is meant to carry the bytes, and a faulty one to be tested.
             path: if self.driver.engine == "cpu" { BytesPath::Direct } else { BytesPath::Offloaded },
             policy: self.read_policy()?,
             policy_file: self.policy.clone(),
@@ -378,7 +378,7 @@ pub fn read_policy(path: &Path) -> Result<(String, Policy)> {
     Ok((text, policy))
 }
 
-/// The number of a group that is named or numbered.
+/// Returns the number of a group, given by name or number.
 fn group_id(group: &str) -> Result<u32> {
     if let Ok(number) = group.parse() {
         return Ok(number);
@@ -405,7 +405,7 @@ mod tests {
         let rows = guide.lines().filter_map(|line| line.strip_prefix("| `"));
         let told: Vec<(&str, &str)> =
             rows.filter_map(|row| Some((row.split_once('`')?.0, row.split('|').nth(1)?.trim()))).collect();
-        // The budget follows the machine, and what is absent has no default of its own.
+        // The budget follows the machine, and absent keys have no default value.
         let silent = [
             "driver.mover_cores",
             "memory.budget_bytes",

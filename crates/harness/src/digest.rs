@@ -1,9 +1,9 @@
 //! Checksums of streams: a fast one in timed rounds, SHA-256 in the verifying pass.
 //!
-//! The fast checksum is XXH3 of each block of the stream, the results folded into one 64-bit value: the same on both sides
-//! however the bytes were split on the way. A block is a message, or 4 KB of a longer one. Blocks are hashed where they lie,
-//! but for those that come in parts. *Because* a streaming hash takes between 1.0 and 1.5 times the time of a whole one, as the
-//! compiler happens to inline it, and that difference would count as the transport's.
+//! The fast checksum is XXH3 of each block of the stream, the results folded into one 64-bit value. It is the same on both
+//! sides however the bytes were split on the way. A block is a message, or 4 KB of a longer one. Whole blocks are hashed in
+//! place. A streaming hash would take between 1.0 and 1.5 times the time, as the compiler happens to inline it, and that
+//! difference would count as the transport's.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -34,7 +34,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// For a stream of messages of `message_bytes`, which is cut into blocks of as many bytes, 4 KB at most.
+    /// Makes a checksum for a stream of messages of `message_bytes`, which is cut into blocks of that size, 4 KB at most.
     pub fn new(message_bytes: usize) -> Self {
         Self { block_bytes: message_bytes.min(BLOCK_BYTES_MAX), partial: Vec::new(), folded: 0 }
     }
@@ -69,7 +69,7 @@ impl Blocks {
         self.partial.clear();
     }
 
-    /// The checksum of the whole stream.
+    /// Returns the checksum of the whole stream.
     pub fn finish(mut self) -> u64 {
         if !self.partial.is_empty() {
             self.end_partial();
@@ -89,7 +89,7 @@ pub enum Digest {
 }
 
 impl Digest {
-    /// For a round of messages of `message_bytes` over `connections`.
+    /// Makes a digest for a round of messages of `message_bytes` over `connections`.
     pub fn new(touch: Touch, connections: usize, message_bytes: usize) -> Digest {
         match touch {
             Touch::Checksum => Digest::Blocks((0..connections).map(|_| Blocks::new(message_bytes)).collect()),
@@ -107,7 +107,7 @@ impl Digest {
         }
     }
 
-    /// The result in hexadecimal, whatever the order of the connections; empty for nothing.
+    /// Returns the result in hexadecimal, independent of the order of the connections; empty for nothing.
     pub fn finish(self) -> String {
         match self {
             Digest::Blocks(blocks) => combine(blocks.into_iter().map(Blocks::finish)),
@@ -117,7 +117,7 @@ impl Digest {
     }
 }
 
-/// One value for the checksums of several connections, whatever their order.
+/// Combines the checksums of several connections into one value, independent of their order.
 pub fn combine(checksums: impl Iterator<Item = u64>) -> String {
     let mixed = checksums.map(|c| xxh3(&c.to_le_bytes()));
     format!("{:016x}", mixed.fold(0u64, u64::wrapping_add))
@@ -127,8 +127,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Changes every byte in place, as a program does that produces new data in the same memory: one pass
-/// over 64-bit words with a key that differs from lap to lap.
+/// Changes every byte in place, like a program that produces new data in the same memory: one pass over
+/// 64-bit words with a key that differs from lap to lap.
 pub fn rewrite(bytes: &mut [u8], lap: u64) {
     let key = (lap + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 0x0101_0101_0101_0101;
     crate::processor::change_words(bytes, key);

@@ -54,7 +54,7 @@ impl ChildDriver {
         let (cgroup, limits) = Default::default();
         let mut driver =
             ChildDriver { child, socket: config.socket, admin_socket: config.admin_socket, cgroup, limits };
-        // Its first process comes while the lock is held, or a sweep might take an empty group.
+        // The first process is added while the lock is held: a sweep might remove an empty group.
         let _ = lock;
         if let Some(cgroup) = Cgroup::create(&format!(".driver-{}", std::process::id())) {
             cgroup.add(driver.child.id())?;
@@ -79,17 +79,17 @@ impl ChildDriver {
         Ok(())
     }
 
-    /// Where clients attach.
+    /// Returns the socket for clients.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Returns what it says about itself.
+    /// Returns the driver's answer to a question.
     pub fn ask(&self, question: &Ask) -> Result<Answer> {
         Ok(pd_driver::admin::ask(&self.admin_socket, question)?)
     }
 
-    /// Its process.
+    /// Returns the driver's process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -111,7 +111,7 @@ impl ChildDriver {
     /// Gives it a weight among the groups that want CPU time ([`Limits::weight`]).
     ///
     /// # Errors
-    /// Where no control group has weights.
+    /// If no control group has weights.
     pub fn weigh(&mut self, weight: u64) -> Result<()> {
         let name = format!(".driver-{}", std::process::id());
         let limits = Limits { weight: Some(weight), ..Limits::default() };
@@ -119,7 +119,8 @@ impl ChildDriver {
         self.limits.iter().try_for_each(|group| group.add(self.child.id()))
     }
 
-    /// How long its first mover was ready and waited for a core so far; `None` where the kernel does not count that.
+    /// Returns the time for which the first mover was ready and waited for a core so far; `None` where the kernel does not count
+    /// that.
     pub fn mover_wait(&self) -> Option<Duration> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
         tasks.flatten().find_map(|task| {
@@ -130,7 +131,7 @@ impl ChildDriver {
         })
     }
 
-    /// Its CPU time so far; `None` where nothing counts it.
+    /// Returns the driver's CPU time so far; `None` where nothing counts it.
     pub fn cpu_usage(&self) -> Option<Duration> {
         self.cgroup.as_ref()?.cpu_usage()
     }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use pd_engine::{Engine, EngineError};
 use pd_engine_rtl::Rtl;
 
-/// Names of the engines that this build knows. Whether one is usable here, [`by_name`] says.
+/// Names of the engines that this build knows. [`by_name`] tells whether one is usable here.
 pub fn names() -> impl Iterator<Item = &'static str> {
     pd_engine::NAMES.into_iter().chain(["rtl"])
 }
 
-/// The engine of this name.
+/// Returns the engine of this name.
 ///
 /// - `rtl`, `rtl:trace=FILE`: [`Rtl`], with a waveform of all it does in FILE;
 /// - others: [`pd_engine::by_name`].
 ///
 /// # Errors
 /// [`EngineError::Unknown`] names the known engines, [`EngineError::BadOption`] the known options, and
-/// [`EngineError::Unavailable`] what is missing.
+/// [`EngineError::Unavailable`] the missing part.
 pub fn by_name(name: &str) -> Result<Arc<dyn Engine>, EngineError> {
     let (engine, options) = name.split_once(':').unwrap_or((name, ""));
     match engine {
@@ -32,7 +32,7 @@ pub fn by_name(name: &str) -> Result<Arc<dyn Engine>, EngineError> {
 
 const KNOWN: &str = "cpu, fault[:OPTION,...], rtl[:trace=FILE]";
 
-/// Returns whether an engine is a simulation, whose time is not the machine's: there is no point in measuring it.
+/// Returns whether an engine is a simulation, whose time is not the machine's, so that it is not measured.
 pub fn is_simulated(name: &str) -> bool {
     name.split(':').next() == Some("rtl")
 }

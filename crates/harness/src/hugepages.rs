@@ -20,17 +20,17 @@ pub struct Pool {
     dir: PathBuf,
 }
 
-/// How many pages a pool has.
+/// Numbers of pages of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Pages that the pool is to keep. Those in use when it was lowered are not counted: they leave it when they are freed.
+    /// Pages that the pool is to keep. Pages in use when it was lowered are not counted: they leave the pool when they are freed.
     pub total: u64,
     /// Pages that nobody has mapped.
     pub free: u64,
 }
 
 impl Pool {
-    /// This machine's pool of 2 MB pages.
+    /// Returns this machine's pool of 2 MB pages.
     pub fn system() -> Pool {
         Pool { dir: PathBuf::from("/sys/kernel/mm/hugepages/hugepages-2048kB") }
     }
@@ -39,7 +39,7 @@ impl Pool {
         sysctl::read(&self.dir.join(file))
     }
 
-    /// Returns what it has now.
+    /// Returns the present numbers.
     pub fn counts(&self) -> Result<Counts> {
         let all = self.read("nr_hugepages")?;
         let total = all.saturating_sub(self.read("surplus_hugepages")?);
@@ -74,8 +74,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Makes at least `bytes` of free hugepages. Where that fails, says so once and goes on: ordinary
-    /// pages serve, more slowly.
+    /// Makes at least `bytes` of free hugepages. On failure prints one warning and goes on: ordinary pages
+    /// work, more slowly.
     pub fn raise(bytes: u64, _lock: &Lock) -> Guard {
         Guard::raise_in(Pool::system(), bytes, owned(NOTE))
     }
@@ -99,7 +99,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Whoever raises or lowers the pool holds the lock, for the number is read and then written.
+        // The lock is held to change the pool, for the number is read and then written.
         let _lock = Lock::acquire();
         if self.added > 0 {
             if let Err(e) = self.pool.take_back(self.added) {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn pages_on_their_way_out_are_not_kept() {
-        // Somebody has lowered the pool by 9 while all 18 were in use.
+        // Another program has lowered the pool by 9 while all 18 were in use.
         let (dir, pool) = pool(18, 0);
         fs::write(dir.path().join("surplus_hugepages"), "9\n").unwrap();
         pool.take_back(9).unwrap();

@@ -1,7 +1,7 @@
-//! Names of containers of other engines, out of what engines write down: no engine is asked.
+//! Names of containers of other engines, from the engines' files: no engine is asked.
 //!
-//! The driver knows a container by its control group ([`pd_driver::containers`]). Its name, image and pod are in files that the engine keeps for
-//! root. Where there is no such file, or none that can be read, the number is all that is known.
+//! The driver knows a container by its control group ([`pd_driver::containers`]). Its name, image and pod are in files that the engine
+//! keeps for root. Without a readable file, only the number is known.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,9 +22,9 @@ const KNOWN_MAX: usize = 65_536;
 pub struct Known {
     /// Name in lists: of a pod `NAMESPACE/POD/CONTAINER`, else `ENGINE:NAME`, or the number.
     pub name: String,
-    /// Its image.
+    /// Image of the container.
     pub image: Option<String>,
-    /// Its pod, `NAMESPACE/POD`; of podman the pod's number.
+    /// Pod of the container, `NAMESPACE/POD`; of podman the pod's number.
     pub pod: Option<String>,
 }
 
@@ -93,7 +93,7 @@ impl Names {
         serde_json::from_slice(&text).ok()
     }
 
-    /// docker's own file of a container. A pod's (cri-dockerd) says so in its labels.
+    /// Reads docker's own file of a container. Its labels name the pod, if it is in one (cri-dockerd).
     fn docker(&self, id: &str) -> Option<Found> {
         let file = self.read(&format!("/var/lib/docker/containers/{id}/config.v2.json"))?;
         let labels = &file["Config"]["Labels"];
@@ -103,18 +103,18 @@ impl Names {
         Some(Found { name: of_pod.or(own), image: word(&file["Config"]["Image"]), pod })
     }
 
-    /// The list of containers of podman's storage.
+    /// Reads the list of containers of podman's storage.
     fn podman(&self, id: &str) -> Option<Found> {
         let list = self.read("/var/lib/containers/storage/overlay-containers/containers.json")?;
         let one = list.as_array()?.iter().find(|one| one["id"] == id)?;
-        // Its own record is a text in a text.
+        // Podman's own record is JSON in a string.
         let more: Value =
             one["metadata"].as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let name = word(&more["name"]).or_else(|| word(&one["names"][0]));
         Some(Found { name, image: word(&more["image-name"]), pod: None })
     }
 
-    /// The file of the Open Container Initiative that containerd and CRI-O write for a container, with their notes.
+    /// Reads the file of the Open Container Initiative that containerd and CRI-O write for a container, with their annotations.
     fn oci(&self, id: &str) -> Option<Found> {
         let places = [
             format!("/run/containerd/io.containerd.runtime.v2.task/k8s.io/{id}/config.json"),
@@ -140,7 +140,7 @@ impl Names {
         })
     }
 
-    /// Namespace and name of the pod of this UID, as kubelet names its folder of logs.
+    /// Returns namespace and name of the pod of this UID, from the name of kubelet's folder of logs.
     fn pod(&self, uid: &str) -> Option<String> {
         let folders = fs::read_dir(self.root.join("var/log/pods")).ok()?;
         folders.filter_map(Result::ok).find_map(|folder| {
@@ -167,7 +167,7 @@ fn pod(namespace: Option<String>, name: Option<String>) -> Option<String> {
     Some(format!("{}/{}", namespace?, name?))
 }
 
-/// Text that others have chosen, without what would move a terminal's cursor.
+/// Replaces control characters in foreign text, which could move a terminal's cursor.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -180,7 +180,7 @@ mod tests {
     const ID: &str = "4f1a9c0d8e7b6a5f4e3d2c1b0a9f8e7d6c5b4a3f2e1d0c9b8a7f6e5d4c3b2a10";
     const UID: &str = "8dbc76a9-1f2e-4c3b-9a8d-7e6f5a4b3c2d";
 
-    /// Writes a file as an engine does, and returns what is known of the container of a control group.
+    /// Writes a file as an engine does, and returns the known facts of the container of a control group.
     fn known(files: &[(&str, &str)], path: &str) -> Known {
         let root = tempfile::tempdir().unwrap();
         for (at, text) in files {

@@ -1,10 +1,10 @@
-//! Parts that `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes,
-//! what both sides of a stream do with its bytes, and how CPU time and spread are measured.
+//! Parts that `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes, the
+//! work of both sides on a stream's bytes, and the measurement of CPU time and spread.
 //!
-//! A program that uses containers or peers is started again by this library with hidden subcommands,
-//! which it routes to [`container::stage`], [`container::init`] and [`tied`]. Everything that is made
-//! on the machine belongs to a value that removes it when dropped; what a killed process leaves, the
-//! next [`container::sweep::sweep`] removes. Nothing here measures by itself.
+//! This library starts a program that uses containers or peers again with hidden subcommands. The program
+//! routes them to [`container::stage`], [`container::init`] and [`tied`]. Everything made on the machine
+//! belongs to a value that removes it when dropped. The next [`container::sweep::sweep`] removes the remains
+//! of a killed process. Nothing here measures by itself.
 #![deny(unsafe_code)]
 
 pub mod config;
@@ -30,7 +30,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-/// This program's file, to start copies of it.
+/// Returns this program's file, to start copies of it.
 pub fn own_exe() -> PathBuf {
     match std::env::current_exe() {
         Ok(path) if path.exists() => path,
@@ -39,7 +39,7 @@ pub fn own_exe() -> PathBuf {
     }
 }
 
-/// The preload library that was built or installed together with this program.
+/// Returns the preload library that was built or installed together with this program.
 ///
 /// # Errors
 /// If there is none.

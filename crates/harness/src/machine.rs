@@ -21,7 +21,7 @@ pub struct Machine {
     pub hugepages: u64,
     /// The kernel's limits for TCP send buffers: least, initial, most.
     pub tcp_wmem: String,
-    /// The same for receive buffers.
+    /// Limits of receive buffers.
     pub tcp_rmem: String,
     /// Congestion control of this process's network namespace. Measurements set that of their containers.
     pub tcp_congestion_control: String,
@@ -36,7 +36,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This one.
+    /// Describes this machine.
     pub fn describe() -> Machine {
         Machine {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
@@ -54,7 +54,7 @@ impl Machine {
         }
     }
 
-    /// The name of a directory for figures of this machine: its processor and its number of cores.
+    /// Returns the name of a directory for figures of this machine: its processor and its number of cores.
     pub fn slug(&self) -> String {
         let name = self.cpu.replace("(R)", "").replace("(TM)", "").to_lowercase();
         let words = name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
@@ -63,7 +63,7 @@ impl Machine {
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes or as the number that it is; zero if it is not there.
+/// Returns a value of `/proc/meminfo`, in bytes or as a plain number; zero if it is missing.
 pub fn memory_bytes(name: &str) -> u64 {
     let Some(value) = field("/proc/meminfo", name) else { return 0 };
     match value.strip_suffix(" kB") {
@@ -82,7 +82,7 @@ fn line(file: &str) -> String {
     fs::read_to_string(file).unwrap_or_default().trim().to_owned()
 }
 
-/// The word in brackets.
+/// Returns the word in brackets.
 fn chosen(words: &str) -> &str {
     words.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(word, _)| word)
 }

@@ -1,5 +1,5 @@
-//! A process that does its part of a measurement when told to: one JSON request a line on its standard
-//! input, one JSON answer a line on its standard output. It runs in a container or on the host.
+//! A process that does its part of a measurement on request: one JSON request a line on its standard input,
+//! one JSON answer a line on its standard output. The process runs in a container or on the host.
 
 use std::ffi::OsString;
 use std::io::{stdin, stdout, BufRead, Read, Write};
@@ -71,12 +71,12 @@ impl Peer {
         Ok(Peer { name: name.to_owned(), stdin, stdout, unread: Vec::new(), patience: PATIENCE, home })
     }
 
-    /// How long an answer may take from now on.
+    /// Sets the longest time for an answer from now on.
     pub fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
 
-    /// Its container, if it has one.
+    /// Returns the peer's container, if it has one.
     pub fn container(&self) -> Option<&Container> {
         match &self.home {
             Home::Container(container) => Some(container),
@@ -128,7 +128,7 @@ impl Drop for Peer {
     }
 }
 
-/// The peer's side: answers requests with `answer` until one is the `last` or nobody asks any more.
+/// Runs the peer's side: answers requests with `answer` until one is the `last` or the requests end.
 pub fn serve<Q: DeserializeOwned, R: Serialize>(
     last: impl Fn(&Q) -> bool,
     mut answer: impl FnMut(Q) -> Result<R>,
@@ -151,7 +151,7 @@ pub fn serve<Q: DeserializeOwned, R: Serialize>(
     Ok(())
 }
 
-/// The own address, which a peer is told in `PD_ADDRESS`.
+/// Returns the own address, which a peer gets in `PD_ADDRESS`.
 pub fn own_address() -> Result<Ipv4Addr> {
     let address = std::env::var("PD_ADDRESS").context("PD_ADDRESS is not set; peers are started by pd")?;
     address.parse().with_context(|| format!("PD_ADDRESS = '{address}' is no IPv4 address"))

@@ -3,8 +3,8 @@
 
 use twox_hash::XxHash3_64;
 
-/// Returns what the processor lacks that this program was built for, x86-64-v2: a sentence for its user. To be asked first of
-/// all, by code that needs none of it.
+/// Returns the features that the processor lacks and that this program was built for (x86-64-v2), as a sentence. To be called
+/// first of all, by code that needs none of them.
 #[inline(never)]
 pub fn complaint() -> Option<String> {
     let missing = missing();
@@ -34,7 +34,7 @@ fn missing() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// XXH3 of `bytes`. The crate chooses by itself, too, but for each 64 bytes anew where the rest is built for less.
+/// Returns XXH3 of `bytes`. The crate also chooses by itself, but again for each 64 bytes if the rest is built for less.
 pub fn xxh3(bytes: &[u8]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {

@@ -2,7 +2,7 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar of `steps` steps.
+/// Makes a bar of `steps` steps.
 pub fn bar(steps: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({elapsed}, {eta} left)");
     let bar = ProgressBar::new(steps);

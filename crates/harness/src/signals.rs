@@ -11,7 +11,7 @@ use rustix::io::Errno;
 /// A signal that arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caught {
-    /// Its number.
+    /// Number of the signal.
     pub signal: i32,
     /// Tells whether the terminal sent it, in which case every process of the foreground group has it.
     pub from_terminal: bool,
@@ -43,7 +43,7 @@ impl Signals {
         Ok(Signals { fd })
     }
 
-    /// The next signal, if one has arrived.
+    /// Returns the next signal, if one has arrived.
     pub fn next(&self) -> Option<Caught> {
         let mut record = [0u8; 128];
         match rustix::io::read(&self.fd, &mut record[..]) {
@@ -90,7 +90,7 @@ impl AsFd for Signals {
     }
 }
 
-/// Work was ended by a signal, not by what went wrong in it.
+/// Work was ended by a signal, not by an error of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Interrupted(Caught);
 
@@ -102,7 +102,7 @@ impl std::fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// The error of work that a signal ended; [`Interrupted`] is found in its chain.
+/// Returns the error of work that a signal ended; [`Interrupted`] is found in its chain.
 pub fn interrupted(caught: Caught) -> anyhow::Error {
     Interrupted(caught).into()
 }

@@ -20,7 +20,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// With a driver if it has a configuration and the text of a policy. Removes first what killed processes have left.
+    /// Sets up a site, with a driver if `config` has a configuration and the text of a policy. First removes the remains of
+    /// killed processes.
     pub fn set_up(config: Option<(Config, &str)>, signals: &Signals) -> Result<Site> {
         let lock = Lock::acquire()?;
         sweep(&lock)?;
@@ -38,22 +39,22 @@ impl Site {
         Ok(Site { driver: started.transpose()?, _hugepages: hugepages, dir })
     }
 
-    /// The same, to be changed.
+    /// Returns the driver, if there is one, to be changed.
     pub fn driver_mut(&mut self) -> Option<&mut ChildDriver> {
         self.driver.as_mut()
     }
 
-    /// The driver, if there is one.
+    /// Returns the driver, if there is one.
     pub fn driver(&self) -> Option<&ChildDriver> {
         self.driver.as_ref()
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Where clients attach, or would.
+    /// Returns the socket for clients, which need not exist.
     pub fn socket(&self) -> PathBuf {
         self.dir().join("driver.sock")
     }

@@ -33,7 +33,7 @@ fn signal_set(signals: &[i32]) -> libc::sigset_t {
     }
 }
 
-/// Blocks `signals` in the calling thread (and in what it starts later) and returns a non-blocking,
+/// Blocks `signals` in the calling thread (and in its later children) and returns a non-blocking,
 /// close-on-exec descriptor that reads them instead.
 pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);
@@ -59,15 +59,15 @@ pub fn end_on_closed_output() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Unblocks every signal in the calling thread, so that what it starts begins with an empty mask.
+/// Unblocks every signal in the calling thread, so that its children begin with an empty mask.
 pub fn unblock_signals() {
     let set = signal_set(&[]);
     // SAFETY: `set` is initialised and outlives the call; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) };
 }
 
-/// Has a command begin in a process group of its own, with an empty mask of signals, whatever its parent has blocked.
-/// In the foreground the group has the terminal that is standard input.
+/// Makes a command begin in a process group of its own, with an empty mask of signals, whatever its parent has
+/// blocked. In the foreground the group gets the terminal on standard input.
 pub fn in_own_group(command: &mut Command, foreground: bool) -> &mut Command {
     // SAFETY: what runs between fork and exec makes calls that are safe there, and allocates nothing.
     unsafe {
@@ -82,7 +82,7 @@ pub fn in_own_group(command: &mut Command, foreground: bool) -> &mut Command {
     }
 }
 
-/// Has a command and what it starts begin under a filter of system calls. The caller has `CAP_SYS_ADMIN`.
+/// Makes a command and its children begin under a filter of system calls. The caller has `CAP_SYS_ADMIN`.
 pub fn under_filter(command: &mut Command, filter: Vec<libc::sock_filter>) -> &mut Command {
     let install = move || {
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_ptr().cast_mut() };

@@ -30,7 +30,7 @@ impl Raised {
     /// Lets processes have `least` mappings (`vm.max_map_count`); `None` if they may already.
     ///
     /// # Errors
-    /// If it cannot be: not root, or a machine that does not let it.
+    /// If it cannot be set: not root, or a machine that does not allow it.
     pub fn mappings(least: u64, _lock: &Lock) -> Result<Option<Raised>> {
         Raised::raise_in(PATH.into(), least, owned(NOTE))
     }
@@ -70,7 +70,7 @@ fn undo(path: &Path, change: Change) -> Result<()> {
     }
 }
 
-/// The number in a file of the kernel.
+/// Returns the number in a file of the kernel.
 pub(crate) fn read(path: &Path) -> Result<u64> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     text.trim().parse().with_context(|| format!("{} holds no number", path.display()))
@@ -81,7 +81,7 @@ pub(crate) fn write(path: &Path, value: u64) -> Result<()> {
     fs::write(path, value.to_string()).with_context(|| format!("cannot write {value} to {}", path.display()))
 }
 
-/// Undoes what killed processes have done.
+/// Undoes the changes of killed processes.
 pub fn sweep(_lock: &Lock) {
     for note in orphans(NOTE) {
         let change = fs::read(&note).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn what_cannot_be_raised_leaves_no_note() {
         let (dir, path, note) = limit("10\n");
-        // Nobody may write this one.
+        // Nobody may write this file.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/proc/sys/kernel/random/poolsize", &path).unwrap();
         assert!(Raised::raise_in(path, 1 << 40, note.clone()).is_err() && !note.exists());

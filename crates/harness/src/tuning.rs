@@ -1,5 +1,5 @@
-//! How kernel TCP is set up while it is measured. A machine's own settings are no baseline: its kernel may have been built with
-//! another congestion control than Linux's. So measurements say what both ends have, and what it is called.
+//! Settings of kernel TCP while it is measured. A machine's own settings are no baseline: its kernel may have been built with
+//! another congestion control than Linux's. Measurements therefore report the settings of both ends, with their name.
 //!
 //! Everything but [`Tuning::zero_copy`] is set in a container's own network namespace and on its own link. Both end with the
 //! container, so there is nothing to restore, and nothing else on the machine changes.
@@ -86,7 +86,7 @@ impl Network {
     }
 }
 
-/// How kernel TCP is set up.
+/// Settings of kernel TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tuning {
     /// Both ends' network.
@@ -96,48 +96,48 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// As Linux is without anybody's tuning.
+    /// Returns Linux's settings without any tuning.
     pub fn linux() -> Tuning {
         let congestion_control = Some(LINUX_CONGESTION_CONTROL.to_owned());
         Tuning { network: Network { congestion_control, ..Network::default() }, zero_copy: false }
     }
 
-    /// The best of [`Tuning::candidates`] that `pd bench tune` has found. Its figures are in `docs/results/baseline.md`.
+    /// Returns the best of [`Tuning::candidates`] that `pd bench tune` has found. See `docs/results/baseline.md` for figures.
     pub fn tuned() -> Tuning {
         Tuning::linux().with_mtu(MTUS[0]).with_gso_bytes(GSO_BYTES[3])
     }
 
-    /// With another congestion control.
+    /// Sets another congestion control.
     pub fn with_congestion_control(mut self, name: &str) -> Tuning {
         self.network.congestion_control = Some(name.to_owned());
         self
     }
 
-    /// With another largest packet.
+    /// Sets another largest packet.
     pub fn with_mtu(mut self, mtu: u32) -> Tuning {
         self.network.mtu = Some(mtu);
         self
     }
 
-    /// With other largest pieces.
+    /// Sets other largest pieces.
     pub fn with_gso_bytes(mut self, bytes: u32) -> Tuning {
         self.network.gso_bytes_max = Some(bytes);
         self
     }
 
-    /// With buffers that grow to another size.
+    /// Sets another size to which buffers grow.
     pub fn with_buffer_bytes(mut self, bytes: u64) -> Tuning {
         self.network.buffer_bytes_max = Some(bytes);
         self
     }
 
-    /// With sends that copy nothing.
+    /// Sets sends without a copy.
     pub fn with_zero_copy(mut self) -> Tuning {
         self.zero_copy = true;
         self
     }
 
-    /// Returns what documentation advises: Linux's default first, then one change at a time, then those that go together.
+    /// Returns the candidates that documentation advises: Linux's default first, then one change at a time, then combinations.
     pub fn candidates() -> Vec<Tuning> {
         let linux = Tuning::linux;
         let large = || linux().with_mtu(MTUS[0]).with_gso_bytes(GSO_BYTES[3]);
@@ -174,13 +174,13 @@ impl fmt::Display for Tuning {
 }
 
 /// Gives the caller's namespace a congestion control that the machine has and does not allow namespaces to have. It is
-/// allowed for that moment only: a namespace keeps what it has.
+/// allowed for that moment only: a namespace keeps its own.
 fn set_as_allowed(name: &str, outside: &File) -> Result<()> {
     let inside = File::open(OWN_NETWORK)?;
     let enter = |namespace: &File| -> io::Result<()> {
         Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
     };
-    // One at a time. The lock goes with the last descriptor of this opening.
+    // One at a time. Closing the last descriptor of this opening releases the lock.
     flock(outside, FlockOperation::LockExclusive)?;
     enter(outside)?;
     let allowed = fs::read_to_string(ALLOWED);
@@ -196,7 +196,7 @@ fn set_as_allowed(name: &str, outside: &File) -> Result<()> {
     set.with_context(|| format!("the machine does not allow it to namespaces; add it to {ALLOWED}"))
 }
 
-/// Congestion controls that the kernel has.
+/// Returns the congestion controls that the kernel has.
 pub fn available() -> String {
     setting("tcp_available_congestion_control")
 }
@@ -206,7 +206,7 @@ fn setting(name: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Returns what TCP has in the caller's namespace, as it is and not as it was asked for.
+/// Returns the actual settings of TCP in the caller's namespace.
 pub fn in_force() -> String {
     let last = |name| setting(name).split(' ').next_back().unwrap_or_default().to_owned();
     let link = match netlink::sizes(LINK) {

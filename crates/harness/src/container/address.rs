@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use anyhow::{bail, ensure, Result};
 
-/// The subnet of a bridge whose subnet nobody chose.
+/// The default subnet of a bridge.
 pub const DEFAULT_SUBNET: Subnet = Subnet { network: Ipv4Addr::new(10, 88, 0, 0), prefix: 24 };
 
 /// An IPv4 subnet.
@@ -22,7 +22,7 @@ pub struct Subnet {
 pub struct InterfaceAddress {
     /// The address.
     pub address: Ipv4Addr,
-    /// Its subnet.
+    /// The bridge's subnet.
     pub subnet: Subnet,
 }
 
@@ -62,7 +62,7 @@ impl std::fmt::Display for Subnet {
 }
 
 impl Subnet {
-    /// The subnet of `prefix` bits that `address` is in.
+    /// Returns the subnet of `prefix` bits that contains `address`.
     pub fn around(address: Ipv4Addr, prefix: u8) -> Subnet {
         let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
         Subnet { network: Ipv4Addr::from(u32::from(address) & mask), prefix }
@@ -76,12 +76,12 @@ impl Subnet {
         InterfaceAddress { address: Ipv4Addr::from(u32::from(self.network) + number), subnet: self }
     }
 
-    /// Its addresses but for that of the network and that of all.
+    /// Returns the subnet's addresses without those of the network and of broadcast.
     pub fn usable(self) -> impl Iterator<Item = InterfaceAddress> {
         (1..self.hosts() - 1).map(move |number| self.host(number))
     }
 
-    /// The first address of the IPv6 network beside it.
+    /// Returns the first address of the IPv6 network beside it.
     pub fn network6(self) -> Ipv6Addr {
         self.address6(self.network)
     }
@@ -100,13 +100,13 @@ impl Subnet {
         self.contains(other.network) || other.contains(self.network)
     }
 
-    /// The bridge's own address: the first host.
+    /// Returns the bridge's own address: the first host.
     pub fn gateway(self) -> InterfaceAddress {
         self.host(1)
     }
 
-    /// The IPv6 address, in a /64 of its own per subnet, with the host number of `address`. The default
-    /// subnet has fd88::/64; others carry their network number in the second 32 bits.
+    /// Returns the IPv6 address with the host number of `address`, in a /64 of its own per subnet. The
+    /// default subnet has fd88::/64; others carry their network number in the second 32 bits.
     pub fn address6(self, address: Ipv4Addr) -> Ipv6Addr {
         let [a, b, c, d] = match self == DEFAULT_SUBNET {
             true => [0; 4],
@@ -126,8 +126,8 @@ impl Subnet {
     }
 }
 
-/// The address for a new container: `wanted` if it may have it, the lowest free one otherwise.
-/// `taken` says who holds an address already.
+/// Chooses the address for a new container: `wanted` if it is free, the lowest free one otherwise. `taken`:
+/// addresses with their holders.
 pub fn choose(
     subnet: Subnet,
     bridge: &str,

@@ -1,5 +1,5 @@
-//! Control groups: of version 2, which count CPU time without any controller being enabled and tell the driver whose a
-//! process is, and of whichever version has the controllers of a limit.
+//! Control groups of version 2, which count CPU time without any controller being enabled and show the driver the
+//! container of a process. Also groups of whichever version has the controllers of a limit.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -15,7 +15,7 @@ pub struct Cgroup {
     path: PathBuf,
 }
 
-/// Where the cgroup2 hierarchy is mounted, if it is.
+/// Returns the mount point of the cgroup2 hierarchy, if it is mounted.
 pub fn mount_point() -> Option<PathBuf> {
     find_mount(&fs::read_to_string("/proc/mounts").ok()?)
 }
@@ -32,7 +32,7 @@ fn find(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     })
 }
 
-/// Where the hierarchy of version 1 with this controller is mounted, if it is.
+/// Returns the mount point of the hierarchy of version 1 with this controller, if it is mounted.
 fn mount_of(controller: &str) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/mounts").ok()?;
     find(&mounts, |kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
@@ -63,7 +63,7 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// Share of the CPU time that several groups want, as in `cpu.weight`: 100 is what container engines give each container.
+    /// Share of contended CPU time, as in `cpu.weight`; container engines give each container 100.
     pub weight: Option<u64>,
 }
 
@@ -74,8 +74,8 @@ const PERIOD_US: u64 = 100_000;
 const WEIGHT_DEFAULT: u64 = 100;
 const SHARES_DEFAULT: u64 = 1024;
 
-/// Sets limits on `group`, or where version 2 has not the controllers, on new groups of version 1, which are returned: the
-/// container's processes are to be added to them, too.
+/// Sets limits on `group`. If version 2 lacks the controllers, sets them on new groups of version 1, which are returned:
+/// the container's processes have to be added to them, too.
 ///
 /// # Errors
 /// If neither version has a controller that a limit needs.
@@ -169,12 +169,12 @@ impl Cgroup {
         join(&self.path, pid)
     }
 
-    /// CPU time of everything that ran in it, user and system.
+    /// Returns the CPU time of everything that ran in it, user and system.
     pub fn cpu_usage(&self) -> Option<Duration> {
         parse_usage(&fs::read_to_string(self.path.join("cpu.stat")).ok()?)
     }
 
-    /// Its directory.
+    /// Returns the group's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -205,7 +205,7 @@ fn parse_usage(stat: &str) -> Option<Duration> {
     line.trim().parse().ok().map(Duration::from_micros)
 }
 
-/// The folders of this program's groups, one in each hierarchy.
+/// Returns the folders of this program's groups, one in each hierarchy.
 fn parents() -> Vec<PathBuf> {
     let limiting = LIMITING.iter().filter_map(|controller| Some(mount_of(controller)?.join(PARENT)));
     parent().into_iter().chain(limiting).collect()

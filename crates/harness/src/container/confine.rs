@@ -1,7 +1,7 @@
-//! Limits of what a container's processes may do to the host: the capabilities that container engines leave, devices that are
-//! nobody's, the kernel's switches for reading only, and nothing of this program's own state.
+//! Confinement of a container's processes. They keep the capabilities that container engines leave. Devices are the unowned
+//! ones. The kernel's switches are read-only, and this program's own state is hidden.
 //!
-//! The file system is the host's, and root in a container owns what root owns there.
+//! The file system is the host's, and root in a container owns root's files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -31,7 +31,7 @@ pub struct Inside {
     pub hosts: PathBuf,
     /// The driver's admin socket, which is the host's.
     pub admin_socket: PathBuf,
-    /// Tells whether it may do what this program may.
+    /// Tells whether the container keeps the rights of this program.
     pub privileged: bool,
     /// Environment variables beside this program's.
     pub environment: Vec<(String, String)>,
@@ -54,14 +54,14 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
-/// Has a command begin with no more than a container's processes may.
+/// Makes a command begin with the rights of a container's processes.
 pub fn confine_command(command: &mut Command) -> Result<()> {
     drop_capabilities()?;
     sys::under_filter(command, filter::program());
     Ok(())
 }
 
-/// The calling thread starts programs without the other capabilities from now on, whoever they belong to. Its own stay.
+/// Makes the calling thread start programs without other capabilities from now on, of any owner. The thread's own stay.
 fn drop_capabilities() -> Result<()> {
     for bit in 0..u64::BITS {
         let one = CapabilitySet::from_bits_retain(1 << bit);
@@ -120,7 +120,7 @@ pub fn confine(inside: &Inside) -> Result<()> {
     Ok(())
 }
 
-/// Puts an empty folder, or a file that says nothing, in the place of what is at `path`, if anything is.
+/// Covers `path` by an empty folder or file, if it exists.
 fn hide(path: &Path) -> rustix::io::Result<()> {
     match fs::metadata(path) {
         Ok(what) if what.is_dir() => {
@@ -144,7 +144,7 @@ fn read_only_file(from: &Path, at: &Path) -> rustix::io::Result<()> {
     mount_remount(at, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
 }
 
-/// A small file system of the container's own, to be moved or unmounted.
+/// Makes a small file system of the container's own, to be moved or unmounted.
 fn fresh_folder() -> Result<PathBuf> {
     let fresh = Path::new(RUN_DIR).join("dev");
     fs::create_dir_all(&fresh)?;
@@ -166,7 +166,7 @@ fn ask_hosts_first() -> Result<()> {
     Ok(())
 }
 
-/// A `/dev` with the devices that are nobody's, and terminals and shared memory of its own.
+/// Makes a `/dev` with the unowned devices, and terminals and shared memory of its own.
 fn devices() -> Result<()> {
     let fresh = fresh_folder()?;
     for name in ["null", "zero", "full", "random", "urandom", "tty"] {
@@ -196,7 +196,7 @@ fn devices() -> Result<()> {
     Ok(())
 }
 
-/// Where something is mounted, in the order of mounting.
+/// Returns the mount points, in the order of mounting.
 fn mount_points() -> std::io::Result<Vec<PathBuf>> {
     let text = fs::read_to_string("/proc/self/mounts")?;
     let path = |line: &str| {

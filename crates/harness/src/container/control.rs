@@ -1,6 +1,6 @@
-//! The line protocol between the `pd` that holds a container and the two helpers inside it: one JSON
-//! message a line over a Unix socket. Each helper makes a connection of its own and dies when the
-//! other end closes, which is how a container ends when its `pd` is killed.
+//! The line protocol between the `pd` that holds a container and the two helpers inside it: one JSON message
+//! a line over a Unix socket. Each helper has a connection of its own and ends when the other end closes. In
+//! this way a container ends when its `pd` is killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -33,7 +33,7 @@ pub enum Message {
     },
     /// Helper: a signal has stopped the command.
     Stopped {
-        /// Its number.
+        /// Number of the signal.
         signal: i32,
     },
     /// Holder: the command goes on.
@@ -43,30 +43,30 @@ pub enum Message {
     },
     /// Holder: send this signal to the command.
     Signal {
-        /// Its number.
+        /// Number of the signal.
         signal: i32,
         /// Tells whether the command's whole process group gets it.
         group: bool,
     },
 }
 
-/// One end of the protocol.
+/// An end of the protocol.
 pub struct Channel {
     reader: BufReader<UnixStream>,
 }
 
 impl Channel {
-    /// The protocol over a connected socket.
+    /// Makes an end over a connected socket.
     pub fn new(stream: UnixStream) -> Channel {
         Channel { reader: BufReader::new(stream) }
     }
 
-    /// The socket.
+    /// Returns the socket.
     pub fn stream(&self) -> &UnixStream {
         self.reader.get_ref()
     }
 
-    /// Another end for sending.
+    /// Makes another end for sending.
     pub fn try_clone(&self) -> Result<Channel> {
         Ok(Channel::new(self.stream().try_clone()?))
     }
@@ -78,7 +78,7 @@ impl Channel {
         self.stream().write_all(&line).context("the other end of the container's control socket is gone")
     }
 
-    /// The next message; `None` when the other end is closed.
+    /// Returns the next message; `None` when the other end is closed.
     pub fn receive(&mut self) -> Result<Option<Message>> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {

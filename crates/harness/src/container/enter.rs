@@ -15,7 +15,7 @@ use super::state::{self, ProcessId, Record};
 use super::{cgroup, confine};
 use crate::signals::{Signals, Wake};
 
-/// The container of this name that runs.
+/// Returns the running container of this name.
 ///
 /// # Errors
 /// If there is none.
@@ -26,7 +26,7 @@ pub fn find(name: &str) -> Result<Record> {
     found.with_context(|| format!("no container named '{name}' runs; pd ls lists those that do"))
 }
 
-/// A descriptor of the very process that was written down, not of a later one with its number.
+/// Opens a descriptor of the recorded process, not of a later one with its number.
 fn open(process: ProcessId) -> Result<OwnedFd> {
     let pid = Pid::from_raw(process.pid as i32).context("the container has not started yet")?;
     let fd = pidfd_open(pid, PidfdFlags::empty()).context("the container has ended")?;
@@ -54,7 +54,7 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
         | ThreadNameSpaceType::PROCESS_ID;
     move_into_thread_name_spaces(init.as_fd(), spaces).context("cannot enter the container's namespaces")?;
     if let Ok(folder) = folder {
-        // The file system is the same, but for what the container hides.
+        // The file system is the same, except for the parts that the container hides.
         let _ = std::env::set_current_dir(folder);
     }
     let mut command = Command::new(program);
@@ -84,7 +84,8 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
     }
 }
 
-/// Takes up what has happened to a child: returns its exit status if it has ended. One that the terminal has stopped goes on when the caller does.
+/// Handles a change of a child: returns its exit status if it has ended. A child that the terminal has stopped goes on when the caller
+/// does.
 fn turn(child: Pid, lent: &mut Lent) -> Result<Option<i32>> {
     let status = match waitpid(Some(child), WaitOptions::UNTRACED | WaitOptions::NOHANG) {
         Ok(Some((_, status))) => status,
@@ -100,8 +101,8 @@ fn turn(child: Pid, lent: &mut Lent) -> Result<Option<i32>> {
     Ok(Some(jobs::exit_code(status)))
 }
 
-/// Asks a container's command to end (`SIGTERM`), and after `patience` kills what is left. Returns once nothing of the
-/// container is left. Returns whether it ended by itself.
+/// Asks a container's command to end (`SIGTERM`), and kills the rest after `patience`. Returns once nothing of the
+/// container is left, with whether it ended by itself.
 ///
 /// # Errors
 /// If it cannot be told, or does not end within seconds although killed.

@@ -1,7 +1,8 @@
 //! The system calls that a container's processes may not make: a seccomp filter (seccomp(2)), as container engines have by default.
 //!
-//! A list of what is refused with `EPERM`: what changes the host or looks into it, new namespaces, and parts of the kernel that programs do without.
-//! Set-id programs keep their rights. Calls of other architectures than the machine's own and its 32-bit one do not exist (`ENOSYS`).
+//! A list of calls that fail with `EPERM`: calls that change or inspect the host, new namespaces, and parts of the kernel that programs
+//! work without. Set-id programs keep their rights. Calls of other architectures than the machine's own and its 32-bit one fail with
+//! `ENOSYS`.
 
 use libc::{
     c_long, sock_filter, BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W,
@@ -24,7 +25,7 @@ const REFUSED: &[(c_long, u32)] = &[
     (libc::SYS_settimeofday, 79),
     (libc::SYS_swapoff, 115),
     (libc::SYS_swapon, 87),
-    // Code in the kernel, and what looks into it.
+    // Loading of code into the kernel, and inspection of it.
     (libc::SYS_bpf, 357),
     (libc::SYS_delete_module, 129),
     (libc::SYS_finit_module, 350),
@@ -86,7 +87,7 @@ const NAMESPACES: u32 = (libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS) as u32;
 /// Requests of `ioctl` that type into a terminal, which is the host's as well.
 const TYPING: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
-/// Its flags lie in memory, where a filter does not look. C libraries do without it.
+/// A call whose flags lie in memory, which a filter cannot read. C libraries work without it.
 const CLONE3: u32 = libc::SYS_clone3 as u32;
 
 // AUDIT_ARCH_*, linux/audit.h.
@@ -134,7 +135,7 @@ const fn fails_with(errno: i32) -> sock_filter {
     statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32)
 }
 
-/// What a call is judged by, once its architecture is known.
+/// Filter of calls for a known architecture.
 fn judge(refused: impl Iterator<Item = u32>, judged: &Judged) -> Program {
     let mut program = vec![load(NUMBER)];
     for number in refused {
@@ -156,7 +157,7 @@ fn judge(refused: impl Iterator<Item = u32>, judged: &Judged) -> Program {
     program
 }
 
-/// The filter of containers that are not privileged.
+/// Returns the filter of unprivileged containers.
 pub fn program() -> Program {
     let refused = || REFUSED.iter().chain(REFUSED_OLD);
     let native = refused().filter(|(number, _)| *number != 0).map(|(number, _)| *number as u32);
@@ -180,7 +181,7 @@ pub fn program() -> Program {
 mod tests {
     use super::*;
 
-    /// What the program says to a call: `None` if it is allowed, else how it fails.
+    /// Returns the program's verdict on a call: `None` if it is allowed, otherwise its error.
     fn verdict(architecture: u32, number: u32, arguments: [u32; 2]) -> Option<u32> {
         let program = program();
         let (mut at, mut value) = (0, 0);

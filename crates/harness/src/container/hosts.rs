@@ -1,9 +1,9 @@
-//! Names of containers: each bridge has a file of the form of hosts(5) with those that are on it, which every one of
-//! them sees as its `/etc/hosts`. So a container finds itself and the others by name, and those of other networks that have an
-//! address in its own.
+//! Names of containers: each bridge has a file in the form of hosts(5) with its containers, which each of them sees as its
+//! `/etc/hosts`. A container thus finds itself and the others by name, and those of other networks that have an address in its
+//! own.
 //!
-//! Containers hold the file itself, not its name. It is changed in place, by one write: who reads meanwhile finds the
-//! old text or the new.
+//! Containers hold the file itself, not its name. The file is changed in place, by one write: a reader meanwhile gets
+//! the old text or the new.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,12 +17,12 @@ use super::state::{self, Lock, Record, RUN_DIR};
 
 const LOCALHOST: &str = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n";
 
-/// The folder of these files.
+/// Returns the folder of these files.
 pub fn folder() -> PathBuf {
     Path::new(RUN_DIR).join("hosts")
 }
 
-/// The file of a bridge.
+/// Returns the file of a bridge.
 pub fn file(bridge: &str) -> PathBuf {
     folder().join(bridge)
 }
@@ -43,8 +43,8 @@ fn text(records: &[Record], bridge: &str) -> String {
     text
 }
 
-/// Writes down who is on `bridge` now; removes the file of a bridge that nobody is on. Containers of a network have names in other
-/// networks, too.
+/// Writes the containers on `bridge`; removes the file of an empty bridge. Containers of a network have names in other networks,
+/// too.
 pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
     let records = state::records()?;
     let networks = overlay::bridges();
@@ -54,7 +54,7 @@ pub fn refresh(bridge: &str, _lock: &Lock) -> Result<()> {
     networks.iter().try_for_each(|bridge| rewrite(bridge, &records))
 }
 
-/// Has the names that containers see be those of the policy in force, after a change.
+/// Updates the names that containers see to those of the policy in force, after a change.
 ///
 /// # Errors
 /// If they cannot be written.
@@ -92,9 +92,9 @@ fn rewrite(bridge: &str, records: &[Record]) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The text of nsswitch.conf(5) `text` with `/etc/hosts` asked first for names of hosts; none if it is already.
+/// Returns the text of nsswitch.conf(5) `text` with `/etc/hosts` asked first for names of hosts; none if it is already.
 ///
-/// A service before it may answer that there is no such name, and end the search: systemd-resolved does, which knows
+/// An earlier service may answer that there is no such name, and end the search: systemd-resolved does, which knows
 /// the host's table only.
 pub fn files_first(text: &str) -> Option<String> {
     let services = |line: &str| line.strip_prefix("hosts:").map(str::to_owned);
@@ -108,7 +108,7 @@ pub fn files_first(text: &str) -> Option<String> {
     Some(format!("{}\nhosts: files {}\n", others.join("\n"), rest.trim()))
 }
 
-/// Empty lines make up for what a shorter text leaves, until the file is cut.
+/// Replaces the text. Empty lines pad a shorter text, until the file is cut.
 fn replace(file: &File, text: &str) -> std::io::Result<()> {
     let old = usize::try_from(file.metadata()?.len()).unwrap_or(0);
     let mut padded = text.as_bytes().to_vec();

@@ -35,7 +35,7 @@ pub fn main(args: &InitArgs) -> Result<i32> {
     let stream = UnixStream::connect(&args.control)
         .with_context(|| format!("cannot reach the holder at {}", args.control.display()))?;
     let mut channel = Channel::new(stream);
-    // The holder answers once it has written down who this container is, for the driver to find.
+    // The holder answers once it has recorded this container, for the driver to find.
     let inside = match channel.receive()? {
         Some(Message::Begin { inside }) => inside,
         // The holder has given up, and says why.
@@ -74,7 +74,7 @@ fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
     Ok(Pid::from_raw(child.id() as i32).expect("a child has a number"))
 }
 
-/// Does to the command what the holder says. Ends this process, and with it the container, when the holder is gone.
+/// Carries out the holder's orders on the command. Ends this process, and with it the container, when the holder has gone.
 fn obey(mut channel: Channel, child: Pid) {
     while let Ok(Some(message)) = channel.receive() {
         match message {

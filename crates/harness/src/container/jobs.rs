@@ -1,4 +1,4 @@
-//! Job control. A container's command has a process group of its own, so that what it sends to its group stays in the container. The
+//! Job control. A container's command has a process group of its own, so that signals to its group stay in the container. The
 //! terminal of `pd` is lent to that group while the command runs, as a shell lends it to a job.
 
 use std::process::Command;
@@ -18,14 +18,14 @@ pub enum Terminal {
     /// Standard input is none.
     #[default]
     None,
-    /// It is another group's for now.
+    /// The terminal belongs to another group for now.
     Background,
-    /// It is the command's.
+    /// The terminal belongs to the command.
     Foreground,
 }
 
 impl Terminal {
-    /// The terminal as the calling process has it.
+    /// Returns the calling process's relation to its terminal.
     pub fn of_caller() -> Terminal {
         let input = std::io::stdin();
         match isatty(&input) {
@@ -36,7 +36,7 @@ impl Terminal {
     }
 }
 
-/// Has `command` begin in a process group of its own, without blocked signals.
+/// Makes `command` begin in a process group of its own, without blocked signals.
 pub fn in_own_group(command: &mut Command, terminal: Terminal) -> &mut Command {
     sys::in_own_group(command, terminal == Terminal::Foreground)
 }
@@ -51,24 +51,24 @@ pub fn signal(command: Pid, signal: i32, group: bool) {
     };
 }
 
-/// The status that a shell would report of a command that has ended: 128 + n if signal n ended it.
+/// Returns the status that a shell would report of a command that has ended: 128 + n if signal n ended it.
 pub fn exit_code(status: WaitStatus) -> i32 {
     let signalled = status.terminating_signal().map(|signal| 128 + signal);
     status.exit_status().or(signalled).unwrap_or(1)
 }
 
-/// Has a stopped process group go on, with the terminal if that is its now.
+/// Resumes a stopped process group, with the terminal if it has that now.
 pub fn resume(group: Pid, terminal: Terminal) {
     if terminal == Terminal::Foreground {
         lend(group);
     }
-    // Fails if all of it have ended.
+    // Fails if all processes of the group have ended.
     let _ = kill_process_group(group, Signal::CONT);
 }
 
 /// Lends the terminal to a group of the caller's session, or takes it back for the caller's own.
 fn lend(group: Pid) {
-    // Fails if the terminal is gone, or is another session's by now.
+    // Fails if the terminal has gone, or belongs to another session now.
     let _ = sys::set_foreground(group);
 }
 
@@ -78,13 +78,13 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// A command that began with `terminal`.
+    /// Makes the record of a command that began with `terminal`.
     pub fn new(terminal: Terminal) -> Lent {
         Lent { terminal }
     }
 
-    /// The command has been stopped by `signal`. If that is for the terminal's sake, stops the caller's process group, too, and returns the
-    /// terminal that the command goes on with. The caller's group is not stopped if only the terminal was missing and is the caller's.
+    /// Handles a stop of the command by `signal`. If the terminal is the cause, stops the caller's process group, too, and returns the
+    /// terminal that the command goes on with. The caller's group is not stopped if only the terminal was missing and the caller has it.
     pub fn stopped(&mut self, signal: i32) -> Option<Terminal> {
         let wants_terminal = signal == libc::SIGTTIN || signal == libc::SIGTTOU;
         if self.terminal == Terminal::None || !(wants_terminal || signal == libc::SIGTSTP) {

@@ -11,7 +11,7 @@ use super::address::Subnet;
 
 const REMEDY: &str = "install iproute2 (Debian: apt-get install iproute2)";
 
-/// Where `ip` is, if it is installed.
+/// Returns the path of `ip`, if it is installed.
 pub fn ip_program() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"].map(PathBuf::from);
@@ -23,7 +23,7 @@ fn ip() -> Result<Command> {
     Ok(Command::new(program))
 }
 
-/// Runs several `ip` commands, one a line, in one process of it; the first that fails ends them.
+/// Runs several `ip` commands, one a line, in one process; the first failure ends them.
 pub fn batch(lines: &[String]) -> Result<()> {
     let mut child = ip()?
         .args(["-batch", "-"])
@@ -55,7 +55,7 @@ struct LinkAddress {
     prefixlen: u8,
 }
 
-/// The IPv4 subnets of every interface of this machine.
+/// Returns the IPv4 subnets of every interface of this machine.
 fn subnets_in_use() -> Result<Vec<(String, Subnet)>> {
     let output = ip()?.args(["-j", "addr", "show"]).output().context("cannot start 'ip'")?;
     ensure!(output.status.success(), "'ip -j addr show' failed; {REMEDY}");
@@ -78,7 +78,7 @@ pub fn exists(name: &str) -> bool {
     Path::new("/sys/class/net").join(name).exists()
 }
 
-/// The subnet of `bridge`, which is created with `wanted` if absent. The flag says that it was.
+/// Returns the subnet of `bridge`, which is created with `wanted` if absent, and whether it was created.
 pub fn ensure_bridge(bridge: &str, wanted: Subnet) -> Result<(Subnet, bool)> {
     let in_use = subnets_in_use()?;
     if exists(bridge) {
@@ -111,7 +111,7 @@ pub fn ensure_bridge(bridge: &str, wanted: Subnet) -> Result<(Subnet, bool)> {
     Ok((wanted, true))
 }
 
-/// Has a bridge be there on which the host has no address. Returns whether it was made.
+/// Makes a bridge on which the host has no address, if it is absent. Returns whether it was made.
 pub fn ensure_bare_bridge(bridge: &str) -> Result<bool> {
     if exists(bridge) {
         return Ok(false);
@@ -144,7 +144,7 @@ pub fn set_mtu(link: &str, mtu: u32) -> Result<()> {
     batch(&[format!("link set {link} mtu {mtu}")])
 }
 
-/// Brings up loopback and `eth0` of the caller's own namespace, with both addresses. `routes`: what else is there on its bridge.
+/// Brings up loopback and `eth0` of the caller's own namespace, with both addresses. `routes`: further networks on its bridge.
 pub fn configure_inside(address: &str, address6: &str, routes: &[String]) -> Result<()> {
     let mut lines = vec!["link set lo up".to_owned(), format!("addr add {address} dev eth0")];
     if has_ipv6() {
@@ -160,7 +160,7 @@ fn has_ipv6() -> bool {
     Path::new("/proc/self/net/if_inet6").exists()
 }
 
-/// Deletes an interface; one that is gone already is no error.
+/// Deletes an interface; a missing one is no error.
 pub fn delete(name: &str) {
     if exists(name) {
         if let Err(e) = batch(&[format!("link delete {name}")]) {
@@ -171,7 +171,7 @@ pub fn delete(name: &str) {
     }
 }
 
-/// The host end's name for a container: short enough for the kernel, the same for the same name.
+/// Returns the host end's name for a container: short enough for the kernel, the same for the same name.
 pub fn host_name(container: &str) -> String {
     format!("pd{:08x}", twox_hash::XxHash3_64::oneshot(container.as_bytes()) as u32)
 }

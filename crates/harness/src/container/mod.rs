@@ -1,10 +1,10 @@
 //! Containers: a command with network, pid, mount, uts and ipc namespaces of its own, an address on a
 //! bridge, the names of the others there, and its CPU time counted. No image: the file system is the host's.
 //!
-//! [`Container::start`] returns when the command runs. Dropping the container kills it and removes
-//! its link, its control group, its record, and the bridge if it was the last on a bridge made here.
-//! If this process is killed, the container's processes die with it, and the next [`Container::start`]
-//! of any process removes the rest.
+//! [`Container::start`] returns when the command runs. Dropping the container kills it and removes its link,
+//! its control group, its record, and the bridge if it was the last on a bridge made here. If this process is
+//! killed, the container's processes die with it. The next [`Container::start`] of any process then removes
+//! the rest.
 
 pub mod address;
 pub mod cgroup;
@@ -52,9 +52,9 @@ const START_TIMEOUT_S: i64 = 10;
 /// The description of a container to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Its name and host name: letters, digits and `-`, unique on this machine.
+    /// Name and host name: letters, digits and `-`, unique on this machine.
     pub name: String,
-    /// Its address; the lowest free one if `None`.
+    /// Address of the container; the lowest free one if `None`.
     pub address: Option<InterfaceAddress>,
     /// The tenant it belongs to.
     pub tenant: String,
@@ -66,7 +66,7 @@ pub struct Spec {
     pub socket: PathBuf,
     /// Tells whether there is to be a driver. Without one the container runs on kernel TCP.
     pub driver: bool,
-    /// Tells whether it may do what this program may, and not only what container engines allow.
+    /// Tells whether the container keeps the rights of this program, and not only those that container engines allow.
     pub privileged: bool,
     /// Environment variables beside this program's.
     pub environment: Vec<(String, String)>,
@@ -207,11 +207,11 @@ impl Container {
         Ok(stage::exit_code(self.stage.wait()?))
     }
 
-    /// Takes up what has made the container readable: returns its exit status if it has ended. A command that the terminal has
-    /// stopped takes the caller's process group along, and goes on when the caller does.
+    /// Handles the event that has made the container readable: returns its exit status if it has ended. A command that the
+    /// terminal has stopped stops the caller's process group as well, and goes on when the caller does.
     ///
     /// # Errors
-    /// If its helper says what it cannot, or cannot be told.
+    /// If its helper reports a failure, or cannot be reached.
     pub fn turn(&mut self) -> Result<Option<i32>> {
         match self.channel.receive()? {
             None => self.wait().map(Some),
@@ -231,27 +231,27 @@ impl Container {
         let _ = self.channel.send(&Message::Signal { signal: caught.signal, group: caught.from_terminal });
     }
 
-    /// CPU time of all its processes so far; `None` where nothing counts it.
+    /// Returns the CPU time of all its processes so far; `None` where nothing counts it.
     pub fn cpu_usage(&self) -> Option<Duration> {
         self.parts.cgroup.as_ref()?.cpu_usage()
     }
 
-    /// Its first process, as the host sees it.
+    /// Returns the first process, as the host sees it.
     pub fn pid(&self) -> u32 {
         self.parts.record.init.pid
     }
 
-    /// Its addresses on the bridge.
+    /// Returns the addresses on the bridge.
     pub fn addresses(&self) -> (Ipv4Addr, Ipv6Addr) {
         self.addresses
     }
 
-    /// The command's standard input, once, if it was asked to be a pipe.
+    /// Returns the command's standard input, once, if a pipe was requested.
     pub fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.stage.stdin.take()
     }
 
-    /// The command's standard output, once, if it was asked to be a pipe.
+    /// Returns the command's standard output, once, if a pipe was requested.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.stage.stdout.take()
     }
@@ -286,7 +286,7 @@ impl Parts {
     }
 }
 
-/// The pieces of a container whose command has just started.
+/// Parts of a container whose command has just started.
 struct Starting {
     stage: Child,
     init_fd: OwnedFd,
@@ -374,7 +374,7 @@ impl Starting {
     }
 }
 
-/// Tells the driver whose network namespace it is, before anything runs in it.
+/// Tells the driver the container of the network namespace, before anything runs in it.
 fn register(record: &Record) -> Result<()> {
     let admin_socket = record.admin_socket();
     let addresses = [&record.address, &record.address6].map(|text| {
@@ -421,7 +421,7 @@ fn accept(listener: &UnixListener, stage: &OwnedFd) -> Result<(Channel, u32)> {
 /// Returns whether `name` can name a container.
 ///
 /// # Errors
-/// If not, with what can.
+/// The allowed form, if the name is wrong.
 pub fn check_name(name: &str) -> Result<()> {
     let good = |c: char| c.is_ascii_alphanumeric() || c == '-';
     ensure!(

@@ -1,5 +1,5 @@
-//! Settings of a link that `ip` of older distributions lacks: how large a piece of TCP over IPv4 may be that goes through the stack
-//! at once. Asked and told by route netlink, in the network namespace of the caller.
+//! Settings of a link that `ip` of older distributions lacks: the largest piece of TCP over IPv4 that goes through the stack at
+//! once. Read and set by route netlink, in the network namespace of the caller.
 
 use anyhow::{ensure, Context, Result};
 use rustix::net::{recv, send, socket, AddressFamily, RecvFlags, SendFlags, SocketType};
@@ -56,7 +56,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// The first message of the answer.
+/// Returns the first message of the answer.
 fn ask(message: &[u8]) -> Result<Vec<u8>> {
     // No protocol is that of routes.
     let socket = socket(AddressFamily::NETLINK, SocketType::RAW, None)
@@ -72,7 +72,7 @@ fn ask(message: &[u8]) -> Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Lets pieces of TCP of so many bytes through a link at once, over either version of IP.
+/// Lets pieces of TCP of `bytes` bytes through a link at once, over either version of IP.
 pub fn set_gso_bytes(link: &str, bytes: u32) -> Result<()> {
     let values = [GSO_MAX_SIZE, GRO_MAX_SIZE, GSO_IPV4_MAX_SIZE, GRO_IPV4_MAX_SIZE].map(|kind| (kind, bytes));
     ask(&request(RTM_SETLINK, link, &values))
@@ -80,7 +80,7 @@ pub fn set_gso_bytes(link: &str, bytes: u32) -> Result<()> {
     Ok(())
 }
 
-/// The sizes of a link.
+/// Returns the sizes of a link.
 pub fn sizes(link: &str) -> Result<Sizes> {
     let answer = ask(&request(RTM_GETLINK, link, &[])).with_context(|| format!("cannot look at {link}"))?;
     let (mut sizes, mut at) = (Sizes::default(), HEADER_BYTES + INFO_BYTES);

@@ -1,5 +1,5 @@
-//! Networks of the policy on the machine: each has a bridge of its own, on which the host has no address. So two of them may use the
-//! same addresses.
+//! Networks of the policy on the machine: each has a bridge of its own, on which the host has no address. Two of them may therefore
+//! use the same addresses.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ use super::state::{networks_dir, Lock, Record};
 /// A network that a container is to be in.
 #[derive(Clone, Debug)]
 pub struct Overlay {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
     /// Ranges of its addresses.
     pub ranges: Vec<Subnet>,
@@ -26,7 +26,7 @@ pub struct Overlay {
 /// A network with a bridge, as written to `networks/BRIDGE.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Placed {
-    /// Its name.
+    /// Name of the network.
     pub name: String,
     /// The admin socket of its driver.
     pub admin_socket: PathBuf,
@@ -50,13 +50,13 @@ impl Overlay {
         Ok(Overlay { name: name.to_owned(), ranges, maps })
     }
 
-    /// The name of its bridge. Two drivers may have networks of one name.
+    /// Returns the name of its bridge. Two drivers may have networks of one name.
     pub fn bridge(&self, admin_socket: &Path) -> String {
         let text = format!("{} {}", self.name, admin_socket.display());
         format!("pdn{:08x}", twox_hash::XxHash3_64::oneshot(text.as_bytes()) as u32)
     }
 
-    /// The address of a new container: `wanted` if it may have it, else the lowest free one.
+    /// Returns the address of a new container: `wanted` if it is usable, otherwise the lowest free one.
     ///
     /// # Errors
     /// If there is none, or another container has it.
@@ -121,7 +121,7 @@ pub(super) fn write(bridge: &str, placed: &Placed) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The network on a bridge, if it is one's.
+/// Returns the network on a bridge, if the bridge is a network's.
 pub(super) fn placed(bridge: &str) -> Option<Placed> {
     serde_json::from_slice(&fs::read(file(bridge)).ok()?).ok()
 }

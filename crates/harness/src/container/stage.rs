@@ -80,7 +80,7 @@ fn start_init(args: &StageArgs) -> Result<std::process::Child> {
     command.args(&args.command).spawn().context("cannot start the container's first process")
 }
 
-/// The status a shell would report: 128 + n for a process that signal n ended.
+/// Returns the status that a shell would report: 128 + n for a process that signal n ended.
 pub fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

@@ -1,8 +1,8 @@
-//! Records of running containers, so that other programs can list them and so that
-//! what a killed `pd` left behind can be removed by the next one.
+//! Records of running containers. Other programs can list them, and the next `pd` can remove the remains of
+//! one that was killed.
 //!
-//! Everything lives under [`RUN_DIR`]. Whoever changes it, or makes or removes links and control
-//! groups, holds the [`Lock`].
+//! Everything lives under [`RUN_DIR`]. The [`Lock`] is held to change it, and to make or remove links and
+//! control groups.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -20,20 +20,20 @@ use serde::{Deserialize, Serialize};
 
 use super::{address::InterfaceAddress, links};
 
-/// Where this program keeps its state.
+/// Folder of this program's state.
 pub const RUN_DIR: &str = "/run/pipedevice";
 
 /// A process that cannot be mistaken for a later one with the same number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
     /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
 }
 
 impl ProcessId {
-    /// The process `pid`, or `None` if there is none.
+    /// Returns the process `pid`, or `None` if there is none.
     pub fn of(pid: u32) -> Option<ProcessId> {
         let stat = Process::new(pid as i32).ok()?.stat().ok()?;
         // A zombie holds nothing any more.
@@ -41,7 +41,7 @@ impl ProcessId {
         (!is_over).then_some(ProcessId { pid, start_ticks: stat.starttime })
     }
 
-    /// This process.
+    /// Returns this process.
     pub fn own() -> ProcessId {
         ProcessId::of(std::process::id()).unwrap_or_default()
     }
@@ -62,10 +62,10 @@ impl ProcessId {
     }
 }
 
-/// One container, as written to `containers/NAME.json`.
+/// A container, as written to `containers/NAME.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
-    /// Its name, which is also its host name.
+    /// Name, which is also the host name.
     pub name: String,
     /// The tenant it belongs to.
     pub tenant: String,
@@ -74,24 +74,24 @@ pub struct Record {
     /// The network of the policy that it was run in.
     #[serde(default)]
     pub network: Option<String>,
-    /// Its IPv4 address and prefix.
+    /// IPv4 address and prefix.
     pub address: String,
-    /// Its IPv6 address and prefix.
+    /// IPv6 address and prefix.
     pub address6: String,
     /// The host end of its link.
     pub link: String,
-    /// Its first process; zero while it starts.
+    /// The first process; zero while it starts.
     pub init: ProcessId,
     /// Inode of its network namespace; zero while it starts.
     pub netns_inode: u64,
     /// The `pd` that holds it.
     pub owner: ProcessId,
-    /// Its control group, if CPU time is counted.
+    /// The control group, if CPU time is counted.
     pub cgroup: Option<PathBuf>,
     /// Groups of other hierarchies that limit it.
     #[serde(default)]
     pub limits: Vec<PathBuf>,
-    /// Tells whether it may do what `pd` may.
+    /// Tells whether the container keeps the rights of `pd`.
     #[serde(default)]
     pub privileged: bool,
     /// Environment variables beside those of the `pd` that holds it.
@@ -104,7 +104,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Its IPv4 address alone.
+    /// Returns the IPv4 address alone.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         self.address.parse::<InterfaceAddress>().ok().map(|a| a.address)
     }
@@ -124,18 +124,18 @@ impl Record {
         let _ = fs::remove_file(control_socket(&self.name));
     }
 
-    /// Returns whether the driver with this admin socket knows of it.
+    /// Returns whether the container was registered at the driver with this admin socket.
     pub fn is_of(&self, admin_socket: &Path) -> bool {
         self.admin_socket() == admin_socket
     }
 
-    /// The admin socket of its driver: in the folder of the socket.
+    /// Returns the admin socket of its driver: in the folder of the socket.
     pub fn admin_socket(&self) -> PathBuf {
         self.socket.with_file_name("admin.sock")
     }
 }
 
-/// Where the control socket of a starting container is.
+/// Returns the path of the control socket of a starting container.
 pub fn control_socket(name: &str) -> PathBuf {
     containers_dir().join(format!("{name}.sock"))
 }
@@ -148,7 +148,7 @@ fn bridges_dir() -> PathBuf {
     Path::new(RUN_DIR).join("bridges")
 }
 
-/// Where it is written which network of a policy is on a bridge.
+/// Returns the folder of notes on bridges with a network of a policy.
 pub(super) fn networks_dir() -> PathBuf {
     Path::new(RUN_DIR).join("networks")
 }
@@ -160,7 +160,7 @@ fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The right to change what is under [`RUN_DIR`]; given back when dropped or when its holder dies.
+/// The right to change files under [`RUN_DIR`]; given back when dropped or when its holder dies.
 pub struct Lock {
     _file: File,
 }
@@ -187,7 +187,7 @@ impl Lock {
     }
 }
 
-/// The containers on record. One whose `pd` was killed is among them until the next [sweep](super::sweep::sweep).
+/// Returns the recorded containers. Those whose `pd` was killed are included until the next [sweep](super::sweep::sweep).
 pub fn records() -> Result<Vec<Record>> {
     let entries = match fs::read_dir(containers_dir()) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -239,7 +239,7 @@ impl ScratchDir {
         Ok(ScratchDir { path })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -258,14 +258,14 @@ pub(super) fn sweep_dirs() {
     }
 }
 
-/// A path under [`RUN_DIR`] for something of this process: a directory, or a note that tells the next sweep what
-/// there is to undo. `kind` is unlike that of all else this process has.
+/// Returns a path under [`RUN_DIR`] for a directory of this process, or for a note that tells the next sweep
+/// what to undo. `kind`: unique within this process.
 pub fn owned(kind: &str) -> PathBuf {
     let own = ProcessId::own();
     Path::new(RUN_DIR).join(format!("{kind}-{}-{}", own.pid, own.start_ticks))
 }
 
-/// Returns what [`owned`] has named for processes that are gone.
+/// Returns the paths that [`owned`] has named for ended processes.
 pub fn orphans(kind: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(RUN_DIR).into_iter().flatten().flatten();
     let of_the_dead = |entry: &fs::DirEntry| {
@@ -280,7 +280,7 @@ fn owner(name: &str, kind: &str) -> Option<ProcessId> {
     Some(ProcessId { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
-/// The inode that names the network namespace of a process.
+/// Returns the inode of a process's network namespace.
 pub fn netns_inode(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/ns/net");
     Ok(fs::metadata(&path).with_context(|| format!("cannot read {path}"))?.ino())

@@ -1,4 +1,4 @@
-//! Removes what is left of a container, and of a `pd` that was killed.
+//! Removal of the remains of a container, and of a `pd` that was killed.
 
 use anyhow::Result;
 

@@ -1,7 +1,7 @@
-//! How far two cores are from each other: what a core's cache line, and what bulk through memory, take to the other.
+//! Distance of two cores: the transfer time of a cache line, and the throughput of bulk data through memory.
 //!
 //! A virtual machine's cores move between those of its host. Two that share a last-level cache copy several times as fast from one to the
-//! other as two that do not, and nothing in the guest tells which they are. So benchmarks measure it beside their rounds, with no
+//! other as two that do not, and nothing in the guest tells which they are. Benchmarks therefore measure it beside their rounds, with no
 //! code of the data path.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,12 +19,12 @@ const EXCHANGES: u64 = 200;
 const SLOTS: u64 = 32;
 const SLOT_BYTES: usize = 128 << 10;
 
-/// Two cores and what is between them.
+/// Two cores and the distance between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cores {
     /// Nanoseconds for a cache line from one to the other.
     pub apart_ns: f64,
-    /// Throughput of a ring whose writer is on one core and whose reader is on the other.
+    /// Throughput of a ring with the writer on one core and the reader on the other.
     pub copy_gbit_per_s: f64,
 }
 
@@ -149,7 +149,7 @@ fn copy(cores: (usize, usize)) -> Option<f64> {
     both(cores, near, far)?
 }
 
-/// Tells rounds in which the machine was not what it is in the others.
+/// Detects rounds in which the machine differed from the others.
 #[derive(Debug, Default)]
 pub struct Watch {
     nearest_ns: Option<f64>,

@@ -1,4 +1,4 @@
-//! CPU time: of the whole machine, of a process, and what others leave of it.
+//! CPU time: of the whole machine, of a process, and the rest that others leave.
 //!
 //! Busy is everything but idle and iowait: user, nice, system, irq and softirq, so programs, driver
 //! and interrupt work all count. Steal, time that the hypervisor gave to others, is kept apart.
@@ -30,7 +30,7 @@ pub struct MachineTimes {
 }
 
 impl MachineTimes {
-    /// The counters now.
+    /// Returns the counters now.
     pub fn now() -> Result<MachineTimes> {
         let stat = KernelStats::current().context("cannot read /proc/stat")?;
         Ok(MachineTimes::of(&stat.total))
@@ -61,14 +61,14 @@ impl Sub for MachineTimes {
     }
 }
 
-/// CPU time that a process has used in user mode and in the kernel, threads that have ended included, in ticks of 10 ms.
+/// Returns the CPU time that a process has used in user mode and in the kernel, including ended threads, in ticks of 10 ms.
 pub fn of_process(pid: u32) -> Option<(Duration, Duration)> {
     let stat = Process::new(pid as i32).ok()?.stat().ok()?;
     let time = |ticks: u64| Duration::from_secs_f64(ticks as f64 / procfs::ticks_per_second() as f64);
     Some((time(stat.utime), time(stat.stime)))
 }
 
-/// How many cores others keep busy; says so if it is enough to spoil the figures.
+/// Returns the number of cores that others keep busy; prints a warning if it is enough to spoil the figures.
 pub fn background_cores(signals: &Signals) -> Result<f64> {
     const INTERVAL: Duration = Duration::from_millis(500);
     let before = MachineTimes::now()?;
@@ -116,7 +116,7 @@ impl Quiet {
         Ok(quiet)
     }
 
-    /// Says what disturbs the machine.
+    /// Returns the disturbance of the machine, if any.
     pub fn disturbance(&self) -> Option<String> {
         let Quiet { background_cores, cpu_share } = *self;
         if background_cores > Quiet::BACKGROUND_CORES_MAX {
@@ -127,7 +127,7 @@ impl Quiet {
     }
 }
 
-/// CPU time over elapsed time of busy threads, one for each core.
+/// Returns CPU time over elapsed time of busy threads, one for each core.
 fn cpu_share() -> f64 {
     const INTERVAL: Duration = Duration::from_millis(200);
     let spent = || {

@@ -1,4 +1,4 @@
-//! How things are measured: CPU time of the whole machine, the way between its cores, and summaries of interleaved rounds.
+//! Measurement: CPU time of the whole machine, the distance of its cores, and summaries of interleaved rounds.
 
 pub mod cores;
 pub mod cpu;

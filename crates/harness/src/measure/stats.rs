@@ -31,7 +31,7 @@ impl Summary {
         })
     }
 
-    /// The same in another unit.
+    /// Returns the summary in another unit.
     pub fn scaled(self, factor: f64) -> Summary {
         Summary {
             median: self.median * factor,
@@ -42,21 +42,21 @@ impl Summary {
         }
     }
 
-    /// Summarises the ratios of figures measured in the same round, so that what disturbs a whole
-    /// round cancels out. Rounds that one of the two lacks are left out.
+    /// Summarises the ratios of figures measured in the same round, so that disturbances of a whole round
+    /// cancel out. Rounds that one of the two lacks are left out.
     pub fn of_ratios(above: &[f64], below: &[f64]) -> Option<Summary> {
         Summary::of(above.iter().zip(below).map(|(a, b)| a / b))
     }
 }
 
-/// The standard deviation of all of a population; zero for none.
+/// Returns the standard deviation of a whole population; zero for none.
 pub fn standard_deviation(figures: &[f64]) -> f64 {
     let n = figures.len().max(1) as f64;
     let mean = figures.iter().sum::<f64>() / n;
     (figures.iter().map(|f| (f - mean).powi(2)).sum::<f64>() / n).sqrt()
 }
 
-/// Jain's index of fairness: 1 if all shares are equal, 1/n if one has everything.
+/// Returns jain's index of fairness: 1 if all shares are equal, 1/n if one has everything.
 pub fn jain_index(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|s| s * s).sum();
@@ -66,9 +66,9 @@ pub fn jain_index(shares: &[f64]) -> f64 {
     }
 }
 
-/// How likely it is that paired figures which do not differ would come out lower than these did: the
-/// exact sign-flip test on the sum of the logarithms of `ratios`, against ratios below 1. With n
-/// pairs the result is never below 1/2^n. At most 20 ratios are taken.
+/// Returns the probability that paired figures which do not differ would come out lower than these did. It is
+/// the exact sign-flip test on the sum of the logarithms of `ratios`, against ratios below 1. With n pairs
+/// the result is never below 1/2^n. At most 20 ratios are taken.
 pub fn loss_probability(ratios: &[f64]) -> f64 {
     let logs: Vec<f64> = ratios.iter().take(20).map(|r| r.ln()).collect();
     let observed: f64 = logs.iter().sum();
@@ -81,7 +81,7 @@ pub fn loss_probability(ratios: &[f64]) -> f64 {
     lower.count() as f64 / f64::from(flips)
 }
 
-/// The figure below which the fraction `at` of a sorted list lies, interpolated linearly.
+/// Returns the figure below which the fraction `at` of a sorted list lies, interpolated linearly.
 fn quantile(sorted: &[f64], at: f64) -> Option<f64> {
     let position = at * (sorted.len().checked_sub(1)?) as f64;
     let (low, high) = (sorted[position.floor() as usize], sorted[position.ceil() as usize]);
