@@ -7,7 +7,7 @@ const KNOWN: &str = "cpu, fault[:OPTION,...]";
 const FAULT_OPTIONS: &str =
     "seed=NUMBER, fail=PER_MILLE (0 to 1000), delay=REAPS, dead_after=COMMANDS or reorder";
 
-/// The engine of this name, as configuration files and command lines write it.
+/// Returns the engine of this name, as configuration files and command lines write it.
 ///
 /// - `cpu`: [`Cpu`].
 /// - `fault`, `fault:seed=1,fail=10,delay=3,dead_after=5000,reorder`: [`Fault`] around [`Cpu`]; each

@@ -1,4 +1,4 @@
-//! The suite that every engine passes: what it accepts is what the driver relies on.
+//! The suite that every engine passes: the driver relies on the behaviour that it checks.
 //!
 //! Instantiate it where the engine's tests are:
 //!
@@ -62,7 +62,7 @@ macro_rules! conformance_suite {
     };
 }
 
-/// The whole suite.
+/// Runs the whole suite.
 pub fn run(engine: &dyn Engine) {
     conformance_suite!(@list call (engine));
 }
@@ -93,7 +93,7 @@ fn drain(engine: &dyn Engine, pair: &mut dyn QueuePair, room: usize) -> Vec<Comm
 ///
 /// # Safety
 ///
-/// As [`QueuePair::submit`].
+/// As for [`QueuePair::submit`].
 unsafe fn execute(engine: &dyn Engine, pair: &mut dyn QueuePair, commands: &[Command]) -> Vec<Command> {
     let mut completions = Vec::new();
     let mut rest = commands;
@@ -106,7 +106,7 @@ unsafe fn execute(engine: &dyn Engine, pair: &mut dyn QueuePair, commands: &[Com
     completions
 }
 
-/// `full` natively, `less` under Miri, which is some thousand times slower.
+/// Returns `full` natively, and `less` under Miri, which is some thousand times slower.
 const fn unless_miri(full: usize, less: usize) -> usize {
     if cfg!(miri) {
         less

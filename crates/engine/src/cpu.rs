@@ -6,26 +6,26 @@ use pd_shm::copy::{copy, prefetch};
 
 /// The `cpu` engine: copies on the caller's CPU, in [`reap`](QueuePair::reap).
 ///
-/// Each queue pair is one array of 1,024 commands in private memory, submission and completion queue in
-/// one. `submit` only stores commands. `reap` carries them out in order and hands each back at once, so
-/// that the caller decides by the room it offers how much is copied before it looks at its other
-/// work. One call stops after the command that brings it to 256 KB (some 30 µs).
+/// Each queue pair is one array of 1,024 commands in private memory, submission and completion queue in one.
+/// `submit` only stores commands. `reap` carries them out in order and hands each back at once, so that the
+/// caller bounds the copying by the room that it offers. One call stops after the command that brings it to
+/// 256 KB (some 30 µs).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cpu {}
 
 impl Cpu {
-    /// The engine. It holds nothing, and takes any number of queue pairs.
+    /// Makes the engine. The engine holds nothing, and takes any number of queue pairs.
     pub const fn new() -> Self {
         Self {}
     }
 
-    /// Copies `len` bytes from `src` to `dst` before it returns, as a queue pair of this engine would. What is in a queue
-    /// pair keeps its own order: copies whose order matters go one way only.
+    /// Copies `len` bytes from `src` to `dst` before it returns, as a queue pair of this engine would. Commands in a
+    /// queue pair keep their own order: copies whose order matters must go one way only.
     ///
     /// # Safety
     ///
-    /// `len` bytes at `src` are readable, as many at `dst` writable, and the two are disjoint. Other processes may write
-    /// the source meanwhile; nobody else writes the destination.
+    /// `len` bytes at `src` are readable, and `len` bytes at `dst` writable, and the two are disjoint. Other processes
+    /// may write the source meanwhile; nobody else writes the destination.
     #[inline]
     pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: the caller's promise.
@@ -115,7 +115,7 @@ impl QueuePair for CpuQueue {
     }
 }
 
-/// Returns what can be said of a command without touching the memory it names.
+/// Returns the status of a command that follows without touching the memory that it names.
 fn check(command: &Command) -> CommandStatus {
     let fits = |addr: u64| {
         addr != 0 && addr.checked_add(command.data_len.into()).is_some_and(|end| end <= usize::MAX as u64)
@@ -131,11 +131,11 @@ fn check(command: &Command) -> CommandStatus {
     }
 }
 
-/// Does the copy.
+/// Carries out the copy.
 ///
 /// # Safety
 ///
-/// As [`QueuePair::submit`].
+/// As for [`QueuePair::submit`].
 unsafe fn carry_out(command: &Command) {
     let src = std::ptr::with_exposed_provenance(command.src_addr as usize);
     let dst = std::ptr::with_exposed_provenance_mut(command.dst_addr as usize);

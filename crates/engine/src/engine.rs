@@ -20,18 +20,18 @@ pub struct Capability {
     pub synchronous: bool,
 }
 
-/// Something that copies.
+/// A copy engine.
 ///
 /// Threads: an engine is shared; any thread may call it at any time. Neither method is for the data
 /// path: both may allocate, lock and call the kernel.
 ///
-/// Lifetime: a queue pair holds what it needs of its engine, so the two may be dropped in any order.
+/// Lifetime: a queue pair keeps its engine's resources alive, so the two may be dropped in any order.
 pub trait Engine: Send + Sync {
-    /// Returns what this engine can do.
+    /// Returns the engine's capability.
     fn capability(&self) -> Capability;
 
-    /// A new, empty queue pair, independent of all others: it neither waits for them nor shares
-    /// their depth, and a command that fails in one does nothing to another.
+    /// Makes an empty queue pair, independent of all others. It neither waits for them nor shares their
+    /// depth, and a command that fails in one does nothing to another.
     ///
     /// # Errors
     ///
@@ -58,50 +58,49 @@ impl<E: Engine + ?Sized> Engine for Arc<E> {
 ///          at most queue_depth are in flight or done; in_flight() counts both
 /// ```
 ///
-/// Ownership: from `submit` until its completion is reaped, the bytes of a command are the
-/// engine's. It may read the source and write the destination at any moment in between, in any order
-/// and, where the command ends in an error, in part. After the reap they are the caller's, and the
-/// whole destination is visible to the reaping thread and to whomever it then tells with a
-/// release store. Commands are copied on submission and completions on reaping; the engine keeps
-/// no reference to either slice.
+/// Ownership: from `submit` until its completion is reaped, a command's bytes belong to the engine. It may
+/// read the source and write the destination at any moment in between, in any order and, if the command ends
+/// in an error, in part. After the reap the bytes belong to the caller. The whole destination is visible to
+/// the reaping thread, and to threads that it then notifies by a release store. Commands are copied on
+/// submission and completions on reaping; the engine keeps no reference to either slice.
 ///
-/// Dropping a pair ends its use of memory: commands in flight are abandoned, carried out in full, in
-/// part or not at all, and once `drop` has returned nothing of theirs is read or written any more.
+/// Dropping a pair ends its use of memory. Commands in flight are abandoned, carried out in full, in part or
+/// not at all. Once `drop` has returned, none of their bytes are read or written any more.
 ///
-/// `submit` and `reap` never allocate, lock, sleep or call the kernel, and nothing interrupts:
-/// whoever has something in flight polls.
+/// `submit` and `reap` never allocate, lock, sleep or call the kernel. There are no interrupts: a caller with
+/// commands in flight polls.
 pub trait QueuePair: Send {
-    /// Submits commands in order, as many as there is room for, and returns how many that were: a
-    /// prefix of the slice, 0 when the queue is full. A batch costs less than its commands one by one.
+    /// Submits commands in order, as long as there is room. Returns their number: a prefix of the slice, 0
+    /// when the queue is full. A batch costs less than its commands one by one.
     ///
     /// A command that cannot be carried out is accepted like any other and completes with an error:
-    /// [`BadType`](pd_abi::CommandStatus::BadType), [`BadLength`](pd_abi::CommandStatus::BadLength) for
-    /// 0 and for more than the chunk size, [`BadAddress`](pd_abi::CommandStatus::BadAddress) for an
-    /// address known to be wrong, null among them.
+    /// [`BadType`](pd_abi::CommandStatus::BadType); [`BadLength`](pd_abi::CommandStatus::BadLength) for 0 and
+    /// for more than the chunk size; [`BadAddress`](pd_abi::CommandStatus::BadAddress) for an address known
+    /// to be wrong, such as null.
     ///
     /// # Safety
     ///
     /// For every command that has the right type, a length in bounds and no null address, until its
     /// completion is reaped or the pair is dropped:
     ///
-    /// - `data_len` bytes at `src_addr` are mapped and readable, and as many at `dst_addr` are mapped and
-    ///   writable, both exposed (pointers cast to integers);
+    /// - `data_len` bytes at `src_addr` are mapped and readable, and `data_len` bytes at `dst_addr` are
+    ///   mapped and writable, both exposed (pointers cast to integers);
     /// - the two are disjoint, and the destination is disjoint from the source and the destination
     ///   of every other command in flight in any pair;
-    /// - nothing that Rust code holds a reference to is written.
+    /// - memory that Rust code holds a reference to is not written.
     ///
     /// Another process may write the source meanwhile: the destination then gets a mixture of
     /// old and new bytes, and nothing else happens.
     unsafe fn submit(&mut self, commands: &[Command]) -> usize;
 
-    /// Takes completions, at most as many as fit, and returns how many.
+    /// Takes completions, up to the size of the slice. Returns their number.
     ///
     /// Each is its command with `request_type` =
     /// [`GeneralCompleted`](pd_abi::CommandType::GeneralCompleted) and `status` set; every other field
     /// comes back as it went in. Entries beyond the returned count are left alone.
     ///
-    /// One call does a bounded amount of copying; it may return less than there is, so call again while
-    /// [`in_flight`](Self::in_flight) is not 0.
+    /// Bounded: one call does a bounded amount of copying, and may return less than is complete. Call again
+    /// while [`in_flight`](Self::in_flight) is not 0.
     fn reap(&mut self, completions: &mut [Command]) -> usize;
 
     /// Commands submitted and not reaped.
@@ -143,7 +142,7 @@ pub enum EngineError {
     Exhausted {
         /// The engine's name.
         engine: &'static str,
-        /// How many it has.
+        /// Number of pairs that it has.
         limit: usize,
     },
 }

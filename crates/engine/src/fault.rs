@@ -12,9 +12,8 @@ use std::sync::Arc;
 pub struct FaultPlan {
     /// Every decision follows from it; see [`Fault`].
     pub seed: u64,
-    /// Of 1,000 commands so many complete with [`Failed`](CommandStatus::Failed), in the mean. Half of
-    /// those never reach the inner engine; the others are cut short, so that a part of the
-    /// destination is written.
+    /// Commands in 1,000 that complete with [`Failed`](CommandStatus::Failed), in the mean. Half of those
+    /// never reach the inner engine; the others are cut short, so that a part of the destination is written.
     pub fail_per_mille: u32,
     /// Each completion is held back for a random number of calls of `reap`, at most this many, from its
     /// submission on.
@@ -22,8 +21,8 @@ pub struct FaultPlan {
     pub delay_reaps_max: u32,
     /// Completions overtake each other within a queue pair, too.
     pub reorder: bool,
-    /// After this many commands, counted over all queue pairs of the engine, every command fails and none
-    /// reaches the inner engine: a device that has died.
+    /// Commands, counted over all queue pairs of the engine, after which every command fails and none reaches
+    /// the inner engine: a dead device.
     pub dead_after: Option<u64>,
 }
 
@@ -33,8 +32,8 @@ pub struct FaultPlan {
 /// Invalid commands get the inner engine's answer. With the default plan it is a slower copy of its
 /// inner engine.
 ///
-/// The n-th queue pair draws from a generator of its own, seeded with the plan's seed and n. Hence a pair given the same calls does the same again, whatever other pairs and
-/// threads do; only `dead_after`, which counts across pairs, depends on their interleaving.
+/// The n-th queue pair draws from a generator of its own, seeded with the plan's seed and n. A pair that is given the same calls therefore
+/// does the same again, whatever other pairs and threads do. Only `dead_after`, which counts across pairs, depends on their interleaving.
 pub struct Fault {
     inner: Arc<dyn Engine>,
     plan: FaultPlan,
@@ -207,7 +206,7 @@ impl FaultQueue {
         self.plan.fail_per_mille > 0 && self.random.below(1000) < u64::from(self.plan.fail_per_mille)
     }
 
-    /// The next completion to hand out: the oldest if it is ripe, or, reordering, any that is.
+    /// Returns the next completion to hand out: the oldest if it is ripe, or, reordering, any that is.
     fn take_ripe(&mut self) -> Option<u16> {
         let ripe = |slot: &u16| {
             let slot = &self.slots[usize::from(*slot)];

@@ -1,8 +1,8 @@
-//! Copy engines: what moves bytes between containers that never see each other's memory.
+//! Copy engines, which move bytes between containers that never see each other's memory.
 //!
 //! An engine stands where the paper's PD Stack stands (PipeDevice, section IV-B): it takes fixed-size
 //! commands from a submission queue, moves bytes, and puts the same commands, marked as done, into a
-//! completion queue (section III-E). It knows addresses and lengths only; connections, tables and
+//! completion queue (section III-E). An engine knows addresses and lengths only; connections, tables and
 //! policy are the driver's.
 //!
 //! ```text
@@ -23,7 +23,7 @@
 //! | [`Fault`] (`fault`) | another engine with failures, delays and reordering, the same for the same seed |
 //!
 //! To use an engine, read [`Engine`] and [`QueuePair`]. To write one, implement both and instantiate
-//! [`conformance_suite!`] for it: what the suite accepts is what the driver relies on.
+//! [`conformance_suite!`] for it: the driver relies on the behaviour that the suite checks.
 //!
 //! Never: an engine looks at payload, interprets `cid`, `conn_id`, `table_id` or `entry_seq`, keeps
 //! state of a connection, or decides whether a copy is allowed. Addresses are checked by the driver

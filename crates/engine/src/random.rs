@@ -15,7 +15,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not 0. The bias of at most `bound` in 2^64 does not matter here.
+    /// Returns a number below `bound`, which is not 0. The bias of at most `bound` in 2^64 does not matter here.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

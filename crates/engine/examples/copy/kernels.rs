@@ -7,9 +7,9 @@
 /// As [`std::ptr::copy_nonoverlapping`].
 pub type Kernel = unsafe fn(dst: *mut u8, src: *const u8, len: usize);
 
-/// The candidates that this machine can run: the engine's own; `ptr::copy_nonoverlapping`; `rep movsb`;
-/// loops over four vectors of 256 or 512 bits: plain, asking for ownership of the destination 1 KB
-/// ahead (`+w`), also prefetching the source (`+rw`), with non-temporal stores (`nt`).
+/// Returns the candidates that this machine can run: the engine's own; `ptr::copy_nonoverlapping`; `rep
+/// movsb`; loops over four vectors of 256 or 512 bits. Variants of loops: plain, asking for ownership of the
+/// destination 1 KB ahead (`+w`), also prefetching the source (`+rw`), with non-temporal stores (`nt`).
 pub fn candidates() -> Vec<(&'static str, Kernel)> {
     let mut all: Vec<(&'static str, Kernel)> = vec![("engine", pd_shm::copy::copy), ("memcpy", memcpy)];
     #[cfg(target_arch = "x86_64")]
@@ -46,8 +46,8 @@ mod x86 {
         }
     }
 
-    /// A loop over four vectors: an unaligned first vector, then stores aligned to `$width`, then the
-    /// last four vectors again, unaligned and overlapping what the loop has done.
+    /// A loop over four vectors. It copies an unaligned first vector, then stores aligned to `$width`, then
+    /// the last four vectors again, unaligned and overlapping the loop's bytes.
     macro_rules! vector_loop {
         ($name:ident, $width:literal, $reg:literal, $load:literal, $store:literal, [$($ahead:literal),*], $end:literal) => {
             pub unsafe fn $name(dst: *mut u8, src: *const u8, len: usize) {

@@ -2,11 +2,11 @@
 //!
 //! `cargo run --release -p pd-engine --example copy [alone|shared|queue]...`
 //!
-//! - `alone`: one thread copies messages around two rings; what is in which cache depends on the size of
-//!   the rings only. This is the case that benchmarks of memcpy measure.
+//! - `alone`: one thread copies messages around two rings, whose size alone determines the caches. This is
+//!   the case that benchmarks of memcpy measure.
 //! - `shared`: three threads pass a window of bytes on: a producer writes it, the copier copies it, a
-//!   consumer reads it. This is what an engine does. Each side is timed by itself, because a copy that is
-//!   fast and leaves the bytes far from the consumer has won nothing.
+//!   consumer reads it. This is the work of an engine. Each side is timed by itself: a fast copy that leaves
+//!   the bytes far from the consumer gains nothing.
 //! - `queue`: the same through the queue pair of the `cpu` engine, in batches.
 //!
 //! Figures are the median of several runs, candidates taking turns, in GB/s (1e9 bytes) of payload unless a heading says otherwise.

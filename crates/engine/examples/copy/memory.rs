@@ -24,12 +24,12 @@ impl Memory {
         }
     }
 
-    /// First byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
 
-    /// Byte `offset`.
+    /// Returns the address of byte `offset`.
     pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.bytes);
         self.start.wrapping_add(offset)

@@ -22,8 +22,8 @@ pub const COLUMNS: [Column; 4] =
 /// Copies a window: destination, source, bytes.
 pub type Copy<'a> = Box<dyn FnMut(*mut u8, *const u8, usize) + Send + 'a>;
 
-/// Lets windows of `window` bytes go around two rings of `ring` bytes, with each of `copies` in turn, as
-/// often as `repeats` says; medians, in the order of `copies`.
+/// Moves windows of `window` bytes around two rings of `ring` bytes, with each of `copies` in turn, `repeats`
+/// times. Returns medians, in the order of `copies`.
 pub fn run(ring: usize, window: usize, repeats: usize, copies: &mut [Copy]) -> Vec<Rates> {
     let memory = Memory::new(2 * ring);
     let mut runs = vec![Vec::new(); copies.len()];
@@ -48,7 +48,7 @@ pub fn run(ring: usize, window: usize, repeats: usize, copies: &mut [Copy]) -> V
     runs.into_iter().map(rates).collect()
 }
 
-/// Eight times around the ring.
+/// Returns the number of windows in eight times around the ring.
 fn rounds(ring: usize, window: usize) -> usize {
     8 * ring / window
 }

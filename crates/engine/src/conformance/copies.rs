@@ -11,7 +11,7 @@ const MARGIN: usize = 256;
 struct Bench {
     memory: Memory,
     pair: Box<dyn QueuePair>,
-    /// Where the destination half starts.
+    /// Offset of the destination half.
     half: usize,
 }
 
@@ -39,7 +39,7 @@ impl Bench {
     }
 }
 
-/// Every length up to 2,100 bytes, and those around powers of two up to the chunk size.
+/// Copies every length up to 2,100 bytes, and lengths around powers of two up to the chunk size.
 pub fn every_size(engine: &dyn Engine) {
     let chunk = engine.capability().chunk_bytes_max as usize;
     let mut bench = Bench::new(engine, chunk);
@@ -56,7 +56,7 @@ pub fn every_size(engine: &dyn Engine) {
     }
 }
 
-/// Every pair of alignments within a line, for lengths on both sides of what a loop takes at a time.
+/// Copies with every pair of alignments within a line, for lengths on both sides of a loop's step.
 pub fn odd_alignments(engine: &dyn Engine) {
     let chunk = engine.capability().chunk_bytes_max as usize;
     let mut bench = Bench::new(engine, 4200);

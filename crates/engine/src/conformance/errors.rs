@@ -7,7 +7,7 @@ use pd_abi::{Command, CommandStatus};
 
 const LEN: usize = 100;
 
-/// Ways to spoil a command, and what becomes of it.
+/// Returns ways to spoil a command, with their status.
 fn spoiled(good: Command, chunk_bytes_max: u32) -> Vec<(Command, CommandStatus)> {
     use CommandStatus::{BadAddress, BadLength, BadType};
     let mut all = vec![

@@ -1,4 +1,4 @@
-//! Any engine against a model: a vector of bytes and a list of what is in flight.
+//! Any engine against a model: a vector of bytes and a list of commands in flight.
 //!
 //! The steps come from a generator with fixed seeds ([`random_against_model`]) or from a property test,
 //! which can then shrink them ([`check`]).
@@ -10,16 +10,16 @@ use crate::{Engine, QueuePair};
 use pd_abi::{Command, CommandStatus, CommandType};
 use std::time::{Duration, Instant};
 
-/// One call of a queue pair.
+/// A call of a queue pair.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Submit these as one batch.
     Submit(Vec<Copy>),
-    /// Reap with room for so many.
+    /// Reap with room for this number.
     Reap(usize),
 }
 
-/// A command, in terms that any numbers satisfy: each is taken modulo what there is.
+/// A command, in terms that any numbers satisfy: each is taken modulo its range.
 #[derive(Clone, Copy, Debug)]
 pub struct Copy {
     /// Cell and offset to read from.
@@ -163,7 +163,7 @@ impl Run {
     }
 }
 
-/// Random steps from fixed seeds against the model.
+/// Runs random steps from fixed seeds against the model.
 pub fn random_against_model(engine: &dyn Engine) {
     for seed in 0..unless_miri(20, 1) as u64 {
         let mut random = Random::new(seed);

@@ -26,8 +26,8 @@ pub fn full_pair_blocks_no_other(engine: &dyn Engine) {
     assert_eq!(drain(engine, &mut *first, 50).len(), QUEUE_DEPTH);
 }
 
-/// Pairs on several threads at once, made on one thread, used on another; each gets its own
-/// completions and its own bytes, which a third thread then sees.
+/// Pairs on several threads at once, made on one thread, used on another. Each gets its own completions and
+/// its own bytes, which a third thread then sees.
 pub fn threads(engine: &dyn Engine) {
     thread::scope(|scope| {
         for number in 0..4u16 {

@@ -1,4 +1,4 @@
-//! The queues: what is accepted, how many, and what comes back.
+//! The queues: acceptance, depth, and completions.
 
 use super::memory::Memory;
 use super::{drain, execute, unless_miri};
@@ -18,7 +18,7 @@ fn memory() -> Memory {
     Memory::new(LEN * (1 + QUEUE_DEPTH))
 }
 
-/// Returns what an engine says of itself is possible and does not change.
+/// Checks that the reported capability is valid and does not change.
 pub fn capability(engine: &dyn Engine) {
     let capability = engine.capability();
     assert!(!capability.name.is_empty());

@@ -34,8 +34,8 @@ impl Memory {
     }
 }
 
-/// Submits all and reaps until nothing is in flight: for each call of `reap`, sequence and status of
-/// what it returned.
+/// Submits all and reaps until nothing is in flight. Returns sequence and status of the completions of each
+/// call of `reap`.
 fn trace(pair: &mut dyn QueuePair, memory: &mut Memory) -> Vec<Vec<(u16, u8)>> {
     let commands = memory.commands();
     // SAFETY: the memory outlives the loop below, which waits for every command; the destinations are
