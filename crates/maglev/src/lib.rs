@@ -53,7 +53,8 @@ impl Order {
 }
 
 impl Table {
-    /// The table of backends with these names and weights. A weight of 0 gets no entry; without any weight the table is empty.
+    /// Makes the table of backends with these names and weights. A weight of 0 gets no entry; without any weight the table is
+    /// empty.
     pub fn new(backends: &[(&[u8], u32)]) -> Self {
         let heaviest = u64::from(backends.iter().map(|(_, weight)| *weight).max().unwrap_or(0));
         if heaviest == 0 {
@@ -65,7 +66,7 @@ impl Table {
         let (mut credits, mut left) = (vec![0u64; backends.len()], ENTRIES);
         loop {
             for (index, (_, weight)) in backends.iter().enumerate() {
-                // The heaviest has a turn in each round, the others in as many as their weight is of its.
+                // The heaviest has a turn in each round; others have turns in proportion to their weight.
                 credits[index] += u64::from(*weight);
                 if credits[index] < heaviest {
                     continue;
@@ -86,12 +87,12 @@ impl Table {
         }
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub fn entries(&self) -> &[u16] {
         &self.0
     }
 
-    /// The backend of a hash; none if no backend has a weight.
+    /// Returns the backend of a hash; none if no backend has a weight.
     pub fn find(&self, hash: u64) -> Option<usize> {
         // By a constant, which costs no division.
         self.0.get((hash % ENTRIES as u64) as usize).map(|&backend| backend.into())
@@ -117,7 +118,7 @@ mod tests {
         shares
     }
 
-    /// Entries that lead to another backend, of those whose backend is still there.
+    /// Counts the entries that lead to another backend although their former one remains.
     fn moved(before: &[(String, u32)], after: &[(String, u32)]) -> usize {
         let (old, new) = (table(before), table(after));
         let pairs = old.entries().iter().zip(new.entries());
@@ -161,7 +162,7 @@ mod tests {
         }
     }
 
-    /// The same table on every machine, whatever the processor and the process.
+    /// Tables are equal on every machine, processor and process.
     #[test]
     fn a_table_is_the_same_everywhere() {
         let table = table(&named(3, 7));
