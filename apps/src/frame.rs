@@ -57,14 +57,14 @@ impl Parts {
         Some(Self { protocol, source, destination, ports, transport, end })
     }
 
-    /// Offset of the checksum of TCP or UDP.
+    /// Returns offset of the checksum of TCP or UDP.
     #[inline]
     pub fn checksum_offset(&self) -> usize {
         self.transport + if self.protocol == TCP { 16 } else { 6 }
     }
 }
 
-/// Sum of `bytes` as 16-bit words, not folded. An odd byte counts as the high half of a word.
+/// Returns the sum of `bytes` as 16-bit words, not folded. An odd byte counts as the high half of a word.
 fn sum(bytes: &[u8]) -> u32 {
     bytes
         .chunks(2)
@@ -82,14 +82,14 @@ pub fn fold(sum: u32) -> u16 {
     fold_once(fold_once(sum)) as u16
 }
 
-/// Difference added to the complement of a checksum when `old` becomes `new` (RFC 1624, equation 3).
+/// Returns the difference to add to the complement of a checksum when `old` becomes `new` (RFC 1624, equation 3).
 #[inline]
 pub fn difference(old: u32, new: u32) -> u16 {
     let halves = |word: u32| (word >> 16) + (word & 0xffff);
     fold(halves(!old) + halves(new))
 }
 
-/// A checksum after a [`difference`].
+/// Returns a checksum after a [`difference`].
 #[inline]
 pub fn updated(checksum: u16, difference: u16) -> u16 {
     !fold(u32::from(!checksum) + u32::from(difference))
@@ -115,7 +115,7 @@ pub fn is_sound(frame: &[u8]) -> bool {
     fold(transport_sum(frame, &parts)) == 0xffff
 }
 
-/// Sum of the pseudo header and all behind it.
+/// Returns the sum of the pseudo header and all bytes behind it.
 fn transport_sum(frame: &[u8], parts: &Parts) -> u32 {
     let length = (parts.end - parts.transport) as u32;
     let addresses = sum(&frame[ETHERNET + 12..ETHERNET + 20]);
@@ -134,7 +134,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// The way back.
+    /// Returns the ends of the way back.
     pub fn reversed(self) -> Self {
         let Self { macs: [a, b], addresses: [c, d], ports: [e, f] } = self;
         Self { macs: [b, a], addresses: [d, c], ports: [f, e] }
@@ -166,7 +166,7 @@ fn write_headers(frame: &mut [u8], ends: &Ends, protocol: u8, behind: usize) {
     frame[36..38].copy_from_slice(&ends.ports[1].to_be_bytes());
 }
 
-/// A frame of UDP with both checksums, padded to `least` bytes.
+/// Makes a frame of UDP with both checksums, padded to `least` bytes.
 pub fn udp(ends: &Ends, payload: &[u8], least: usize) -> Vec<u8> {
     let mut frame = vec![0; (UDP_PAYLOAD + payload.len()).max(least)];
     frame[UDP_PAYLOAD..][..payload.len()].copy_from_slice(payload);
@@ -175,7 +175,7 @@ pub fn udp(ends: &Ends, payload: &[u8], least: usize) -> Vec<u8> {
     frame
 }
 
-/// A frame of TCP without payload, with these flags, padded to `least` bytes.
+/// Makes a frame of TCP without payload, with these flags, padded to `least` bytes.
 pub fn tcp(ends: &Ends, sequence: u32, flags: u8, least: usize) -> Vec<u8> {
     let mut frame = vec![0; (ETHERNET + IPV4 + 20).max(least)];
     write_headers(&mut frame, ends, TCP, 20);

@@ -1,6 +1,6 @@
 //! Logic of applications of pipes, apart from where their frames come from.
 //!
-//! Each application is an [`App`]: it says of each frame what becomes of it. [`over_pipe`] runs one over a pipe of the driver or of an
+//! Each application is an [`App`], which gives a verdict on each frame. [`over_pipe`] runs one over a pipe of the driver or of an
 //! agent, [`over_packets`] over the packetised twin, so that benchmarks compare interfaces and nothing else. The programs in `bin/`
 //! run them over pipes.
 //!

@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 
 /// Most backends.
 pub const BACKENDS_MAX: usize = 1000;
-/// Flows whose backends are remembered.
+/// Most flows whose backends are remembered.
 pub const CACHE_FLOWS: usize = 1024;
 /// Bits of TCP's flags: SYN and ACK.
 const SYN: u8 = 2;
@@ -19,9 +19,9 @@ const ACK: u8 = 16;
 /// A backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backend {
-    /// Its address.
+    /// Address of the backend.
     pub address: Ipv4Addr,
-    /// Its MAC address, or that of the next hop.
+    /// MAC address of the backend, or of the next hop.
     pub mac: [u8; 6],
 }
 
@@ -60,7 +60,7 @@ pub struct Maglev {
     service: u32,
     /// 0: any.
     port: u16,
-    /// Where frames go on to.
+    /// Destination of frames.
     out: Verdict,
     backends: Vec<Backend>,
     places: Vec<Place>,
@@ -113,7 +113,7 @@ impl Maglev {
         self.counts
     }
 
-    /// The backend of a flow.
+    /// Returns the backend of a flow.
     #[inline]
     fn choose(&mut self, parts: &Parts, ports: u32, first: bool) -> Option<usize> {
         let key = u64::from(parts.source) << 32 | u64::from(ports);
@@ -182,7 +182,7 @@ mod tests {
         Maglev::new(SERVICE.into(), 80, &backends(count), Verdict::Back)
     }
 
-    /// Index of the backend that a frame was led to.
+    /// Returns the index of the backend that a frame was led to.
     fn led_to(frame: &[u8]) -> usize {
         let to = Parts::of(frame).unwrap().destination;
         backends(BACKENDS_MAX).iter().position(|backend| u32::from(backend.address) == to).unwrap()
@@ -231,7 +231,7 @@ mod tests {
         app.set_backends(&others);
         assert_eq!(send(&mut app, ACK).1, backend);
         assert_eq!(app.counts().cached, 1);
-        // Its own backend goes.
+        // The flow's own backend goes.
         others.retain(|other| led_index(other) != backend);
         app.set_backends(&others);
         let (verdict, other) = send(&mut app, ACK);

@@ -1,10 +1,10 @@
 //! `nitro`: heavy hitters of a port by NitroSketch (Liu et al., SIGCOMM 2019): a Count-Min sketch that looks at few frames.
 //!
-//! Each row of the sketch counts a frame with probability p, and then counts 1/p. How many pairs of frame and row lie between two that
-//! count is drawn from the geometric distribution, so that a frame between costs a subtraction, and is not looked at at all.
+//! Each row of the sketch counts a frame with probability p, and then counts 1/p. The gap between two counted pairs of frame and row
+//! is drawn from the geometric distribution. A frame in a gap costs a subtraction, and is not read at all.
 //!
-//! An estimate is the median of the rows: a row is too high by the flows that share its counter, N / columns on average, and off by
-//! sampling, with a variance of f (1 - p) / p. The minimum, which Count-Min takes, would be too low by the latter.
+//! An estimate is the median of the rows. A row is too high by the flows that share its counter, N / columns on average. It is also
+//! off by sampling, with a variance of f (1 - p) / p. The minimum, which Count-Min takes, would be too low by the latter.
 use crate::frame::Parts;
 use crate::random::Random;
 use crate::{App, Verdict};
@@ -31,7 +31,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// The flow of a frame of IPv4.
+    /// Returns the flow of a frame of IPv4.
     pub fn of(frame: &[u8]) -> Option<Self> {
         let parts = Parts::of(frame)?;
         let addresses = [parts.source, parts.destination];
@@ -132,7 +132,7 @@ impl Nitro {
         }
     }
 
-    /// Estimate of a flow's frames: the median of the rows.
+    /// Returns the estimate of a flow's frames: the median of the rows.
     pub fn estimate(&self, flow: &Flow) -> u32 {
         let mut counts: [u32; ROWS] = std::array::from_fn(|row| self.rows[self.place(flow, row)]);
         counts.sort_unstable();
@@ -186,7 +186,8 @@ mod tests {
         (app, exact)
     }
 
-    /// Most that an estimate may be off: five standard deviations of a sampled row, and a share of all frames for collisions.
+    /// Returns the largest error of an estimate: five standard deviations of a sampled row, and a share of all frames for
+    /// collisions.
     fn bound(weight: u32, count: u64, frames: u64) -> f64 {
         5.0 * (count.max(1) as f64 * f64::from(weight)).sqrt() + 5.0 * frames as f64 / COLUMNS as f64 + 0.5
     }

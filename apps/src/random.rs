@@ -5,12 +5,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// A generator by `seed`.
+    /// Makes a generator by `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -19,13 +19,13 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.word()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number above 0 and up to 1.
+    /// Returns a number above 0 and up to 1.
     #[inline]
     pub fn unit(&mut self) -> f64 {
         ((self.word() >> 11) + 1) as f64 / (1u64 << 53) as f64
@@ -53,7 +53,7 @@ impl Zipf {
         Self { sums }
     }
 
-    /// A rank, from 0.
+    /// Returns a rank, from 0.
     pub fn draw(&self, random: &mut Random) -> usize {
         let at = random.unit();
         self.sums.partition_point(|&sum| sum < at).min(self.sums.len() - 1)

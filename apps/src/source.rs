@@ -1,4 +1,4 @@
-//! Where the frames of an application come from.
+//! Sources of an application's frames.
 use pd_pipe::packetised::{Packets, Rings};
 use pd_pipe::Pipe;
 use rustix::io::{Errno, Result};
@@ -8,7 +8,7 @@ use rustix::io::{Errno, Result};
 pub enum Verdict {
     /// Back to the port that the frame came from.
     Back,
-    /// Its first bytes, back to that port.
+    /// Sends the frame's first bytes back to that port.
     Cut(usize),
     /// To a port of the pipe, by its number there. The packetised twin has one port.
     To(u16),
@@ -20,10 +20,10 @@ pub enum Verdict {
 
 /// An application.
 pub trait App {
-    /// Says what becomes of `frame`, which may be changed in place.
+    /// Returns the verdict on `frame`, which may be changed in place.
     fn process(&mut self, frame: &mut [u8]) -> Verdict;
 
-    /// The frame that [`Verdict::Answer`] stands for, until the next [`Self::process`].
+    /// Returns the frame to send for [`Verdict::Answer`], valid until the next [`Self::process`].
     fn answer(&self) -> &[u8] {
         &[]
     }
@@ -33,7 +33,7 @@ pub trait App {
 /// missing. Returns how many frames there were.
 ///
 /// # Errors
-/// The pipe's own error once it has ended.
+/// The pipe's error once it has ended.
 #[inline]
 pub fn over_pipe(pipe: &mut Pipe, mut answers: Option<&mut Pipe>, app: &mut impl App) -> Result<usize> {
     let mut frames = match pipe.frames() {

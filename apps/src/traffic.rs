@@ -24,7 +24,7 @@ pub fn client_ends(client: u64) -> Ends {
     Ends { macs: [FAR, NEAR], addresses: [[100 + a % 28, b, c, d], SERVICE], ports: [1024 + d as u16, 80] }
 }
 
-/// A flood of first frames of TCP, each from another source.
+/// Returns a flood of first frames of TCP, each from another source.
 pub fn syn_flood(seed: u64) -> impl Iterator<Item = Vec<u8>> {
     let mut random = Random::new(seed);
     std::iter::repeat_with(move || {

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A driver with these ports.
+/// Makes a driver with these ports.
 fn stand(ports: &[(&str, PortSpec)]) -> Stand {
     let stand = Stand::new();
     ports.iter().for_each(|(name, port)| stand.add(name, port));
@@ -38,7 +38,7 @@ impl Stand {
         Program(command.spawn().unwrap())
     }
 
-    /// A port that plays `frames` once.
+    /// Adds a port that plays `frames` once.
     fn play(&self, name: &str, frames: impl IntoIterator<Item = Vec<u8>>) {
         let file = self.folder().join(name);
         let to = std::fs::File::create(&file).unwrap();

@@ -1,4 +1,4 @@
-//! The same logic over a pipe and over the packetised twin: the same frames come back from both.
+//! The same logic over a pipe and over the packetised twin returns the same frames.
 
 use pd_apps::frame::{is_sound, udp, Ends};
 use pd_apps::kv::client::Client;
@@ -31,7 +31,7 @@ impl Write for File {
 }
 
 impl File {
-    /// A port that plays `frames` and writes what comes back to a file.
+    /// Makes a port that plays `frames` and writes returned frames to a file.
     fn port(frames: &[Vec<u8>]) -> (Self, Port) {
         let played = Self::default();
         let mut writer = Pcap::new(None::<&[u8]>, Some(Box::new(played.clone()))).unwrap();
@@ -41,7 +41,7 @@ impl File {
         (back.clone(), Port::Pcap(Pcap::new(Some(Cursor::new(bytes)), Some(Box::new(back))).unwrap()))
     }
 
-    /// The frames written to it.
+    /// Returns the frames written to it.
     fn frames(&self, port: &mut Port) -> Vec<Vec<u8>> {
         let Port::Pcap(pcap) = port else { unreachable!() };
         pcap.finish().unwrap();
@@ -62,7 +62,7 @@ fn open(agent: &mut Agent, port: pd_pipe::PortId, direction: Direction, unit: Un
     pipe
 }
 
-/// Runs `app` over a pipe until it has had `frames`. Returns what came back.
+/// Runs `app` over a pipe until it has had `frames`. Returns the frames that came back.
 fn by_pipe(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     let (back, port) = File::port(frames);
     let mut agent = Agent::new().unwrap();
@@ -78,7 +78,7 @@ fn by_pipe(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     back.frames(agent.port(port))
 }
 
-/// Runs `app` over the packetised twin until it has had `frames`. Returns what came back.
+/// Runs `app` over the packetised twin until it has had `frames`. Returns the frames that came back.
 fn by_packets(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     let (back, port) = File::port(frames);
     let (mut nic, mut packets) = packetised::pair(port).unwrap();
@@ -91,7 +91,7 @@ fn by_packets(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     back.frames(nic.port())
 }
 
-/// The same over memif.
+/// Runs `app` over memif until it has had `frames`. Returns the frames that came back.
 fn by_memif(frames: &[Vec<u8>], app: &mut impl App) -> Vec<Vec<u8>> {
     let (back, port) = File::port(frames);
     let (mut nic, mut packets) = memif::pair(port).unwrap();
@@ -148,7 +148,7 @@ fn a_store_gives_the_same_answers_over_both() {
             1 => client.request(Op::Get, key.as_bytes(), b"", 300),
             2 => client.request(Op::Delete, key.as_bytes(), b"", 0),
             3 => meta(&format!("ms {key} {}\r\n{}\r\n", value.len(), String::from_utf8_lossy(&value))),
-            // Its answer is longer than the request.
+            // The answer is longer than the request.
             _ => meta(&format!("mg {key} v k\r\n")),
         });
     }

@@ -57,7 +57,7 @@ fn two_programs_without_a_kernel_network_speak_tcp_over_a_link() {
     let stand = Stand::new();
     stand.add("wire", PortSpec::Link, None);
     let server = stand.echo(&["wire.0", "10.79.0.1/24"]);
-    // One byte, many connections at once, and many buffers' worth.
+    // A byte, many connections at once, and more bytes than buffers hold.
     for (connections, bytes) in [("1", "1"), ("20", "100001"), ("2", "3000000")] {
         let done = stand.load(connections, bytes).output().unwrap();
         let wanted = format!("{connections} connections, {bytes} bytes each, all back\n");
@@ -69,11 +69,11 @@ fn two_programs_without_a_kernel_network_speak_tcp_over_a_link() {
         stand.wait_for("bytes are on their way", |report| report.ports[0].frames_sent > before + 2000);
         drop(killed);
     };
-    // One that is killed amid its bytes, and another at the same address.
+    // A client that is killed amid its bytes, and another at the same address.
     kill_one();
     let done = stand.load("20", "100001").output().unwrap();
     assert!(said(&done).0, "{:?}", said(&done));
-    // With connections of one that is no more the server sleeps.
+    // The server sleeps, although it has connections of a dead client.
     kill_one();
     let (before, since) = (ticks(&server.0), Instant::now());
     std::thread::sleep(Duration::from_secs(1));

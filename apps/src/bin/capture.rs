@@ -1,4 +1,4 @@
-//! `capture PORT FRAMES`: writes so many frames of a port to its output as a pcap file, for tcpdump and Wireshark.
+//! `capture PORT FRAMES`: writes FRAMES frames of a port to its output as a pcap file, for tcpdump and Wireshark.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, Result};

@@ -1,5 +1,5 @@
-//! `kv PORT [PARTITIONS]`: a key-value store in memory, with a thread for each partition. It serves UDP: its own protocol at ports from 9800 on,
-//! memcached's meta commands at ports from 11211 on.
+//! `kv PORT [PARTITIONS]`: a key-value store in memory, with a thread for each partition. The store serves UDP: its own protocol at ports
+//! from 9800 on, memcached's meta commands at ports from 11211 on.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, Result};

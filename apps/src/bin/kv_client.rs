@@ -1,5 +1,5 @@
-//! `kv_client PORT PARTITIONS COMMAND`: a client of `kv`. Commands are `get KEY`, `set KEY VALUE`, `delete KEY`, and `load KEYS REQUESTS`, which
-//! sets and gets keys by Zipf's law, checks each value, and tells the rate and how long answers took.
+//! `kv_client PORT PARTITIONS COMMAND`: a client of `kv`. Commands are `get KEY`, `set KEY VALUE`, `delete KEY`, and `load KEYS REQUESTS`.
+//! The last one sets and gets keys by Zipf's law, checks each value, and prints the rate and the times of answers.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, ensure, Context, Result};
@@ -12,7 +12,7 @@ use pd_client::pipe::{Direction, Flow, Options, Pipe, BACK};
 use pd_client::Error;
 use std::time::{Duration, Instant};
 
-/// Where a client of a link has its end; the store answers to where a request came from.
+/// Ends of a client of a link; the store answers to a request's source.
 const ENDS: Ends = Ends {
     macs: [[2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 9, 2]],
     addresses: [[198, 18, 9, 1], [198, 18, 9, 2]],
@@ -22,7 +22,7 @@ const ENDS: Ends = Ends {
 const WINDOW: usize = 32;
 /// Answers that are timed, the first ones.
 const TIMES_MAX: u64 = 1 << 20;
-/// How long an answer is waited for.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 struct Link {
@@ -80,7 +80,7 @@ impl Link {
         Ok(())
     }
 
-    /// One SET in twenty requests. A value is the key and the number of its last SET.
+    /// Sends the requests of `load`, one SET in twenty. A value is the key and the number of its last SET.
     fn load(&mut self, keys: usize, requests: u64) -> Result<()> {
         let (zipf, mut random) = (Zipf::new(keys, 0.99), Random::new(7));
         let (mut sets, mut gets, mut hits, mut wrong) = (vec![0u32; keys], 0u64, 0u64, 0u64);

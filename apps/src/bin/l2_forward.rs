@@ -1,4 +1,4 @@
-//! `l2_forward PORT PORT`: what comes at one port goes out at the other, both ways, without a look at it.
+//! `l2_forward PORT PORT`: sends frames of one port out at the other, both ways, without parsing them.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, Result};

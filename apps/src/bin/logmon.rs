@@ -1,4 +1,4 @@
-//! `logmon PORT [LINES SECONDS [FILTERS]]`: reads lines of logs as a stream from a port, and tells addresses that a filter has matched LINES
+//! `logmon PORT [LINES SECONDS [FILTERS]]`: reads lines of logs as a stream from a port. Prints addresses that a filter has matched LINES
 //! times (5) within SECONDS (600). FILTERS is a file in the form of `apps/src/logmon/filters.txt`.
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! `nitro PORT [FRAMES]`: tells the heavy hitters of a port, flows with 0.1 % of the frames or more, after each FRAMES frames (1,000,000),
-//! and sends the frames back.
+//! `nitro PORT [FRAMES]`: prints the heavy hitters of a port after each FRAMES frames (1,000,000), and sends the frames back. Heavy
+//! hitters are flows with 0.1 % of the frames or more.
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, Result};
@@ -8,7 +8,7 @@ use pd_apps::over_pipe;
 use pd_client::pipe::{Direction, Options, Pipe};
 use std::hash::{BuildHasher, RandomState};
 
-/// One of as many pairs of frame and row is looked at.
+/// Inverse of the share of pairs of frame and row that are counted.
 const WEIGHT: u32 = 100;
 const SHARE: f64 = 0.001;
 

@@ -1,4 +1,5 @@
-//! `send_lines PORT`: sends its input as a stream of bytes: `tail -F auth.log | send_lines logs.1`. It ends when all was taken.
+//! `send_lines PORT`: sends its input as a stream of bytes: `tail -F auth.log | send_lines logs.1`. The program ends when the
+//! port has taken everything.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};

@@ -1,4 +1,5 @@
-//! `tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]`: a server of TCP at port 7, or another, that sends back what comes. It answers ARP, too.
+//! `tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]`: a server of TCP at port 7, or another, that sends received bytes back. Also answers
+//! ARP.
 #![forbid(unsafe_code)]
 
 use anyhow::{anyhow, bail, Context, Result};

@@ -1,4 +1,4 @@
-//! A client of the store's own protocol: frames of requests, and what answers say. Answers are foreign bytes.
+//! A client of the store's own protocol: frames of requests, and parsing of answers. Answers are foreign bytes.
 use super::protocol::{parse_answer, Op, Request, Status};
 use super::{partition_of, PORT};
 use crate::frame::{udp, Ends, Parts, UDP, UDP_PAYLOAD};
@@ -23,12 +23,12 @@ pub struct Answer<'a> {
 }
 
 impl Client {
-    /// A client between these ends, of a store with `partitions`. The destination port of `ends` is not used.
+    /// Makes a client between these ends, of a store with `partitions`. The destination port of `ends` is not used.
     pub fn new(ends: Ends, partitions: usize) -> Self {
         Self { ends, partitions: partitions.max(1), number: 0 }
     }
 
-    /// The frame of the next request, with `room` bytes for a value in the answer. Numbers start with 1.
+    /// Makes the frame of the next request, with `room` bytes for a value in the answer. Numbers start with 1.
     pub fn request(&mut self, op: Op, key: &[u8], value: &[u8], room: usize) -> Vec<u8> {
         self.number = self.number.wrapping_add(1);
         let mut payload = Vec::with_capacity(64);
@@ -38,7 +38,7 @@ impl Client {
         udp(&ends, &payload, 60)
     }
 
-    /// Number of the last request.
+    /// Returns the number of the last request.
     pub fn number(&self) -> u32 {
         self.number
     }

@@ -1,8 +1,8 @@
 //! memcached's meta commands over UDP: `mg`, `ms`, `md`, `mn`.
 //!
-//! A datagram has a header of eight bytes: a number of the client's, the datagram's place among those of the request, how many there are,
-//! and two bytes of 0. Requests of more than one datagram are not served. Flags: `v` value, `k` key, `s` size, `q` no answer where nothing is
-//! to be said, `O` a text that the answer has, too. Values neither expire nor have flags: of `T` and `F` only 0 is taken.
+//! A datagram has a header of eight bytes: a number of the client's, the datagram's place among those of the request, their count, and two
+//! bytes of 0. Requests of more than one datagram are not served. Flags: `v` value, `k` key, `s` size, `q` no answer in the usual case, `O`
+//! a text that the answer repeats. Values neither expire nor have flags: of `T` and `F` only 0 is taken.
 use super::store::{Set, Store, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 /// Bytes of the header of a datagram.
@@ -46,7 +46,7 @@ pub fn serve(
 struct Answer<'a> {
     to: &'a mut [u8; ANSWER_BYTES_MAX],
     length: usize,
-    /// Something had no room.
+    /// Set if a part had no room.
     full: bool,
 }
 
@@ -65,7 +65,7 @@ impl Answer<'_> {
         self.put(number.to_string().as_bytes());
     }
 
-    /// Ends a line with what the flags ask for.
+    /// Ends a line with the parts that flags ask for.
     fn flags(&mut self, flags: &Flags, key: &[u8], size: Option<usize>) {
         for &flag in flags.0 {
             match flag.first() {

@@ -18,12 +18,12 @@ use store::{Set, Store};
 
 /// Port of UDP of partition 0 for the store's own protocol; the others follow.
 pub const PORT: u16 = 9800;
-/// The same for memcached's.
+/// First port of memcached's protocol.
 pub const MEMCACHED_PORT: u16 = 11_211;
 /// Most partitions.
 pub const PARTITIONS_MAX: usize = 64;
 
-/// The partition, of `count`, that has a key.
+/// Returns the partition, of `count`, that has a key.
 #[inline]
 pub fn partition_of(key: &[u8], count: usize) -> usize {
     if count == 1 {
@@ -49,20 +49,20 @@ pub struct Kv {
     store: Store,
     partition: usize,
     partitions: usize,
-    /// A frame that is longer than the one that it answers.
+    /// An answer that is longer than its request's frame.
     answer: Box<[u8; UDP_PAYLOAD + ANSWER_BYTES_MAX]>,
     answer_len: usize,
     counts: Counts,
 }
 
 impl Kv {
-    /// Partition `partition` of `partitions`, with its store.
+    /// Makes partition `partition` of `partitions`, with its store.
     pub fn new(store: Store, partition: usize, partitions: usize) -> Self {
         let answer = Box::new([0; UDP_PAYLOAD + ANSWER_BYTES_MAX]);
         Self { store, partition, partitions, answer, answer_len: 0, counts: Counts::default() }
     }
 
-    /// Its store.
+    /// Returns the store.
     pub fn store(&self) -> &Store {
         &self.store
     }
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(apps[0].store().counts().appended, 0);
     }
 
-    /// A datagram of memcached's, and the text of the answer.
+    /// Sends a datagram of memcached's protocol, and returns the text of the answer.
     fn meta(apps: &mut [Kv], text: &str) -> Option<String> {
         let payload = [&[7, 8, 0, 0, 0, 1, 0, 0], text.as_bytes()].concat();
         let answer = exchange(apps, udp(&ends(MEMCACHED_PORT), &payload, 0))?;
@@ -364,7 +364,7 @@ mod tests {
         assert!(meta(&mut apps, "mg a v\r\nmg a v\r\n").unwrap().starts_with("SERVER_ERROR"));
     }
 
-    /// Serves a hostile frame. Answers are sound, and of the own protocol no longer than the frame.
+    /// Serves a hostile frame. Answers are valid, and in the own protocol no longer than the frame.
     fn hostile(apps: &mut [Kv], frame: &[u8]) {
         let mut copy = frame.to_vec();
         match apps[0].process(&mut copy) {

@@ -1,5 +1,5 @@
-//! The store's own protocol: one request and one answer in a datagram of UDP each. No answer is longer than its request, so that it is
-//! written in the request's place, and a forged source gets no more bytes than were sent in its name. A request to get a value has as many
+//! The store's own protocol: one request and one answer in a datagram of UDP each. No answer is longer than its request, so that it
+//! replaces the request in place, and a forged source gets no more bytes than were sent in its name. A request to get a value has as many
 //! bytes of payload as the answer may have.
 //!
 //! | bytes | request | answer |
@@ -49,7 +49,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// A status by its number.
+    /// Returns a status by its number.
     pub fn of(number: u8) -> Option<Self> {
         [Self::Done, Self::Missing, Self::TooLong, Self::NoRoom, Self::Elsewhere]
             .into_iter()
@@ -115,7 +115,7 @@ pub fn answer(payload: &mut [u8], status: Status, value_len: usize) {
     }
 }
 
-/// Reads an answer: what it answers, its number, what it says, and the value; none if this is none.
+/// Parses an answer: the operation, its number, the status, and the value; none if it is malformed.
 pub fn parse_answer(payload: &[u8]) -> Option<(u8, u32, Status, &[u8])> {
     let (head, rest) = payload.split_first_chunk::<HEADER>()?;
     let status = Status::of(head[2]).filter(|_| head[0] == MAGIC)?;

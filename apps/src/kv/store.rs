@@ -1,8 +1,8 @@
-//! The store: a lossy index over a circular log, as in MICA (Lim et al., NSDI 2014). One thread has it.
+//! The store: a lossy index over a circular log, as in MICA (Lim et al., NSDI 2014). A store belongs to one thread.
 //!
-//! An item is a header, key and value in the log. The log's head goes round; what it passes is gone. The index is a table of buckets,
-//! each a line with eight entries of a tag and a position. A full bucket loses its oldest entry. So a key is missed only if eight
-//! others share its bucket, or as many bytes as the log has were appended since.
+//! An item is a header, key and value in the log. The log's head goes round and overwrites old items. The index is a table of
+//! buckets, each a line with eight entries of a tag and a position. A full bucket loses its oldest entry. A key is thus missed only
+//! if eight others share its bucket, or if as many bytes as the log has were appended since.
 use twox_hash::XxHash3_64;
 
 /// Longest key.
@@ -28,7 +28,7 @@ pub const fn item_bytes(key: usize, value: usize) -> usize {
 #[repr(align(64))]
 struct Bucket([u64; BUCKET_ENTRIES]);
 
-/// What [`Store::set`] did.
+/// Outcome of [`Store::set`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Set {
     /// The value has taken the place of the last one.
@@ -67,8 +67,8 @@ struct Hash {
 }
 
 impl Store {
-    /// A store with a log of `log_bytes` and `buckets` of eight entries; each becomes a power of two. `seed` is not to be known by clients, of
-    /// which one could else fill a bucket.
+    /// Makes a store with a log of `log_bytes` and `buckets` of eight entries; each becomes a power of two. `seed` has to be secret: a
+    /// client that knows it could fill one bucket.
     pub fn new(log_bytes: usize, buckets: usize, seed: u64) -> Self {
         let ring = log_bytes.max(2 * ITEM_BYTES_MAX).next_power_of_two();
         Self {
@@ -85,7 +85,7 @@ impl Store {
         self.counts
     }
 
-    /// Bytes of the log, at least as many as asked for.
+    /// Returns the bytes of the log, at least those asked for.
     pub fn log_bytes(&self) -> u64 {
         self.ring
     }
@@ -96,7 +96,7 @@ impl Store {
         Hash { bucket: hash as usize & (self.index.len() - 1), tag: hash & !POSITION }
     }
 
-    /// Offset of the item at `position`, if the head has not passed it.
+    /// Returns the offset of the item at `position`, if the head has not passed it.
     #[inline]
     fn place(&self, position: u64) -> Option<usize> {
         let age = self.counts.appended.wrapping_sub(position);
@@ -124,7 +124,7 @@ impl Store {
         None
     }
 
-    /// The value of `key`.
+    /// Returns the value of `key`.
     #[inline]
     pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
         let (_, at) = self.find(self.hash(key), key)?;
@@ -162,7 +162,7 @@ impl Store {
         let position = self.counts.appended;
         let at = (position & (self.ring - 1)) as usize;
         let bytes = item_bytes(key.len(), value.len());
-        // What is left of the last line is the value's to grow in.
+        // The value may grow into the rest of the last line.
         let room = bytes - HEADER - key.len();
         let item = &mut self.log[at..at + bytes];
         item[..2].copy_from_slice(&(key.len() as u16).to_le_bytes());
@@ -174,7 +174,7 @@ impl Store {
         position
     }
 
-    /// A free entry of a bucket, or its oldest.
+    /// Returns a free entry of a bucket, or its oldest.
     fn free_entry(&mut self, hash: Hash) -> usize {
         let age = |word: u64| match word & POSITION {
             0 => u64::MAX,
@@ -221,7 +221,7 @@ mod tests {
         prop::collection::vec(step, 1..600)
     }
 
-    /// Runs steps beside a map. Whatever is found has to be right; what is missing was passed by the head, or displaced.
+    /// Runs steps beside a map. Found values have to be right; missing ones were passed by the head, or displaced.
     fn run(mut store: Store, steps: &[Step]) {
         // Value, and the log's bytes before the item.
         let mut model: HashMap<Vec<u8>, (Vec<u8>, u64)> = HashMap::new();

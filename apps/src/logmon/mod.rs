@@ -1,8 +1,8 @@
 //! `logmon`: watches lines of logs, and reports addresses that break rules too often, as fail2ban does.
 //!
-//! A stream is looked at as large pieces: one search for the texts that filters ask for goes over all whole lines there are, and only a
-//! line with such a text is matched by expressions. Over a pipe of bytes the lines lie in the ring, and none is copied ([`Logmon::scan`]);
-//! over packets a line that is cut by their ends is put together ([`Logmon::feed`]).
+//! A stream is processed in large pieces. One search for the texts of filters covers all whole lines, and expressions match only lines
+//! with one of the texts. Over a pipe of bytes the lines lie in the ring, and none is copied ([`Logmon::scan`]). Over packets a line that
+//! is cut by their ends is put together ([`Logmon::feed`]).
 //!
 //! Lines are foreign: an expression takes time linear in a line, a line has a longest length, and addresses that are watched a largest
 //! number.
@@ -20,7 +20,7 @@ pub const FILTERS: &str = include_str!("filters.txt");
 pub const LINE_BYTES_MAX: usize = 8192;
 /// Most lines of filters.
 pub const FILTERS_MAX: usize = 256;
-/// What `<HOST>` stands for. That it is an address is checked later.
+/// Expression for `<HOST>`. Its match is checked to be an address later.
 const HOST: &str = r"(?<host>[0-9A-Fa-f:.]{2,45})";
 
 /// A set of filters.
@@ -68,7 +68,7 @@ impl Filters {
         })
     }
 
-    /// The first filter that matches a line, and the address in it.
+    /// Returns the first filter that matches a line, and the address in it.
     pub fn find(&self, line: &[u8]) -> Option<(&str, IpAddr)> {
         self.set.matches(line).iter().find_map(|number| {
             let host = self.expressions[number].captures(line)?.name("host")?;
@@ -96,9 +96,9 @@ pub struct Counts {
 pub struct Logmon {
     filters: Filters,
     watch: Watch,
-    /// Bytes up to the next end of a line belong to one that is too long.
+    /// Set while skipping the rest of a line that is too long.
     skipping: bool,
-    /// Start of a line whose rest is in the next packet.
+    /// Start of a line that continues in the next packet.
     begun: Vec<u8>,
     counts: Counts,
 }
@@ -125,8 +125,8 @@ impl Logmon {
         self.watch.take_reports()
     }
 
-    /// Looks at the whole lines in `bytes`, at `now`, in seconds. Returns how many bytes were looked at: the rest is the start of a line, and comes
-    /// again with what follows it.
+    /// Processes the whole lines in `bytes`, at `now`, in seconds. Returns the number of bytes processed: the rest is the start of a line,
+    /// and has to come again with its continuation.
     pub fn scan(&mut self, bytes: &[u8], now: u64) -> usize {
         let mut from = 0;
         if self.skipping {

@@ -52,7 +52,7 @@ impl Watch {
         Self { rules, seen: HashMap::new(), reports: Vec::new(), unwatched: 0, swept: 0 }
     }
 
-    /// Lines whose address could not be watched.
+    /// Returns the number of lines whose address could not be watched.
     pub fn unwatched(&self) -> u64 {
         self.unwatched
     }

@@ -1,4 +1,4 @@
-//! A client that sends bytes on several connections at once, closes its half of each, and checks what comes back.
+//! A client that sends bytes on several connections at once, closes its half of each, and checks the returned bytes.
 use super::{socket, Host};
 use crate::random::Random;
 use anyhow::{bail, Result};
@@ -46,10 +46,10 @@ impl Load {
         Ok(Self { bytes: [&once[..], &once].concat(), connections })
     }
 
-    /// Sends and checks what there is to. To be called after each poll. Returns whether all connections are done.
+    /// Sends and checks as many bytes as possible. To be called after each poll. Returns whether all connections are done.
     ///
     /// # Errors
-    /// A sentence, where a connection ends before its bytes are back, or other bytes come.
+    /// A sentence, if a connection ends before its bytes are back, or returns other bytes.
     pub fn turn(&mut self, sockets: &mut SocketSet<'static>) -> Result<bool> {
         let length = self.bytes.len() / 2;
         for (number, connection) in self.connections.iter_mut().enumerate().filter(|(_, it)| !it.is_done) {

@@ -3,8 +3,8 @@
 //! A [`Host`] has one address. Frames are read where they lie in the receiving pipe, and written in place into the sending one. Space is
 //! given back as a poll goes on. Between polls the program sleeps on the pipe, as long as the stack's timers allow; it never spins.
 //!
-//! - [`echo`]: a server that sends back what comes.
-//! - [`load`]: a client that checks what comes back.
+//! - [`echo`]: a server that sends received bytes back.
+//! - [`load`]: a client that checks the returned bytes.
 //!
 //! All checksums are made and checked, because frames may come from outside. A frame that answers another and has no room is lost, as
 //! a NIC loses it, so that two hosts never wait for each other's room. A frame that a connection sends waits for room.
@@ -78,7 +78,7 @@ impl Host {
     /// Begins a connection.
     ///
     /// # Errors
-    /// A sentence, for an address or a port of 0.
+    /// A sentence, for an unusable address or port 0.
     pub fn connect(&mut self, handle: SocketHandle, server: SocketAddrV4, port: u16) -> anyhow::Result<()> {
         let context = self.interface.context();
         let socket = self.sockets.get_mut::<Socket<'_>>(handle);
@@ -90,10 +90,10 @@ impl Host {
         Moment::from_micros(self.since.elapsed().as_micros() as i64)
     }
 
-    /// Takes all frames that are there, and sends what is due.
+    /// Takes all available frames, and sends the due ones.
     ///
     /// # Errors
-    /// The receiving pipe's own error once it has ended.
+    /// The receiving pipe's error once it has ended.
     pub fn poll(&mut self) -> Result<()> {
         let now = self.now();
         let frames = match self.from.frames() {
@@ -112,7 +112,7 @@ impl Host {
     /// Sleeps until frames come or a timer of the stack is due. Returns at once where a socket has something to send.
     ///
     /// # Errors
-    /// A pipe's own error once it has ended; `ECONNRESET` if the driver has gone.
+    /// A pipe's error once it has ended; `ECONNRESET` if the driver has gone.
     pub fn sleep(&mut self) -> Result<()> {
         let slept = if self.is_full {
             let quarter = self.to.shape().ring_bytes() / 4;
@@ -127,10 +127,10 @@ impl Host {
         slept.or_else(|error| if error.errno() == Errno::AGAIN.raw_os_error() { Ok(()) } else { Err(error) })
     }
 
-    /// Sends what is due, and waits until the driver has taken it. What a closed pipe had sent before is lost.
+    /// Sends the due frames, and waits until the driver has taken them. Closing a pipe loses frames that were not taken.
     ///
     /// # Errors
-    /// As for [`Self::poll`]; `EAGAIN` where the port takes nothing for a second.
+    /// As for [`Self::poll`]; `EAGAIN` if the port takes nothing for a second.
     pub fn finish(&mut self) -> Result<()> {
         self.poll()?;
         let ring = self.to.shape().ring_bytes();
@@ -138,7 +138,7 @@ impl Host {
     }
 }
 
-/// A socket with buffers, which notices a peer that has gone.
+/// Makes a socket with buffers, which detects a peer that has gone.
 fn socket() -> Socket<'static> {
     let [from, to] = [(); 2].map(|()| SocketBuffer::new(vec![0; BUFFER_BYTES]));
     let mut socket = Socket::new(from, to);
