@@ -1,4 +1,4 @@
-//! What a message of 64 bytes costs on the direct path, copied into the ring or written there: to a sender alone, and
+//! Cost of a message of 64 bytes on the direct path, copied into the ring or written there: for a sender alone, and
 //! between two threads on two cores.
 //!
 //! ```text
@@ -15,7 +15,7 @@ const MESSAGE_BYTES: usize = 64;
 const WINDOW: usize = 1024;
 /// Bytes that a receiver takes at most at a time.
 const RECV_BYTES: usize = 64 << 10;
-/// Turns before those that count: a connection begins offloaded, and locks and fences learn.
+/// Turns before those that count: a connection begins offloaded, and locks and fences adapt.
 const WARM_UP: usize = 1000;
 const TURNS: usize = 5000;
 const MESSAGES: usize = 10_000_000;
@@ -33,8 +33,8 @@ fn receive(stream: &Stream, mut bytes: usize) -> u64 {
     sum
 }
 
-/// One thread calls `send` for each message of a window and then receives them, so that nobody waits for anybody. Says how
-/// long a message took, beside `aside`, which is done for each before.
+/// Calls `send` for each message of a window in one thread, which then receives them, so that nobody waits. Returns the
+/// time of a message, and that of `aside`, which is called for each before.
 fn alone(to: &Stream, mut aside: impl FnMut(usize, usize), mut send: impl FnMut(usize, usize)) -> [f64; 2] {
     let mut times = [Duration::ZERO; 2];
     for turn in 0..WARM_UP + TURNS {
@@ -52,7 +52,7 @@ fn alone(to: &Stream, mut aside: impl FnMut(usize, usize), mut send: impl FnMut(
     times.map(|time| time.as_secs_f64() * 1e9 / (TURNS * WINDOW) as f64)
 }
 
-/// One thread sends, another receives and adds up.
+/// Sends in one thread, and receives and adds up in another.
 fn together(to: &Stream, mut send: impl FnMut(usize)) {
     let start = Instant::now();
     std::thread::scope(|scope| {

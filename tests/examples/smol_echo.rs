@@ -1,5 +1,5 @@
-//! A program on smol, whose reactor waits by system calls of its own (`rustix`): `smol_echo server PORT` prints "ready" and
-//! echoes; `smol_echo client IP PORT` prints lines that do not depend on what carries the bytes.
+//! A program on smol, whose reactor waits by system calls of its own (`rustix`). `smol_echo server PORT` prints "ready" and
+//! echoes; `smol_echo client IP PORT` prints lines that do not depend on the transport of the bytes.
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 use smol::net::{TcpListener, TcpStream};
 use std::net::TcpStream as StdStream;

@@ -1,6 +1,6 @@
-//! Servers and clients on tokio: an echo of bytes, and HTTP/1.1 by hyper. `tokio_web server` serves at ports 7500 and 7501;
-//! `tokio_web client IP` prints what came of several connections at a time, which does not depend on what carries the bytes;
-//! `tokio_web forever IP` goes on.
+//! Servers and clients on tokio: an echo of bytes, and HTTP/1.1 by hyper. `tokio_web server` serves at ports 7500 and 7501.
+//! `tokio_web client IP` prints the outcome of several connections at a time, which does not depend on the transport of the
+//! bytes. `tokio_web forever IP` goes on.
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -36,7 +36,7 @@ async fn echo(mut stream: TcpStream) -> std::io::Result<()> {
     to.shutdown().await
 }
 
-/// `POST` comes back reversed; `GET /N` gives N bytes.
+/// Answers a request: `POST` comes back reversed; `GET /N` gives N bytes.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Failure> {
     if request.method() == Method::GET {
         let len = request.uri().path().trim_start_matches('/').parse()?;

@@ -1,5 +1,5 @@
-// Connections that leave the fabric while bytes are on their way: `fcntl` with `F_SETOWN` has one leave. `aside server PORT`
-// prints "ready"; `aside client IP PORT [ROUNDS]` prints lines that do not depend on what carries the bytes.
+// Connections that leave the fabric while bytes are on their way: `fcntl` with `F_SETOWN` makes one leave. `aside server
+// PORT` prints "ready"; `aside client IP PORT [ROUNDS]` prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -11,10 +11,10 @@
 
 #define NEVER UINT32_MAX
 
-// What one side does.
+// Actions of one side.
 struct side {
     uint32_t sends;     // bytes
-    uint32_t leaves_at; // after so many bytes sent and received
+    uint32_t leaves_at; // bytes sent and received before it leaves
     uint32_t waits;     // how it waits: WAYS
     uint32_t piece;     // bytes of a call at most
     uint32_t pauses;    // a nap before the first receive, ms
@@ -84,7 +84,7 @@ static int receive_some(struct end *end) {
             return -1;
         }
     }
-    // Where all are to be there at once no more are asked for than come.
+    // A call for all bytes at once asks for no more than will come.
     int all = end->side.waits == BLOCKING && len % 2 && end->wanted - end->received > len;
     ssize_t part = recv(end->fd, bytes, len, all ? MSG_WAITALL : 0);
     if (part < 0) {
@@ -213,7 +213,7 @@ static void client(struct sockaddr_in where, int rounds, uint32_t first) {
         struct plan plan = {.seed = state = first + round};
         any(2);
         plan.client = some_side(400000), plan.server = some_side(400000);
-        // What was not sent yet would be lost.
+        // Bytes that were not sent yet would be lost.
         plan.resets = any(4) == 0 && plan.server.sends <= 1000;
         // Small pieces of the one are received in small ones of the other.
         if (plan.client.piece < 100 && plan.server.sends > 20000) plan.server.sends = 20000;

@@ -1,5 +1,5 @@
-// Where a connection passes from the fabric to the kernel, and what passes by the library: `boundary PATH`. Both ends are in this
-// process. Prints lines that do not depend on what carries the bytes.
+// Passages of a connection from the fabric to the kernel, and calls that bypass the library: `boundary PATH`. Both ends are in
+// this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -56,7 +56,7 @@ static void both_closed(int ends[2]) {
     close(ends[1]);
 }
 
-// What only the kernel has is asked for, or sent.
+// Makes a connection leave the fabric, by an option or a message that only the kernel has.
 static void leave(bool is_unix, int fd) {
     union {
         struct cmsghdr header;
@@ -69,7 +69,7 @@ static void leave(bool is_unix, int fd) {
         perror("leave");
 }
 
-// Whether a wait says that there is something to read.
+// Returns whether a wait reports that there are bytes to read.
 static bool readable(const char *way, int epoll, int fd, int timeout_ms) {
     struct pollfd one = {.fd = fd, .events = POLLIN};
     struct epoll_event event;
@@ -93,7 +93,7 @@ static void waits(const char *way, uint32_t flags, bool is_unix, int leaver) {
     struct epoll_event event = {.events = EPOLLIN | flags};
     if (!strncmp(way, "epoll", 5)) epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &event);
     printf("%s %s, %d leaves:", is_unix ? "unix" : "tcp", way, leaver);
-    // One that leaves by sending is the other end.
+    // An end that leaves by sending is the other end.
     leave(is_unix, ends[is_unix ? 1 : leaver]);
     printf(" %d", readable(way, epoll, ends[0], is_unix ? LONG_MS : BRIEF_MS));
     if (is_unix) printf(" got %s", outcome(recv(ends[0], bytes, 10, MSG_DONTWAIT)));
@@ -111,7 +111,7 @@ static void waits(const char *way, uint32_t flags, bool is_unix, int leaver) {
     close(epoll);
 }
 
-// Bytes on either side of the boundary are one stream to who peeks.
+// A peek sees bytes on either side of the boundary as one stream.
 static void peeks(int leaver) {
     int ends[2], there = 0;
     connected(false, ends);

@@ -1,7 +1,7 @@
-// Every family of socket calls on a TCP connection, with an answer for each that does not depend on what
-// carries the bytes. `calls server PORT` prints "ready" and serves; `calls client IP PORT` prints a line
-// for each case. The first byte of a connection says what the server does: 'E' echo until the end, then
-// say "bye"; 'X' close at once; 'Q' say nothing until the end.
+// Every family of socket calls on a TCP connection, with an answer for each that does not depend on the
+// transport of the bytes. `calls server PORT` prints "ready" and serves; `calls client IP PORT` prints a line
+// for each case. The first byte of a connection selects the server's action: 'E' echo until the end, then
+// send "bye"; 'X' close at once; 'Q' send nothing until the end.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -296,7 +296,7 @@ static void processes(void) {
     int fd = make('E');
     all_out(fd, "0", 1);
     expect("before the fork", fd, "0");
-    // Sent and not received before the fork: whoever reads next gets it.
+    // Sent and not received before the fork: the next reader gets it.
     all_out(fd, "1", 1);
     for (int i = 0; i < 2; i++) {
         pid_t child = fork();

@@ -1,6 +1,6 @@
-// A connection whose descriptor goes to another process, in every way in which one does. `heirs server PORT PATH` prints "ready" and
-// echoes, on a TCP port and on a file; `heirs client IP PORT PATH` prints a line for each kind of connection and way, which do not depend on
-// what carries the bytes. It says where a case is stuck, and ends.
+// A connection whose descriptor goes to another process, in every possible way. `heirs server PORT PATH` prints "ready" and echoes, on a
+// TCP port and on a file. `heirs client IP PORT PATH` prints a line for each kind of connection and way, which do not depend on the
+// transport of the bytes. A client that is stuck names the case, and ends.
 #define _GNU_SOURCE
 #include <linux/sched.h>
 #include <netinet/tcp.h>
@@ -18,7 +18,7 @@
 #define TALK 60
 #define OTHER 61
 #define PART_MAX 60000
-// As many bytes have a connection take the direct path.
+// Bytes after which a connection takes the direct path.
 #define MUCH (320 << 10)
 
 enum kind { TCP, FILE_, PAIR, KINDS };
@@ -28,12 +28,11 @@ enum way { FORK, RAW_FORK, BARE_FORK, CLONE, NAMESPACES, EXEC, VFORK, SPAWN, CLE
 static const char *const ways[] = {"fork", "fork by syscall", "_Fork", "clone", "namespaces of its own",
                                    "exec", "vfork", "spawn", "exec, clean", "message"};
 
-// What happens to the connection, in order; capitals: by the parent. W, R: sends and receives a part. O: options. U: an option that only the kernel
-// has. S: sends no more. E: receives
-// to the end. X: is done with it.
+// Actions on the connection, in order; capitals: by the parent. W, R: send and receive a part. O: set options. U: set an option that only
+// the kernel has. S: shut down sending. E: receive to the end. X: close.
 static const char *const plans[] = {
     "Xwrowrse",         // A server that inetd starts.
-    "WrWrSe",           // One sends, the other receives.
+    "WrWrSe",           // One process sends, the other receives.
     "wRwRsE",
     "WRwrWRwrxWRSE",    // In turns, and the heir ends first.
     "xWRSE",
@@ -52,12 +51,12 @@ static struct sockaddr_in where;
 static struct sockaddr_un file = {.sun_family = AF_UNIX};
 static char text[200];
 
-// How far the streams of a connection are: each byte follows from its place.
+// Positions in the streams of a connection: each byte follows from its place.
 struct place {
     uint64_t sent, received;
 };
 
-// What the parent asks of its heir, and the answer.
+// The parent's request to its heir, and the answer.
 struct turn {
     int step;
     int ended;
@@ -98,7 +97,7 @@ static void send_some(int fd, size_t len, struct place *at) {
     }
 }
 
-// Receives what the echo owes, or to the end.
+// Receives the bytes that the echo owes, or to the end.
 static void receive_owed(int fd, struct place *at, int to_end) {
     static unsigned char bytes[PART_MAX];
     while (to_end || at->received < at->sent) {
@@ -143,7 +142,7 @@ static int do_step(int step, int read_fd, int write_fd, struct place *at) {
     }
 }
 
-// Does what it is told to.
+// Carries out the parent's requests.
 static void inherit(int read_fd, int write_fd, int talk) {
     struct turn turn;
     signal(SIGALRM, stuck);
@@ -159,7 +158,7 @@ static void inherit(int read_fd, int write_fd, int talk) {
     _exit(0);
 }
 
-// Moves the connection to its numbers, and does what it is told to.
+// Moves the connection to its numbers, and carries out the parent's requests.
 static void inherit_as(int fd, int standard, int talk) {
     if (!standard) inherit(fd, fd, talk);
     dup2(fd, 0), dup2(fd, 1), close(fd);

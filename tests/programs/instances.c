@@ -1,6 +1,5 @@
-// Everything that can happen to an epoll instance, with connections as members. `instances server PORT` prints "ready" and
-// echoes; `instances client IP PORT [CASE]` prints lines for each case, which do not depend on what carries the
-// bytes.
+// All events of an epoll instance, with connections as members. `instances server PORT` prints "ready" and echoes;
+// `instances client IP PORT [CASE]` prints lines for each case, which do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -48,7 +47,7 @@ static void take(int fd) {
 
 static void nap(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
 
-// What a wait tells: events and data of each, in order of data.
+// Returns the result of a wait: events and data of each, in order of data.
 static const char *waited(int epoll, int timeout) {
     static _Thread_local char text[512];
     struct epoll_event events[8];
@@ -68,7 +67,7 @@ static const char *waited(int epoll, int timeout) {
 static const char *soon(int epoll) { return waited(epoll, LONG_MS); }
 static const char *now(int epoll) { return waited(epoll, BRIEF_MS); }
 
-// What a wait tells once so many have come, which may be one after the other.
+// Returns the result of a wait once `count` events have come, perhaps one after the other.
 static const char *gathered(int epoll, int count) {
     const char *text = soon(epoll);
     for (int i = 0; i < LONG_MS && atoi(text) != count && atoi(text) > 0; i++) nap(1), text = soon(epoll);
@@ -141,7 +140,7 @@ static void numbers(const char *way) {
     ask(second_fd);
     SAY("%s after, two closed: %s", way, soon(third));
     close(third);
-    // Nothing of it is left where the numbers are used again.
+    // No state is left where the numbers are used again.
     int fresh = instance();
     SAY("%s, new one: %s", way, now(fresh));
     add(fresh, first_fd, 5);
@@ -174,7 +173,7 @@ static void *sleeper(void *epoll) {
 }
 
 static void threads(const char *name, int unseen) {
-    // Both sleep since before there is a member, by different numbers. An event that is told once is told to one of them.
+    // Both threads sleep since before there is a member, by different numbers. A one-shot event wakes one of them.
     int epoll = instance(), second = unseen ? raw_dup(epoll) : dup(epoll);
     pthread_t threads[2];
     sem_init(&awake, 0, 0);
@@ -219,7 +218,7 @@ static void ended(const char *name, pid_t child) {
 }
 
 static void forks(void) {
-    // A child goes on with what it has inherited.
+    // A child goes on with its inherited instance.
     int epoll = instance(), second = dup(epoll), fd = made();
     add(epoll, fd, 1);
     pid_t child = fork();
@@ -242,7 +241,7 @@ static void forks(void) {
     ended("child", child);
     close(fd), close(epoll), close(second);
 
-    // A child that only adds and removes what is its own; the parent waits for its own at the same time.
+    // A child that only adds and removes its own members; the parent waits for its own at the same time.
     epoll = instance(), fd = made();
     add(epoll, fd, 1);
     child = fork();
@@ -383,7 +382,7 @@ static void closing(void) {
     close(300);
     epoll = instance();
     SAY("a new instance: %s", now(epoll));
-    // One over the other.
+    // One instance contains the other.
     second = instance();
     add(epoll, fd, 2);
     checked("dup2", dup2(second, epoll));
@@ -413,7 +412,7 @@ static void members(void) {
     SAY("by one number: %s", soon(epoll));
     shutdown(fd, SHUT_RDWR), close(fd), close(other);
     SAY("closed: %s", now(epoll));
-    // Of what has the number then nothing was asked.
+    // No events were requested for the present file of the number.
     fd = made();
     ask(fd);
     SAY("another by the number: %s", now(epoll));
@@ -431,7 +430,7 @@ static const char *polled(int fd, int timeout) {
 
 static void *poller(void *fd) { return strdup(polled((int)(intptr_t)fd, LONG_MS)); }
 
-// A wait for something inside an instance may tell of it in vain, as when another thread has taken it: then it is asked again.
+// A wait on an outer instance may report an inner event that another thread has taken: then it is repeated.
 static const char *told_rightly(int outer, int inner) {
     for (int i = 0; i < 10 && epoll_wait(outer, &(struct epoll_event){0}, 1, BRIEF_MS) > 0; i++)
         if (epoll_wait(inner, &(struct epoll_event){0}, 1, 0) > 0) return "something";
@@ -464,7 +463,7 @@ static void nests(void) {
         SAY("%s: both %d", name, ppoll(both, 2, &(struct timespec){LONG_MS / 1000, 0}, NULL));
         close(fd), close(inner), close(number), close(outer);
     }
-    // Somebody sleeps in a poll when the first member comes.
+    // A thread sleeps in a poll when the first member is added.
     int epoll = instance();
     pthread_t thread;
     void *told;
@@ -501,7 +500,7 @@ static void handlers(void) {
     setitimer(ITIMER_REAL, &(struct itimerval){brief, brief}, NULL);
     SAY("a handler runs: %s", soon(epoll));
     setitimer(ITIMER_REAL, &(struct itimerval){never, never}, NULL);
-    // One that does something runs in the wait only.
+    // A handled signal is unblocked in the wait only.
     sigset_t alarms, before;
     sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
     sigprocmask(SIG_BLOCK, &alarms, &before);
@@ -557,7 +556,7 @@ static void *of_a_thread(void *fd) {
     return told;
 }
 
-// No number is left for what anybody else needs.
+// All numbers are used up.
 static void exhausted(int before, int spare) {
     int epoll = instance(), outer = instance(), fds[4] = {-1, -1, -1, -1}, listener = -1;
     add(outer, epoll, 9);
@@ -584,7 +583,7 @@ static void exhausted(int before, int spare) {
     for (int i = 0; i < before + spare; i++) ask(fds[i]);
     SAY("all: %s", gathered(epoll, before + spare));
     SAY("removed: %s", named(control(epoll, EPOLL_CTL_DEL, fds[0], 0, 0)));
-    // Who has nothing to accept with is told so, and accepts later.
+    // Without a number for it, an accept fails, and succeeds later.
     close(fds[0]);
     fds[0] = checked("socket", socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
     any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);

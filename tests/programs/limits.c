@@ -1,6 +1,6 @@
 // A program that has used up its memory or its descriptors: `limits KIND STEP`. KIND: memory (`RLIMIT_AS`), soft or hard
-// (`RLIMIT_NOFILE`); STEP: before which of its steps. Both ends are in this process. Prints what each call comes to, which does not
-// depend on what carries the bytes.
+// (`RLIMIT_NOFILE`). STEP: the step before which the limit is set. Both ends are in this process. Prints the result of each call,
+// which does not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -53,7 +53,7 @@ static void use_up(void) {
     while ((kept = malloc(16))) {}
 }
 
-// Another attempt of what failed for want of a number.
+// Raises the limit, to repeat a call that failed for lack of a number.
 static void give_back(void) { limit(RLIMIT_NOFILE, RLIM_INFINITY, 0); }
 
 static void next(void) {
@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
     result("send", send(made, bytes, 50, 0));
     next();
     wait_for(taken);
-    // What is on its way to a process that has no number, or no address space, left for a ring waits there.
+    // Bytes on their way to a process without a free number or address space for a ring wait there.
     if ((at <= 5 && !strcmp(kind, "hard")) || (at == 5 && !strcmp(kind, "memory"))) return 0;
     next();
     result("recv", recv(taken, bytes, 50, MSG_WAITALL));

@@ -1,5 +1,5 @@
-// Two processes that receive from one connection at once, while its peer leaves the fabric: `marks server PORT` prints "ready";
-// `marks client IP PORT COUNT` prints in how many of so many connections every byte came to one of the two.
+// Two processes that receive from one connection at once, while its peer leaves the fabric. `marks server PORT` prints "ready";
+// `marks client IP PORT COUNT` prints in how many of COUNT connections every byte came to one of the two.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #define BEFORE 300
 #define AFTER 700
 
-// Counts what comes, to the end.
+// Counts received bytes, to the end.
 static int count_all(int fd) {
     unsigned char bytes[64];
     int count = 0;

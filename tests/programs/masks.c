@@ -1,5 +1,5 @@
-// Waits with and without a mask of signals, for what the fabric carries and for what is the kernel's: `masks server PORT` prints "ready",
-// `masks client IP PORT` prints lines that do not depend on what carries the bytes.
+// Waits with and without a mask of signals, for events of the fabric and of the kernel. `masks server PORT` prints "ready", `masks client
+// IP PORT` prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <poll.h>
 #include <sys/epoll.h>
@@ -16,7 +16,7 @@ static void counts(int signal) {
     handled++;
 }
 
-// One wait for the connection, the pipe and the listener. Prints what it tells.
+// Waits for the connection, the pipe and the listener. Prints the result.
 static void await(int way, int ms, const char *what) {
     static const char *names[] = {"poll", "ppoll", "ppoll with a mask", "select", "pselect", "pselect with a mask", "epoll_wait",
                                   "epoll_pwait with a mask"};
@@ -121,7 +121,7 @@ int main(int count, char **arguments) {
                 drain();
             }
         }
-        // A signal that is pending ends a wait whose mask lets it in, unless something is ready.
+        // A pending signal ends a wait whose mask lets it in, unless something is ready.
         if (masked) {
             raise(SIGUSR1), await(way, 0, "a signal, no time");
             raise(SIGUSR1), await(way, 5000, "a signal, some time");

@@ -1,5 +1,5 @@
-// Calls with pointers that lead nowhere: `pointers PATH`. Both ends are in this process. Prints what each answers, which must not
-// depend on what carries the bytes.
+// Calls with invalid pointers: `pointers PATH`. Both ends are in this process. Prints the result of each, which must not depend
+// on the transport of the bytes.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -105,7 +105,7 @@ static void waiting(const char *about, int fd, char *at) {
     close(bare);
 }
 
-// Calls that carry nothing: also of one that has a page which cannot be read.
+// Calls that carry no bytes, also with a page that cannot be read.
 static void others(const char *about, int fd, int fresh, char *at) {
     int pair[2], file = open("/proc/self/exe", O_RDONLY);
     TELL(connect(fresh, (void *)at, sizeof(struct sockaddr_in)));

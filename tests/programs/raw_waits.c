@@ -1,5 +1,5 @@
 // Programs that wait by system calls of their own, past the C library, and send and receive by the C library. `raw_waits server
-// PORT` prints "ready" and echoes; `raw_waits client IP PORT` prints lines that do not depend on what carries the bytes.
+// PORT` prints "ready" and echoes; `raw_waits client IP PORT` prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/epoll.h>

@@ -1,5 +1,5 @@
 // Another image goes on with an epoll instance and its members. `resumes server PORT` prints "ready" and echoes; `resumes client IP
-// PORT` prints lines for each case, which do not depend on what carries the bytes.
+// PORT` prints lines for each case, which do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>

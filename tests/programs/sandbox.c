@@ -1,5 +1,5 @@
-// Servers that give up rights before they serve, as OpenSSH and vsftpd do: `sandbox server PORT` prints "ready", `sandbox client IP PORT`
-// prints lines that do not depend on what carries the bytes.
+// Servers that give up rights before they serve, as OpenSSH and vsftpd do. `sandbox server PORT` prints "ready", `sandbox client IP PORT`
+// prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -14,7 +14,7 @@
 
 enum { BULK = 600 << 10, TALK = 60 };
 
-// What a worker gives up, in this order.
+// Rights that a worker gives up, in this order.
 enum { ROOT = 1, USER = 2, NUMBERS = 4, CALLS = 8, BY_SYSCALL = 16, NO_FORK = 32 };
 static const int kinds[] = {0, ROOT | USER, NUMBERS, CALLS, CALLS | BY_SYSCALL, ROOT | USER | NUMBERS | CALLS,
                             ROOT | USER | NO_FORK, CALLS | NO_FORK, ROOT | USER | NUMBERS | CALLS | NO_FORK};
@@ -76,7 +76,7 @@ static int narrowed(int fd, int kind) {
     return serves(fd);
 }
 
-// A process for the connection, and another one with less rights for what comes first.
+// Makes a process for the connection, and another one with fewer rights for its first bytes.
 static void attend(int fd) {
     char which;
     if (!get(fd, &which, 1)) _exit(1);
@@ -107,7 +107,7 @@ static void server(int port) {
     }
 }
 
-// Whether all of it comes back.
+// Checks that all bytes come back.
 static const char *served(int fd, int first, int pause) {
     static char bulk[BULK], back[BULK];
     char line[64] = {0}, other[64];
@@ -134,7 +134,7 @@ int main(int count, char **arguments) {
             checked("connect", connect(fd, (void *)&where, sizeof where));
             char kind = which, line[64] = "line 0";
             put(fd, &kind, 1);
-            // What the worker receives may lie there before it gives anything up.
+            // Bytes for the worker may arrive before it gives up any rights.
             if (early) put(fd, line, sizeof line);
             else usleep(10000);
             if (early && !get(fd, line, sizeof line)) SAY("kind %d: no first line", kinds[which]);

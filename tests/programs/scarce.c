@@ -1,5 +1,5 @@
-// Answers that a server sends and closes behind, while memory for what is sent is scarce. `scarce server PORT FILE` prints "ready";
-// `scarce client IP PORT` prints a line for each way to serve, which does not depend on what carries the bytes.
+// Answers of a server that closes right after them, while memory for sends is scarce. `scarce server PORT FILE` prints "ready";
+// `scarce client IP PORT` prints a line for each way to serve, which does not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -19,7 +19,7 @@ static const char *const ends[] = {"close", "shutdown", "exit"};
 static int file;
 static unsigned char body[BODY];
 
-// What a client asks for, and the first bytes of the answer.
+// A client's request, which is also the first bytes of the answer.
 struct request {
     unsigned char run, send, end;
     char rest[61];
@@ -40,7 +40,7 @@ struct answer {
     int fd;
 };
 
-// Sends what goes at once: the request, and the body behind it. Returns what a send does.
+// Sends as much as possible at once: the request, and the body behind it. Returns the result of the send.
 static ssize_t more(struct answer *it) {
     char *head = (char *)&it->request;
     size_t first = sizeof it->request;
@@ -69,7 +69,7 @@ static void finish(struct answer *it) {
     close(it->fd);
 }
 
-// Sends back what comes.
+// Sends received bytes back.
 static void echo_all(int fd) {
     static _Thread_local char bytes[50000];
     ssize_t part;

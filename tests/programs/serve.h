@@ -1,5 +1,5 @@
-// Parts that the test programs share: lines for whoever reads them, the end of a program that cannot go on, and a server with a
-// thread for each connection.
+// Parts that the test programs share: printed lines, the end of a program that cannot go on, and a server with a thread for
+// each connection.
 #pragma once
 #include <arpa/inet.h>
 #include <errno.h>
@@ -36,7 +36,7 @@ static inline int listening(int port, int flags) {
     return fd;
 }
 
-// For `serve_each`: sends back what comes, to the end.
+// Thread for `serve_each`: sends received bytes back, to the end.
 static inline void *echo(void *argument) {
     int fd = (int)(intptr_t)argument;
     char bytes[4096];
@@ -47,7 +47,7 @@ static inline void *echo(void *argument) {
     return NULL;
 }
 
-// Has `serve` run for each connection, with its descriptor as argument. Does not return.
+// Runs `serve` for each connection, with its descriptor as argument. Does not return.
 static inline void serve_each(int port, void *(*serve)(void *)) {
     int fd = listening(port, 0);
     SAY("ready");

@@ -1,5 +1,5 @@
-// Signal handlers that use the program's sockets, whatever the thread was doing. `signals server PORT` prints "ready" and
-// echoes; `signals client IP PORT [CASE]` prints lines for each case, which do not depend on what carries the bytes.
+// Signal handlers that use the program's sockets, at any point of the thread. `signals server PORT` prints "ready" and
+// echoes; `signals client IP PORT [CASE]` prints lines for each case, which do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
@@ -60,7 +60,7 @@ static long now_ms(void) {
 
 static void nap(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000}, NULL); }
 
-// What handlers use.
+// Descriptors for handlers.
 static int used = -1, extra = -1, epoll = -1, other = -1;
 static volatile long wrote, runs, failed;
 
@@ -111,8 +111,8 @@ static void does_all(int signal) {
 
 #define MANY 60
 
-// Sends and receives on the connection that the handler writes to as well, until that has run often; counts what comes back. Returns
-// how much it has sent.
+// Sends and receives on the connection that the handler writes to as well, until the handler has run often. Counts returned bytes.
+// Returns the bytes sent.
 static long echo_all(int fd, long bytes, long *mine, long *handlers) {
     char piece[512], back[1024];
     memset(piece, 'm', sizeof piece);
@@ -224,7 +224,7 @@ static void case_memory(void) {
     close(used), close(other), close(epoll);
 }
 
-// The pipe to oneself, which is a connection here: a handler writes to what the thread waits for, in each kind of wait.
+// The self-pipe trick over a connection: a handler writes to the descriptor that the thread waits for, in each kind of wait.
 static void case_self_pipe(void) {
     static const char *names[] = {"poll", "ppoll", "select", "epoll_wait", "epoll_pwait", "read"};
     used = made(), extra = made();
@@ -307,7 +307,7 @@ static void case_interrupts(void) {
             pthread_t thread;
             if (flags) pthread_create(&thread, NULL, sends_later, NULL);
             runs = 0;
-            // One that comes before the call is followed by another.
+            // A signal before the call is followed by another.
             struct itimerval time = {{0, 20000}, {0, 1 + round % 150}}, none = {{0, 0}, {0, 0}};
             setitimer(ITIMER_REAL, &time, NULL);
             char byte;
@@ -370,7 +370,7 @@ static void case_jump(void) {
         } else
             jumped++;
         timer_delete(kept);
-        // It works as ever.
+        // The connection still works.
         char byte = 0, bytes[64];
         while (recv(used, bytes, sizeof bytes, MSG_DONTWAIT) > 0) continue;
         if (write(used, "z", 1) != 1) die("write");
@@ -387,7 +387,7 @@ static void case_jump(void) {
     close(used), close(other), close(epoll);
 }
 
-// What a program reads back.
+// Prints a signal's information.
 static void informed(int signal, siginfo_t *info, void *context) {
     sigset_t set;
     sigprocmask(SIG_BLOCK, NULL, &set);

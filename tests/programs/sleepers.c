@@ -1,6 +1,6 @@
 // Threads that sleep at once for connections that another made: none may take another's wake-up. First one in `poll` and one in
-// `epoll_wait`; then as many as there are connections, all in one instance, which each wait for the others once they have read.
-// `sleepers server PORT` prints "ready", `sleepers client IP PORT` prints what has been heard.
+// `epoll_wait`. Then as many as there are connections, all in one instance, each waiting for the others after its read.
+// `sleepers server PORT` prints "ready", `sleepers client IP PORT` prints the events received.
 #include <poll.h>
 #include <sys/epoll.h>
 #include "serve.h"
@@ -11,7 +11,8 @@ static int fds[ALL], threads, heard, left, round_now, over, shared, flags = EPOL
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t all = PTHREAD_COND_INITIALIZER, next = PTHREAD_COND_INITIALIZER;
 
-// For `serve_each`: the last connection of each client is for commands: one byte each on so many of the others.
+// Thread for `serve_each`: the last connection of each client is for commands, which ask for a byte each on a number of the
+// others.
 static void *serve_all(void *argument) {
     static int known[ALL];
     static int count;
@@ -31,7 +32,7 @@ static void *serve_all(void *argument) {
     return NULL;
 }
 
-// What a thread does: the first one sleeps in `poll`, unless all share an instance.
+// Thread of a sleeper: the first one sleeps in `poll`, unless all share an instance.
 static void *sleeper(void *argument) {
     int place = (int)(intptr_t)argument, epoll = shared;
     struct epoll_event event = {.events = EPOLLIN, .data.fd = fds[place]};
@@ -40,7 +41,7 @@ static void *sleeper(void *argument) {
         checked("add", epoll_ctl(epoll, EPOLL_CTL_ADD, fds[place], &event));
     }
     for (int round = 1;; round++) {
-        // Outside of all waits that the library sees: what one thread has taken from another stays taken.
+        // Outside all waits that the library sees: a wake-up taken from another thread stays taken.
         pthread_mutex_lock(&lock);
         while (round_now < round && !over) pthread_cond_wait(&next, &lock);
         int ends = over;

@@ -1,5 +1,5 @@
-// Calls on a connection of TCP whose bytes are there: `steady KIND COUNT`. Both ends are in this process, so that no call has to sleep.
-// How many system calls that takes is for whoever runs it to count. Prints "done".
+// Calls on a connection of TCP whose bytes are available: `steady KIND COUNT`. Both ends are in this process, so that no call has to
+// sleep. The caller counts the system calls. Prints "done".
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     epoll = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
     check("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_ADD, taken, &event), 0);
-    // It takes so long until the rings are there.
+    // Rounds until the rings are available.
     for (int round = 0; round < 2000; round++) round_of("send");
     for (int round = 0; round < atoi(argv[2]); round++) round_of(argv[1]);
     printf("done\n");

@@ -1,4 +1,4 @@
-//! What the tests share: a driver of their own, peers as real processes, a byte pattern.
+//! Shared parts of the tests: a driver of their own, peers as real processes, a byte pattern.
 use pd_driver::policy::{Cap, Caps, Path as BytesPath, Tenant, DEFAULT_TENANT};
 use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
 pub use twin::TwinSide;
 
-/// Its attach socket.
+/// Converts to the attach socket.
 impl AsRef<Path> for TestDriver {
     fn as_ref(&self) -> &Path {
         self.socket()
@@ -33,7 +33,7 @@ pub struct TestDriver {
 }
 
 impl TestDriver {
-    /// A driver with `change`d settings and the engine called `engine`.
+    /// Starts a driver with `change`d settings and the engine called `engine`.
     pub fn with(engine: &str, change: impl FnOnce(&mut Settings)) -> Self {
         let _ = tracing_subscriber::fmt().with_writer(std::io::stderr).try_init();
         let folder = tempfile::tempdir().expect("temporary folder");
@@ -53,7 +53,7 @@ impl TestDriver {
         this
     }
 
-    /// A driver with default settings.
+    /// Starts a driver with default settings.
     pub fn new() -> Self {
         Self::with("cpu", |_| {})
     }
@@ -88,10 +88,10 @@ impl TestDriver {
         self.driver = Some(Driver::start(self.settings.clone(), clock, &*engine).expect("driver"));
     }
 
-    /// Has another driver take its place.
+    /// Starts another driver in this one's place.
     ///
     /// # Errors
-    /// What keeps it from that: the driver goes on.
+    /// The error of a failed take-over: the driver then goes on.
     pub fn take_over(&mut self) -> Result<(), pd_driver::StartError> {
         let engine = pd_engine::by_name(&self.engine).expect("engine");
         let clock = Arc::new(SystemClock::default());
@@ -110,27 +110,27 @@ impl TestDriver {
         self.driver = None;
     }
 
-    /// What it was told.
+    /// Returns the driver's settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Where clients attach.
+    /// Returns the socket for clients.
     pub fn socket(&self) -> &Path {
         &self.settings.socket
     }
 
-    /// Where administrators ask.
+    /// Returns the socket for administrators.
     pub fn admin_socket(&self) -> &Path {
         &self.settings.admin_socket
     }
 
-    /// Its counters.
+    /// Returns the driver's counters.
     pub fn metrics(&self) -> pd_abi::counters::AgentCounters {
         self.driver.as_ref().expect("running").metrics()
     }
 
-    /// What it says of itself.
+    /// Returns the driver's report of itself.
     pub fn report(&self) -> pd_driver::admin::Report {
         use pd_driver::admin::{ask, Answer, Ask};
         match ask(&self.settings.admin_socket, &Ask::List).expect("report") {
@@ -139,7 +139,7 @@ impl TestDriver {
         }
     }
 
-    /// The driver's report of ports and pipes.
+    /// Returns the driver's report of ports and pipes.
     pub fn pipes(&self) -> pd_driver::admin::PipesReport {
         use pd_driver::admin::{Answer, Ask};
         match self.tell(&Ask::Pipes) {
@@ -148,7 +148,7 @@ impl TestDriver {
         }
     }
 
-    /// Puts a policy in force. How many connections it ended.
+    /// Puts a policy in force. Returns the number of connections that it ended.
     pub fn apply(&self, text: &str) -> u64 {
         use pd_driver::admin::Answer;
         match self.tell(&pd_driver::admin::Ask::Apply { text: text.to_owned() }) {
@@ -157,7 +157,7 @@ impl TestDriver {
         }
     }
 
-    /// What it says of its policy.
+    /// Returns the driver's report of its policy.
     pub fn policy(&self) -> pd_driver::admin::PolicyReport {
         use pd_driver::admin::Answer;
         match self.tell(&pd_driver::admin::Ask::Policy) {
@@ -171,34 +171,34 @@ impl TestDriver {
         pd_driver::admin::ask(&self.settings.admin_socket, ask).expect("answer")
     }
 
-    /// A folder for the test's files.
+    /// Returns a folder for the test's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A peer process, attached to this driver. See `bin/peer.rs`.
+    /// Starts a peer process, attached to this driver. See `bin/peer.rs`.
     pub fn peer(&self, args: &[&str]) -> Child {
         self.spawn(Command::new(peer_path()).args(args))
     }
 
-    /// A peer process in the network namespace called `namespace`.
+    /// Starts a peer process in the network namespace called `namespace`.
     pub fn peer_in(&self, namespace: &str, args: &[&str]) -> Child {
         self.spawn(Command::new("ip").args(["netns", "exec", namespace]).arg(peer_path()).args(args))
     }
 
-    /// A process that attaches to this driver, with pipes for its input and output.
+    /// Starts a process that attaches to this driver, with pipes for its input and output.
     pub fn spawn(&self, command: &mut Command) -> Child {
         let command = command.env("PD_SOCKET", self.socket()).env("PD_TEST_PATH", path().to_string());
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// A peer that does as it is told.
+    /// Starts a peer that carries out commands.
     pub fn puppet(&self) -> Puppet {
         Puppet::new(self.peer(&["puppet"]))
     }
 
-    /// Whether all of the driver's threads run.
+    /// Tells whether all of the driver's threads run.
     pub fn is_running(&self) -> bool {
         self.driver.as_ref().is_some_and(Driver::is_running)
     }
@@ -210,8 +210,8 @@ impl Default for TestDriver {
     }
 }
 
-/// Whether this test binary's name says so. Some repeat the tests of others in other circumstances, by including them
-/// as modules.
+/// Tells whether this test binary's name contains `name`. Some repeat the tests of others in other circumstances, by
+/// including them as modules.
 fn is_called(name: &str) -> bool {
     let binary = std::env::current_exe().expect("path of the test");
     binary.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.contains(name))
@@ -230,7 +230,7 @@ fn await_report<T: std::fmt::Debug>(what: &str, report: impl Fn() -> T, wished: 
     }
 }
 
-/// The path that connections of this test binary take: directly in those called `direct...`.
+/// Returns the path of this test binary's connections: direct in those called `direct...`.
 pub fn path() -> BytesPath {
     if is_called("direct") {
         BytesPath::Direct
@@ -239,14 +239,14 @@ pub fn path() -> BytesPath {
     }
 }
 
-/// The tests' user may hold all there is, until another policy is applied.
+/// Makes the default tenant without caps, until another policy is applied.
 fn everything() -> Tenant {
     let all = Cap { most: Some(u64::MAX), reserved: 0 };
     let caps = Caps { clients: all, descriptors: all, memory_bytes: all };
     Tenant { name: DEFAULT_TENANT.to_owned(), caps, ..Tenant::default() }
 }
 
-/// The movers of drivers of this test binary: three in those called `several_movers...`.
+/// Returns the movers of drivers of this test binary: three in those called `several_movers...`.
 fn movers() -> usize {
     if is_called("several_movers") {
         3
@@ -255,12 +255,12 @@ fn movers() -> usize {
     }
 }
 
-/// The peer program, which cargo builds with the tests.
+/// Returns the peer program, which cargo builds with the tests.
 pub fn peer_path() -> PathBuf {
     program_path("peer")
 }
 
-/// A program of this crate.
+/// Returns a program of this crate.
 pub fn program_path(name: &str) -> PathBuf {
     let mut path = std::env::current_exe().expect("path of the test");
     path.pop();
@@ -270,13 +270,13 @@ pub fn program_path(name: &str) -> PathBuf {
     path.join(name)
 }
 
-/// Holds off the other tests of this binary that call it: those that count what the process holds.
+/// Locks out the other tests of this binary that call it: those that count the process's resources.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the own descriptors are of, in order.
+/// Returns the files of this process's descriptors, in order.
 pub fn own_files() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten();
     let mut files: Vec<_> = entries
@@ -287,14 +287,14 @@ pub fn own_files() -> Vec<String> {
     files
 }
 
-/// Whether this process is root's. A test that needs it fails without, and says what for.
+/// Tells whether this process is root's. A test that needs root fails without, and prints its need.
 pub fn is_root(needed_for: &str) -> bool {
     let root = rustix::process::geteuid().is_root();
     assert!(root, "{needed_for} needs root: run the tests as root (sudo)");
     root
 }
 
-/// Byte number `position` of the stream called `seed`.
+/// Returns byte number `position` of the stream called `seed`.
 pub fn pattern(seed: u64, position: u64) -> u8 {
     let word = (position / 8).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (word ^ word >> 29).to_le_bytes()[(position % 8) as usize]
@@ -320,7 +320,7 @@ pub fn verify(seed: u64, position: u64, bytes: &[u8]) {
 pub struct Random(pub u64);
 
 impl Random {
-    /// The next number.
+    /// Returns the next number.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut word = self.0;
@@ -329,7 +329,7 @@ impl Random {
         word ^ word >> 31
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.word() % bound.max(1)
     }

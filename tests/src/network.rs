@@ -20,7 +20,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// With addresses 10.77.0.1 and fd77::1 in a, 10.77.0.2 and fd77::2 in b.
+    /// Makes namespaces a and b, with addresses 10.77.0.1 and fd77::1 in a, 10.77.0.2 and fd77::2 in b.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -56,12 +56,12 @@ impl Network {
         this
     }
 
-    /// The name of a namespace.
+    /// Returns the name of a namespace.
     pub fn namespace(&self, letter: &str) -> String {
         format!("{}{letter}", self.name)
     }
 
-    /// A puppet in it.
+    /// Starts a puppet in a namespace.
     pub fn puppet(&self, driver: &TestDriver, letter: &str) -> Puppet {
         Puppet::new(driver.peer_in(&self.namespace(letter), &["puppet"]))
     }

@@ -1,4 +1,4 @@
-//! A peer process that does as it is told, line by line. See `puppet` in `bin/peer.rs`.
+//! A peer process that carries out commands, line by line. See `puppet` in `bin/peer.rs`.
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
@@ -25,7 +25,7 @@ impl Puppet {
         Self { child, input, output }
     }
 
-    /// Its process.
+    /// Returns the puppet's process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -39,10 +39,10 @@ impl Puppet {
         writeln!(input, "{command}").unwrap_or_else(|error| panic!("{command}: {error}"));
     }
 
-    /// The next answer, or errno and message.
+    /// Returns the next answer, or errno and message.
     ///
     /// # Errors
-    /// What the command failed with.
+    /// Errno and message of the command.
     ///
     /// # Panics
     /// If the process has ended.
@@ -56,7 +56,7 @@ impl Puppet {
         Err((errno.parse().expect("errno"), message.to_owned()))
     }
 
-    /// The next line of its output, without the line feed.
+    /// Returns the next line of its output, without the line feed.
     ///
     /// # Panics
     /// If it cannot be read, or does not come within two minutes.
@@ -74,13 +74,13 @@ impl Puppet {
     /// Gives a command and waits for the answer.
     ///
     /// # Errors
-    /// What the command failed with.
+    /// Errno and message of the command.
     pub fn ask(&mut self, command: &str) -> Result<String, (i32, String)> {
         self.tell(command);
         self.answer()
     }
 
-    /// As [`Self::ask`], of a command that has to succeed.
+    /// Asks as [`Self::ask`], with a command that has to succeed.
     ///
     /// # Panics
     /// If it fails.
@@ -88,7 +88,7 @@ impl Puppet {
         self.ask(command).unwrap_or_else(|error| panic!("{command}: {error:?}"))
     }
 
-    /// As [`Self::ask`], of a command that has to fail. The errno.
+    /// Asks as [`Self::ask`], with a command that has to fail. Returns the errno.
     ///
     /// # Panics
     /// If it succeeds.

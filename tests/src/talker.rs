@@ -1,4 +1,4 @@
-//! `talker` in network namespaces: one program, told what to do in lines, in each of the ways that a program can be connected.
+//! `talker` in network namespaces: one program, controlled by lines, in each of the ways that a program can be connected.
 use crate::{is_root, program_path, Network, Puppet, TestDriver};
 use pd_driver::Settings;
 use std::path::{Path, PathBuf};
@@ -37,12 +37,12 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A scene with a namespace of each letter. None, which is said, without the rights to make them.
+    /// Makes a scene with a namespace of each letter. Without the rights, prints that and returns none.
     pub fn of(letters: &'static [&'static str]) -> Option<Self> {
         Self::with(letters, |_| {})
     }
 
-    /// The same with a driver of changed settings.
+    /// Makes a scene with a driver of changed settings.
     pub fn with(letters: &'static [&'static str], change: impl FnOnce(&mut Settings)) -> Option<Self> {
         if !is_root("making network namespaces") {
             return None;
@@ -54,14 +54,14 @@ impl Scene {
         Some(Self { driver, network: Network::of(letters), talkers: Talkers::build() })
     }
 
-    /// A program in the namespace of this letter.
+    /// Starts a program in the namespace of this letter.
     pub fn start(&self, letter: &str, way: Way) -> Puppet {
         self.talkers.start(&self.driver, &self.network, letter, way)
     }
 }
 
 impl Scene {
-    /// A program in the namespace of this letter of another network.
+    /// Starts a program in the namespace of this letter of another network.
     pub fn start_in(&self, network: &Network, letter: &str, way: Way) -> Puppet {
         self.talkers.start(&self.driver, network, letter, way)
     }
@@ -92,7 +92,7 @@ impl Talkers {
         Self { dynamic: build("talker", &[]), fixed: build("talker-static", &["-static"]), _folder: folder }
     }
 
-    /// A program in the namespace of this letter.
+    /// Starts a program in the namespace of this letter.
     fn start(&self, driver: &TestDriver, network: &Network, letter: &str, way: Way) -> Puppet {
         if way == Way::Native {
             return network.puppet(driver, letter);
@@ -110,7 +110,7 @@ impl Talkers {
     }
 }
 
-/// 0, or the errno of a connect. The connection is called `name`.
+/// Connects under the name `name`. Returns 0, or the errno.
 pub fn connect(from: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i32 {
     let asked = match way {
         Way::Native if ip.contains(':') => from.ask(&format!("connect c{name} [{ip}]:{port}")),
@@ -120,7 +120,7 @@ pub fn connect(from: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i
     asked.map_or_else(|(errno, _)| errno, |_| 0)
 }
 
-/// The policy's lines of a tenant whose processes are in the namespaces of these letters.
+/// Returns the policy's lines of a tenant with the processes in the namespaces of these letters.
 pub fn tenant(network: &Network, name: &str, letters: &[&str], more: &str) -> String {
     let namespaces: Vec<_> =
         letters.iter().map(|letter| format!("/run/netns/{}", network.namespace(letter))).collect();

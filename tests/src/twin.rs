@@ -1,11 +1,11 @@
-//! One side of a connection of the kernel with a twin, for tests and for the program `twin`.
+//! A side of a connection of the kernel with a twin, for tests and for the program `twin`.
 use crate::{fill, verify};
 use pd_client::core::{free, malloc, twin, Socket};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// No call of a test takes so long: one that does fails, so that the test ends.
+/// Longest time of a call; a longer one fails, so that the test ends.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// A twin, and where its two streams are. Stream 1 goes from the connecting side to the other, 2 back.
@@ -17,7 +17,7 @@ pub struct TwinSide {
 }
 
 impl TwinSide {
-    /// The side that connected (0) or accepted (1).
+    /// Makes the side that connected (0) or accepted (1).
     pub fn new(socket: Arc<Socket>, side: u64) -> Self {
         socket.set_recv_timeout(Some(GIVE_UP_AFTER)).expect("a timeout");
         socket.set_send_timeout(Some(GIVE_UP_AFTER)).expect("a timeout");
@@ -34,7 +34,8 @@ impl TwinSide {
         assert_eq!(self.send_what_fits(position, bytes), bytes);
     }
 
-    /// Sends `bytes` bytes of its stream from `position` on, or as many as there is room for until its time is over.
+    /// Sends `bytes` bytes of its stream from `position` on, or as many as there is room for until the time-out. Returns the
+    /// number sent.
     pub fn send_what_fits(&self, position: u64, bytes: usize) -> usize {
         let block = malloc(bytes).expect("memory");
         // SAFETY: `malloc` gave so many bytes to this call alone.

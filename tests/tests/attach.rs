@@ -16,7 +16,7 @@ fn driver() -> TestDriver {
     driver
 }
 
-/// A puppet of user `uid`, started by `before`.
+/// Starts a puppet of user `uid`, by `before`.
 fn puppet(driver: &TestDriver, before: &[&str], uid: u32) -> Puppet {
     let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
     let words = before.iter().copied().chain(["setpriv", &ids[0], &ids[1], "--clear-groups"]);
@@ -26,7 +26,7 @@ fn puppet(driver: &TestDriver, before: &[&str], uid: u32) -> Puppet {
     Puppet::new(driver.spawn(&mut command))
 }
 
-/// Tells whether the puppet attaches: a listener on loopback needs nothing else. Otherwise the errno, and what the library says.
+/// Tells whether the puppet attaches, by a listener on loopback. Otherwise returns errno and message of the library.
 fn attaches(puppet: &mut Puppet) -> Result<(), (i32, String)> {
     puppet.tell("listen l 127.0.0.1:0 8");
     puppet.answer().map(drop)
@@ -113,7 +113,7 @@ fn a_policy_says_who_may_attach_and_a_new_one_turns_clients_out() {
     let to = c.ok("listen n 10.77.0.2:0 8");
     a.ok(&format!("connect z {to}"));
     c.ok("accept w n");
-    // One user's clients are turned out, with their connections; the others' go on.
+    // Clients of one user are cut off, with their connections; the others' go on.
     let deny =
         format!("[[tenant]]\nname = \"red\"\n[attach]\ndeny = [{{ uid = {B} }}, {{ tenant = \"red\" }}]");
     assert_eq!(driver.apply(&deny), 1);
@@ -150,7 +150,7 @@ impl Group {
         Some(Self(path))
     }
 
-    /// A command that runs in it.
+    /// Returns a shell command that runs its arguments in the group.
     fn enter(&self) -> String {
         format!("echo $$ >{}/cgroup.procs; exec \"$@\"", self.0.display())
     }

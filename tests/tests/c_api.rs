@@ -21,7 +21,7 @@ fn capi() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi")
 }
 
-/// The folder with the programs, and `libpd.so.0` as they will look for it. Made once.
+/// Returns the folder with the programs, and `libpd.so.0` in their search path. Made once.
 fn programs() -> &'static Path {
     static MADE: OnceLock<tempfile::TempDir> = OnceLock::new();
     MADE.get_or_init(|| {
@@ -43,8 +43,8 @@ fn programs() -> &'static Path {
     .path()
 }
 
-/// `libpd.so`, built with the profile and in the target folder of this test: fresh, whatever cargo was told to
-/// build before. `make test` says by `PD_LIBRARIES_BUILT` that it has built all.
+/// Builds `libpd.so` with the profile and in the target folder of this test: fresh, whatever cargo built
+/// before. `make test` sets `PD_LIBRARIES_BUILT` when it has built all.
 fn library() -> PathBuf {
     let folder = peer_path().parent().expect("target folder").to_owned();
     let library = folder.join("libpd.so");
@@ -68,7 +68,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A program that says what the library says when it finds no driver.
+/// Builds a program that prints the library's message when it finds no driver.
 fn complaining(name: &str) -> PathBuf {
     const TEXT: &str = "#include <pd.h>\n#include <stdio.h>\n#include <sys/socket.h>\n\
         int main(void) { if (pd_socket(AF_INET, SOCK_STREAM, 0) < 0) puts(pd_errmsg()); return 0; }";
@@ -88,7 +88,7 @@ fn complaint(program: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Others than a set-id program's owner have set its environment.
+/// The environment of a set-id program may come from other users than its owner.
 #[test]
 fn a_set_id_program_does_not_ask_the_driver_of_its_environment() {
     let program = complaining("set_id");
@@ -101,7 +101,8 @@ fn a_set_id_program_does_not_ask_the_driver_of_its_environment() {
     assert_eq!([told("755"), told("4755")], [true, false]);
 }
 
-/// Who may not open the driver's socket is told who may, not to start another driver.
+/// The message for a user without access to the driver's socket names the users with access, and does not advise to start another
+/// driver.
 #[test]
 fn a_remedy_fits_what_is_wrong() {
     let program = complaining("whose");
@@ -115,7 +116,7 @@ fn a_remedy_fits_what_is_wrong() {
     assert!(denied.contains("socket_mode") && !denied.contains("start it"), "{denied}");
 }
 
-/// A call that the linker's map forgets is missing from the installed library.
+/// Calls that are missing from the linker's map would be missing from the installed library.
 #[test]
 fn the_map_of_symbols_has_each_call() {
     let read = |file: &str| std::fs::read_to_string(capi().join(file)).expect(file);
@@ -162,7 +163,7 @@ fn pair(program: &str, addr: &str) {
 /// Runs the two sides of a program. Returns how often a mover slept.
 fn pair_with(program: &str, addr: &str) -> u64 {
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
-    // One for each: the kernel's ports are those of all tests. The tests of the direct path may run at the same time.
+    // A port for each: all tests share the kernel's ports. The tests of the direct path may run at the same time.
     static USED: AtomicU16 = AtomicU16::new(0);
     let first = match path() {
         BytesPath::Offloaded => 7300,
@@ -202,8 +203,8 @@ fn epoll() {
     pair("epoll", "127.0.0.1");
 }
 
-/// On the direct path the peer rings a doorbell, also of an instance with one channel. Each message that the driver passed on would have
-/// a mover sleep once more; 400 of the 800 are waited for on the instance's descriptor.
+/// On the direct path the peer rings a doorbell, also of an instance with one channel. Each message that the driver forwarded would make
+/// a mover sleep once more. 400 of the 800 messages are waited for on the instance's descriptor.
 #[test]
 fn a_sleeper_in_epoll_is_woken_whatever_the_path() {
     let sleeps = pair_with("sleeper", "127.0.0.1");
@@ -241,7 +242,7 @@ fn threads() {
     pair("threads", "127.0.0.1");
 }
 
-/// Capture of `frames` frames of 60 bytes, each of its number.
+/// Makes a capture of `frames` frames of 60 bytes, each filled with its number.
 fn captured(frames: u8) -> Vec<u8> {
     let packet = |number| [0u32, 0, 60, 60].map(u32::to_le_bytes).concat().into_iter().chain([number; 60]);
     let head = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();

@@ -1,5 +1,5 @@
-//! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with what
-//! `docs/guides/unmodified.md` says to mount. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
+//! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with the mounts of
+//! `docs/guides/unmodified.md`. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
 use engine::{Description, Engine};
 use pd_tests::{alone, is_root, peer_path, program_path, TestDriver};
 use std::io::{Read, Write};
@@ -10,10 +10,10 @@ mod engine;
 
 const BYTES: &str = "300000000";
 const PORT: &str = "7300";
-/// What `calls` sends in its largest case, there and back.
+/// Bytes that `calls` sends in its largest case, there and back.
 const CALLS_BYTES: u64 = 2 * (16 << 20);
 
-/// The options that `docs/guides/unmodified.md` has for mounts.
+/// Returns the options that `docs/guides/unmodified.md` has for mounts.
 fn mounts(driver: &TestDriver, preload: bool) -> Vec<String> {
     let folder = driver.socket().parent().unwrap().display();
     let mut options = vec!["-v".to_owned(), format!("{folder}:/run/pipedevice:ro")];
@@ -27,7 +27,7 @@ fn mounts(driver: &TestDriver, preload: bool) -> Vec<String> {
     options
 }
 
-/// Does it in podman with the device, in docker with mounts, and in docker with the device if it knows of such.
+/// Runs an exchange in podman with the device, in docker with mounts, and in docker with the device if it supports devices.
 fn in_every_way(preload: bool, exchange: impl Fn(&Engine, &TestDriver, &[String])) {
     let _alone = alone();
     assert!(is_root("container engines"), "run as root");
@@ -49,7 +49,7 @@ fn in_every_way(preload: bool, exchange: impl Fn(&Engine, &TestDriver, &[String]
     if docker.knows_devices() {
         exchange(&docker, &driver, &device);
     } else {
-        // Past the harness, which shows what is printed of failures only.
+        // Past the test harness, which shows the output of failures only.
         let note = b"this docker does not know of devices: mounts alone were tried\n";
         std::io::stderr().write_all(note).unwrap();
     }
@@ -57,13 +57,13 @@ fn in_every_way(preload: bool, exchange: impl Fn(&Engine, &TestDriver, &[String]
     description.remove();
 }
 
-/// A connection between two containers, each started with `options`.
+/// Makes a connection between two containers, each started with `options`.
 fn native(engine: &Engine, driver: &TestDriver, options: &[String]) {
     let (receiver, mut printed) =
         engine.start("pd-receiver", options, &["/peer", "recv", "0.0.0.0:7000", "65536"]);
     let to = format!("{}:7000", receiver.address());
     let until = Instant::now() + Duration::from_secs(60);
-    // It is refused until the receiver listens.
+    // Refused until the receiver listens.
     let sent = loop {
         let tried = engine.run(options, &["/peer", "send", &to, BYTES, "65536", "8"]);
         if tried.status.success() {
@@ -79,8 +79,8 @@ fn native(engine: &Engine, driver: &TestDriver, options: &[String]) {
     driver.wait_for("no client is left", |report| report.clients.is_empty());
 }
 
-/// One program in two containers, of which neither, both or one were started with `options`: it answers the same,
-/// over the fabric if both were, over kernel TCP otherwise.
+/// Runs one program in two containers, of which neither, both or one were started with `options`. Output is the
+/// same, over the fabric if both were, and over kernel TCP otherwise.
 fn unmodified(engine: &Engine, driver: &TestDriver, options: &[String]) {
     let mut expected = None;
     for (server_has, client_has) in [(false, false), (true, true), (true, false), (false, true)] {

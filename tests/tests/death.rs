@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Growth of this process's own regions: one of the largest size that its sends need.
 const OWN_BYTES_MORE: u64 = 2 << 20;
 
-/// Fewer over the direct path: what the driver does is the same.
+/// Returns the number of kills: fewer over the direct path, where the driver's work is the same.
 fn kills() -> u64 {
     match pd_tests::path() {
         Path::Offloaded => 2000,
@@ -26,7 +26,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Reads a victim's stream to its end: a prefix of what it sent, then EOF or `ECONNRESET`.
+/// Reads a victim's stream to its end: a prefix of its sends, then EOF or `ECONNRESET`.
 fn read_victim(stream: &Stream, seed: u64) {
     let mut position = 0;
     loop {
@@ -148,7 +148,7 @@ fn thousands_of_kills() {
         thread::sleep(Duration::from_millis(10));
     }
 
-    // The bystanders are still at it, and what they move is right.
+    // The bystanders still exchange bytes, and all are right.
     let moved = |r: &pd_driver::admin::Report| r.connections[0].bytes[0];
     let so_far = moved(&driver.report());
     driver.wait_for("the bystanders go on", |r| moved(r) > so_far);

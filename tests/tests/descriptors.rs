@@ -1,4 +1,4 @@
-//! A driver that has no descriptors left. Alone in its process, whose limit on open files it changes.
+//! A driver without free descriptors. Alone in its process, whose limit on open files it changes.
 use pd_tests::{alone, TestDriver};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ fn limit(current: u64) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap();
 }
 
-/// What is open, by number.
+/// Returns the open files, by number.
 fn open_files() -> BTreeMap<u64, String> {
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
     // Not that of the listing, which is closed before they are looked at.
@@ -19,7 +19,7 @@ fn open_files() -> BTreeMap<u64, String> {
     numbers.into_iter().filter_map(|number| Some((number, link(number)?.display().to_string()))).collect()
 }
 
-/// The limit with which `free` more descriptors can be had.
+/// Returns the limit that leaves `free` free descriptors.
 fn limit_with(free: u64) -> u64 {
     let open = open_files();
     (0..).filter(|number| !open.contains_key(number)).nth(free as usize).unwrap()
@@ -59,7 +59,7 @@ fn clients_wait_until_there_are_descriptors_again() {
     // To accept and identify a client takes four.
     for free in 0..4 {
         let mut late = driver.puppet();
-        // What was opened to start it and to look at the driver is closed then.
+        // Descriptors of the driver's start and of the look at it are closed then.
         settle();
         let before = paused();
         let since = Instant::now();
@@ -75,7 +75,7 @@ fn clients_wait_until_there_are_descriptors_again() {
         }
         let (times, elapsed) = (paused() - before, since.elapsed());
         assert!(times <= elapsed.as_millis() as u64 / 100 + 1, "{times} times in {elapsed:?}");
-        // Those who are there are served.
+        // Attached clients are served.
         stream(free + 1);
         limit(most.unwrap_or(4096));
         late.answer().expect("served at last");
@@ -86,7 +86,7 @@ fn clients_wait_until_there_are_descriptors_again() {
     assert!(driver.is_running());
 }
 
-/// A driver with descriptors for so many direct rings, and as many connections, which want two each.
+/// Makes a driver with descriptors for `most` direct rings, and as many connections, which need two each.
 fn serve_with_rings(most: u64) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
@@ -97,7 +97,7 @@ fn serve_with_rings(most: u64) {
         client.ok(&format!("connect c{n} {addr}"));
         server.ok(&format!("accept s{n} l"));
     }
-    // An eighth of what there may be is not for them.
+    // Rings may not take the last eighth of the limit.
     let wanted = limit_with(most);
     limit((wanted..).find(|limit| limit - limit / 8 >= wanted).unwrap());
     for round in 0..3 {
@@ -136,7 +136,7 @@ fn a_connection_that_outlives_its_client_leaves_the_next_client_alone() {
     first.finish();
     driver.wait_for("the first has gone", |report| report.clients.len() == 1);
 
-    // The same number, and the same slot.
+    // The same process number, and the same slot.
     let mut second = driver.puppet();
     second.ok(&format!("connect b {address}"));
     server.ok("accept t l");

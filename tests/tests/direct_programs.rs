@@ -1,3 +1,3 @@
-//! The tests of whole programs, whose containers are one tenant's, so that their bytes go directly.
+//! The tests of whole programs in containers of one tenant, so that their bytes go directly.
 #[path = "programs/main.rs"]
 mod programs;

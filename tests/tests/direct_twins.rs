@@ -9,11 +9,11 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use twins::{claim, connect, driver, listener, Holder};
 
-/// Which ends go to another process in the middle of it.
+/// Ends that go to another process in the middle of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Moving([bool; 2]);
 
-/// So many bytes, in short messages and such of up to `long` bytes.
+/// Sends the bytes from `from` to `to`, in short messages and in messages of up to `long` bytes.
 fn send_all(side: &TwinSide, from: u64, to: u64, long: u64, seed: u64) {
     let (mut at, mut random) = (from, Random(seed));
     while at < to {
@@ -24,23 +24,23 @@ fn send_all(side: &TwinSide, from: u64, to: u64, long: u64, seed: u64) {
     }
 }
 
-/// Both streams, while ends move when some of each was sent and some of that was read, and with `recall` a policy takes
-/// the direct path away. Says whether the connection stayed on it.
+/// Exchanges both streams. Ends move when some bytes of each were sent and some of those were read. With `recall` a
+/// policy takes the direct path away. Returns whether the connection stayed on it.
 fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: bool) -> bool {
     let (fd, a, accepted) = connect(listener);
     let b = claim(&accepted).expect("a twin");
     assert_eq!((a.socket.path(), b.socket.path()), (Path::Direct, Path::Direct));
     let descriptors = [fd.as_fd(), accepted.as_fd()];
     let mut random = Random(100 + round);
-    // When both move, nobody reads what does not fit into a ring.
+    // When both move, nobody reads bytes beyond a ring.
     let both = moving == [true; 2];
     let (most, long) = if both { (250_000, 2_000) } else { (3_000_000, 100_000) };
     let mut total = || 1 + random.below(if round % 4 == 0 { 20_000 } else { most });
-    // By side: what it sends in all, and before it moves; what it receives before it moves.
+    // By side: bytes to send in all, and before it moves; bytes to receive before it moves.
     let totals = [total(), total()];
     let sent = totals.map(|total| random.below(total + 1));
     let read = [random.below(totals[1] + 1), random.below(totals[0] + 1)];
-    // What an end reads before it moves has to be sent before the other does.
+    // Bytes that an end reads before it moves have to be sent before the other moves.
     let read = if both { [read[0].min(sent[1]), read[1].min(sent[0])] } else { read };
     let sides = [a, b];
     let pause = Duration::from_micros(random.below(3_000));
@@ -99,7 +99,7 @@ fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: 
     // Without a ring in use it could stay where it was.
     let stays = |number: usize| !moving[number] && sides[number].socket.path() == Path::Direct;
     let stay = || stays(0) || stays(1);
-    // A policy is in force when `apply` returns; the movers tell the ends of it afterwards.
+    // A policy is in force when `apply` returns; the movers notify the ends afterwards.
     if recall {
         let limit = Instant::now() + Duration::from_secs(10);
         while stay() && Instant::now() < limit {
@@ -144,7 +144,7 @@ fn what_lies_in_a_ring_comes_before_what_its_writer_sends_after_a_recall() {
         let (_fd, a, accepted) = connect(&listener);
         let b = claim(&accepted).expect("a twin");
         let (from, to) = if back { (&b, &a) } else { (&a, &b) };
-        // By the driver at first, then by the ring; nothing of it is read.
+        // By the driver at first, then by the ring; none of the bytes are read.
         send_all(from, 0, 600_000, 2_000, 6);
         driver().apply("path = \"offloaded\"");
         send_all(from, 600_000, 900_000, 100_000, 7);
@@ -197,22 +197,22 @@ fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
     }
 }
 
-/// A socket that changes hands before there are rings stays on the direct path. What a former process was brought, or has sent, comes
-/// before what the rings have.
+/// A socket that changes hands before there are rings stays on the direct path. Bytes delivered to a former process, or sent by it,
+/// come before those of the rings.
 #[test]
 fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {
     let _alone = alone();
     change_hands(false);
 }
 
-/// The same where it is offloaded at that time, and put on the direct path afterwards.
+/// The connection is offloaded at that time, and put on the direct path afterwards.
 #[test]
 fn a_ring_of_a_later_policy_comes_after_what_a_former_process_was_brought_or_has_sent() {
     let _alone = alone();
     change_hands(true);
 }
 
-/// `later`: the policy has the connections on the direct path only when their ends have moved.
+/// Moves both ends. `later`: the policy puts the connections on the direct path only after their ends have moved.
 fn change_hands(later: bool) {
     const BEFORE: u64 = 600_000;
     const RING_BYTES: u64 = 16 << 10;

@@ -1,4 +1,4 @@
-//! Native sockets whose other end is the kernel's: the calls are those of the fabric.
+//! Native sockets with the kernel at the other end: the calls are those of the fabric.
 use pd_client::core::{ready, Epoll as CoreEpoll, Socket};
 use pd_client::{poll, Epoll, Interest, Listener, Path, PollFd, Reading, Shutdown, Stream};
 use pd_tests::{fill, verify, TestDriver};
@@ -13,7 +13,7 @@ fn any(index: usize) -> SocketAddr {
     LOOPBACK[index].parse().unwrap()
 }
 
-/// A native stream, and the kernel's other end.
+/// Makes a native stream, and the kernel's other end.
 fn connected() -> (Stream, TcpStream) {
     let listener = TcpListener::bind(any(0)).unwrap();
     let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
@@ -196,7 +196,7 @@ fn without_the_driver_the_kernel_goes_on(mut driver: TestDriver) {
     let epoll = Epoll::new();
     epoll.add(&accepted, Interest::WRITE, 1).unwrap();
     driver.start();
-    // Who comes back asks until the listener is there again.
+    // The client repeats its connect until the listener is back.
     thread::scope(|scope| {
         let connecting = scope.spawn(|| {
             let again = || {
@@ -214,14 +214,14 @@ fn without_the_driver_the_kernel_goes_on(mut driver: TestDriver) {
     });
 }
 
-/// Two ends on the fabric.
+/// Makes two ends on the fabric.
 fn on_the_fabric() -> (Stream, Stream) {
     let listener = Listener::bind(any(0)).unwrap();
     let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
     (stream, listener.accept().unwrap())
 }
 
-/// From the fabric to the kernel, back, and from kernel to kernel, by sockets that wait or do not.
+/// From the fabric to the kernel, back, and from kernel to kernel, by blocking and non-blocking sockets.
 fn forwards_between_carriers() {
     const BYTES: usize = 3 << 20;
     for (from_kernel, to_kernel) in [(true, true), (true, false), (false, true)] {

@@ -1,4 +1,4 @@
-//! What happens at each limit: one error that names the thing and the remedy, and nothing lost.
+//! Behaviour at each limit: one error that names the thing and the remedy, and no loss.
 use pd_abi::limits::RING_BYTES_DEFAULT;
 use pd_abi::limits::{MESSAGE_BYTES_MAX, SOCKETS_MAX};
 use pd_abi::{EventKind, Operation, Request, SocketId};
@@ -23,7 +23,7 @@ fn wait_gone(driver: &TestDriver) {
     assert!(driver.is_running());
 }
 
-/// The command fails with this errno, and the message holds all of the words.
+/// Checks that the command fails with this errno, and that the message has all of the words.
 fn fails(puppet: &mut Puppet, command: &str, errno: i32, words: &[&str]) {
     let (got, message) = puppet.ask(command).expect_err(command);
     assert_eq!(got, errno, "{command}: {message}");
@@ -40,7 +40,7 @@ fn a_full_backlog_has_the_one_too_many_wait() {
     for round in 0..3 {
         client.ok(&format!("connect-many c {addr} 4"));
         fails(&mut client, &format!("connect-now d {addr}"), libc::ECONNREFUSED, &[&addr]);
-        // Those that wait lose nothing.
+        // Waiting sends lose nothing.
         for index in 0..4 {
             client.ok(&format!("send c{index} {index} 0 200000 50000"));
         }
@@ -50,7 +50,7 @@ fn a_full_backlog_has_the_one_too_many_wait() {
         client.ok(&format!("connect c4 {addr}"));
         fails(&mut client, &format!("connect-now d {addr}"), libc::ECONNREFUSED, &[&addr]);
         client.ok("send c4 4 0 200000 50000");
-        // One that waits gets the next place.
+        // A waiting connect gets the next place.
         client.tell(&format!("connect d {addr}"));
         for index in 0..5 {
             if index > 0 {
@@ -110,7 +110,7 @@ fn an_exhausted_pool_says_so_and_recovers() {
             break;
         }
     }
-    // What there is goes on: old connections, and new ones as long as there is a ring for them.
+    // Existing connections go on, and new ones while there is a ring for them.
     for round in 0..5 {
         client.tell(&format!("send before 1 {} 400000 50000", 100_000 + round * 400_000));
         server.ok(&format!("recv before 1 {} 400000", 100_000 + round * 400_000));
@@ -154,7 +154,7 @@ fn one_client_has_a_budget_of_its_own() {
     greedy.ok(&format!("malloc b {}", 3 * MIB));
     fails(&mut greedy, &format!("malloc c {}", 3 * MIB), libc::ENOMEM, &["memory.client_budget_bytes"]);
     other.ok(&format!("malloc a {}", 6 * MIB));
-    // What is freed can be had again.
+    // Freed resources are available again.
     greedy.ok("close a");
     greedy.ok(&format!("malloc c {}", 3 * MIB));
     drop((greedy, other));
@@ -163,7 +163,7 @@ fn one_client_has_a_budget_of_its_own() {
 
 #[test]
 fn rings_shrink_when_memory_is_short_and_no_byte_is_lost() {
-    // The sender's region takes 4 MiB; what is left is less than a page for each connection.
+    // The sender's region takes 4 MiB; the rest is less than a page for each connection.
     let budget = 4 * MIB + 512 * 1024;
     let driver = driver(|settings| settings.budget_bytes = budget);
     let (mut server, mut client) = (driver.puppet(), driver.puppet());

@@ -66,7 +66,7 @@ impl Matrix {
         }
         exchange(&mut client, &mut server, 0);
 
-        // Half of it ends, and the other half goes on.
+        // One direction ends, and the other goes on.
         client.ok("shutdown c");
         assert_eq!(server.ok("end s"), "0");
         pass(&mut server, "s", &mut client, "c", 2);

@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const FIN: u8 = 1;
 const SYN: u8 = 2;
 
-/// A driver whose connections are direct where they may be.
+/// Returns a driver whose connections are direct where allowed.
 fn driver() -> &'static TestDriver {
     static DRIVER: OnceLock<TestDriver> = OnceLock::new();
     DRIVER.get_or_init(|| {
@@ -64,7 +64,7 @@ impl Drop for Mirror {
     }
 }
 
-/// Both ends of a connection whose bytes could go by rings that they share.
+/// Makes both ends of a connection whose bytes could go by rings that they share.
 fn pair() -> (Stream, Stream) {
     driver();
     let options = ListenerOptions { recv_shared: true, ..ListenerOptions::default() };
@@ -97,10 +97,10 @@ fn exchange(streams: (&Stream, &Stream), seed: u64, from: u64, to: u64) {
     });
 }
 
-/// What an observer has seen of streams of IPv4, by the port that they come from.
+/// Streams of IPv4 that an observer has seen, by source port.
 #[derive(Default)]
 struct Seen {
-    /// Where a stream goes on, and bytes of it that were seen.
+    /// Next sequence number of a stream, and its bytes that were seen.
     streams: HashMap<u16, (u32, u64)>,
     flags: HashMap<u16, u8>,
     seeds: HashMap<u16, u64>,
@@ -110,7 +110,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// Looks at a frame. Its bytes are those of the stream at their place.
+    /// Checks a frame: its bytes are those of the stream at their place.
     fn see(&mut self, frame: &[u8]) {
         assert_eq!((&frame[12..15], frame[23]), (&[8, 0, 0x45][..], 6));
         let (ip, tcp) = (&frame[14..34], &frame[34..]);
@@ -161,7 +161,7 @@ fn an_observer_follows_both_streams_of_a_connection_which_is_offloaded_meanwhile
     assert_eq!(a.path(), Path::Direct);
     let eye = Mirror::new("eye", "connections:");
     let mut records = eye.tap();
-    // What lay in the rings at that moment may be seen, too.
+    // Bytes in the rings at that moment may be seen, too.
     let (from, to) = (port(a.local_addr()), port(b.local_addr()));
     let mut seen = Seen { seeds: HashMap::from([(from, 1), (to, 2)]), ..Seen::default() };
     seen.offsets.insert(from, 1_000_000);
@@ -174,7 +174,7 @@ fn an_observer_follows_both_streams_of_a_connection_which_is_offloaded_meanwhile
     }
     assert_eq!((seen.gaps, eye.report().frames_lost), (0, 0));
     assert_eq!((a.path(), b.path()), (Path::Offloaded, Path::Offloaded));
-    // One that begins now is shown from its handshake to its ends.
+    // A connection that begins now is shown from its handshake to its ends.
     let (c, d) = pair();
     let (from, to) = (port(c.local_addr()), port(d.local_addr()));
     seen.seeds.extend([(from, 3), (to, 4)]);
@@ -240,7 +240,7 @@ fn an_observer_that_sees_nothing_holds_up_no_connection() {
     let [tap] = &taps[..] else { panic!("{taps:?}") };
     assert!(tap.frames_lost + eye.report().frames_lost > 1000, "{taps:?} {:?}", eye.report());
     drop(records);
-    // Nobody watches: nothing is copied, and nothing is lost.
+    // Without an observer nothing is copied, and nothing is lost.
     driver().wait_for_pipes("the observer has gone", |report| report.taps.is_empty());
     let before = eye.report();
     let (a, b) = pair();
@@ -296,7 +296,7 @@ fn a_tenant_sees_connections_of_its_own_if_a_binding_says_so() {
             seen.see(frame.bytes());
         }
     }
-    // Its account has what it received.
+    // The observer's account has the received bytes.
     let report = driver().wait_for_pipes("it is counted", |report| {
         report.pipes.first().is_some_and(|pipe| pipe.counts.bytes_received > 20_000)
     });

@@ -3,7 +3,7 @@ use pd_tests::{ip, is_root, Network, Puppet, TestDriver};
 use std::thread;
 use std::time::Duration;
 
-/// A driver, the network, and a puppet in each namespace.
+/// Makes a driver, the network, and a puppet in each namespace.
 fn stage() -> Option<(TestDriver, Network, Puppet, Puppet)> {
     if !is_root("making network namespaces") {
         return None;
@@ -121,7 +121,7 @@ fn addresses_not_owned_ports_taken_hosts_unknown() {
         let mut again = driver.puppet();
         assert_eq!(again.errno(&format!("listen l {own}:7003 8")), libc::EADDRNOTAVAIL, "the host");
         drop(again);
-        // The same port of another namespace is another port.
+        // A port of another namespace is a separate one.
         b.ok(&format!("listen l {other}:7003 8"));
         assert_eq!(b.errno(&format!("connect c {own}:7004")), libc::ECONNREFUSED);
         assert_eq!(b.errno(&format!("connect c {nowhere}:7003")), libc::EHOSTUNREACH);
@@ -145,7 +145,7 @@ fn a_stolen_address_gains_nothing() {
     b.ok("listen l 10.77.0.2:7005 8");
     a.ok("listen l 0.0.0.0:7005 8");
     assert!(ip(&format!("-n {} addr add 10.77.0.2/32 dev lo", network.namespace("a"))));
-    // Past the time for which the driver trusts what it has read.
+    // Longer than the driver trusts its last read.
     thread::sleep(Duration::from_millis(120));
     assert_eq!(a.errno("listen m 10.77.0.2:7006 8"), libc::EADDRNOTAVAIL);
     // Not even from within: the address is the neighbour's.
@@ -159,7 +159,7 @@ fn a_stolen_address_gains_nothing() {
     // A new process of the thief's namespace gains nothing either.
     let mut late = network.puppet(&_driver, "a");
     assert_eq!(late.errno("listen l 10.77.0.2:7007 8"), libc::EADDRNOTAVAIL);
-    // An address taken away is no longer to be bound; what is bound stays.
+    // An address that was removed can no longer be bound; existing bindings stay.
     assert!(ip(&format!("-n {} addr del 10.77.0.1/24 dev eth0", network.namespace("a"))));
     thread::sleep(Duration::from_millis(120));
     a.ok("listen k 127.0.0.1:7008 8");

@@ -5,7 +5,7 @@ use pd_tests::{is_root, peer_path, Network, Puppet, TestDriver};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A policy with a network of each name, of the namespaces of each of these.
+/// Makes a policy with a network of each name, with these namespaces.
 fn policy(networks: &[(&str, &[String])]) -> String {
     let network = |(name, members): &(&str, &[String])| {
         let files: Vec<_> = members.iter().map(|name| format!("\"/run/netns/{name}\"")).collect();
@@ -48,7 +48,7 @@ fn two_networks_with_the_same_addresses_reach_their_own_only() {
     let clients = driver.report().clients;
     let of = |name: &str| clients.iter().filter(|client| client.network.as_deref() == Some(name)).count();
     assert_eq!((of("red"), of("blue")), (2, 2), "{clients:?}");
-    // One of red's listens, and none of blue's: its address is no way there.
+    // A socket of red listens, and none of blue: its address is unreachable there.
     let [[_, red_b], [blue_a, _]] = &mut at;
     red_b.ok("listen l 10.77.0.2:7301 8");
     blue_a.tell("connect d 10.77.0.2:7301");
@@ -66,7 +66,7 @@ fn a_new_policy_ends_connections_that_cross_networks_and_no_others() {
     let [a_name, b_name] = ["a", "b"].map(|letter| network.namespace(letter));
     let both = [a_name.clone(), b_name.clone()];
     driver.apply(&policy(&[("red", &both)]));
-    // The two are on one bridge, where the kernel would carry what the fabric does not.
+    // Both are on one bridge, where the kernel would carry connections that the fabric refuses.
     let puppet = |name: &str| {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", name]).arg(peer_path()).arg("puppet").env("PD_KERNEL", "off");
@@ -79,7 +79,7 @@ fn a_new_policy_ends_connections_that_cross_networks_and_no_others() {
     // Within a namespace.
     b.ok(&format!("connect own {to}"));
     b.ok("accept other l");
-    // The same by other words: nothing ends.
+    // The same policy in other words: nothing ends.
     assert_eq!(driver.apply(&format!("{}cgroups = [\"/nowhere\"]", policy(&[("red", &both)]))), 0);
     exchange(&mut a, "c", &mut b, "s", 1);
     assert_eq!(driver.apply(&policy(&[("red", &[a_name]), ("blue", &[b_name])])), 1);
@@ -105,7 +105,7 @@ struct Two {
     networks: String,
 }
 
-/// In blue 10.9.0.0/24 means red, in red 10.8.0.0/24 means blue. The same of IPv6.
+/// Maps: in blue 10.9.0.0/24 means red, in red 10.8.0.0/24 means blue. IPv6 is mapped likewise.
 const MAPS: &str = r#"
     [[map]]
     from = "blue"
@@ -161,7 +161,8 @@ impl Two {
 
 const WAYS: [Way; 4] = [Way::Library("default"), Way::Library("short"), Way::Static, Way::Plain];
 
-/// A rule about red's is none about blue's, though the addresses are the same; and a service leads to the own network's backend.
+/// A rule about red's addresses does not apply to blue's, though the addresses are the same. A service leads to the backend of
+/// the own network.
 #[test]
 fn rules_and_services_hold_for_each_network_by_itself() {
     let Some(two) = Two::new() else { return };
@@ -202,7 +203,7 @@ fn rules_and_services_hold_for_each_network_by_itself() {
     assert_eq!(connect(&mut a, Way::Static, 5, "10.96.0.1", 80), 0);
 }
 
-/// Two processes accept what a third one listens for, and end with it.
+/// Two processes accept on the listener of a third one, and end with it.
 const WORKERS: &str = r#"
 import os, select, socket, sys
 listener = socket.create_server(("0.0.0.0", int(sys.argv[2])), backlog=16)
@@ -229,7 +230,7 @@ for line in sys.stdin:
     print("ok ", flush=True)
 "#;
 
-/// Each side sees a name that holds in its own network, rules are about the real address, and the kernel has no way.
+/// Each side sees an address that is valid in its own network, rules apply to the real address, and the kernel has no way.
 #[test]
 fn a_mapped_address_reaches_the_other_network() {
     let Some(two) = Two::new() else { return };
@@ -292,7 +293,7 @@ fn a_mapped_address_reaches_the_other_network() {
             assert_eq!(result, 0, "{how}, connection {name}");
         }
     }
-    // On the kernel there is no way, which is said at once, whatever its routes are.
+    // The kernel has no way, and the connect fails at once, whatever its routes are.
     let space = two.blue.namespace("a");
     assert!(pd_tests::ip(&format!("-n {space} route add default dev eth0")));
     for way in [Way::Static, Way::Plain, Way::Library("default")] {
@@ -300,7 +301,7 @@ fn a_mapped_address_reaches_the_other_network() {
         assert_eq!(connect(&mut two.blue("a", way), way, 0, "10.9.0.2", 7412), libc::EHOSTUNREACH, "{way:?}");
         assert!(begin.elapsed() < Duration::from_secs(2), "{way:?}: at once");
     }
-    // Rules are about what it means.
+    // Rules apply to the real address.
     red.ok("listen l 10.77.0.2:7413 8");
     blue.ok("connect e 10.9.0.2:7413");
     red.ok("accept u l");
@@ -314,7 +315,7 @@ fn a_mapped_address_reaches_the_other_network() {
     }
 }
 
-/// The local and the peer's address of a stream.
+/// Returns the local and the peer's address of a stream.
 fn ends(said: &str) -> [String; 2] {
     let mut words = said.split_whitespace().map(str::to_owned);
     [(); 2].map(|()| words.next().expect("an address"))
@@ -332,7 +333,7 @@ fn a_map_that_changes_ends_its_connections_and_no_others() {
     red.ok("accept s l");
     blue.ok("connect own 10.77.0.2:7420");
     blue_b.ok("accept s l");
-    // One more map changes nothing of theirs.
+    // A further map does not affect theirs.
     let more = "[[map]]\nfrom = \"blue\"\nprefix = \"10.10.0.0/24\"\nto = \"red\"\nat = \"10.77.0.0/24\"\n";
     assert_eq!(two.apply(&format!("{MAPS}{more}")), (0, 0));
     exchange(&mut blue, "c", &mut red, "s", 1);
@@ -359,7 +360,7 @@ fn a_map_that_changes_ends_its_connections_and_no_others() {
     assert_eq!(connect(&mut blue, Way::Native, 3, "10.11.0.2", 7420), 0);
 }
 
-/// The test prints what a connect costs with each, on the kernel and by a map on the fabric.
+/// The test prints the cost of a connect with each, on the kernel and by a map on the fabric.
 #[test]
 fn ten_thousand_rules_and_a_hundred_maps_bind_as_a_few_do() {
     let Some(two) = Two::new() else { return };

@@ -1,4 +1,4 @@
-//! Pipes through a driver: frames, accounts, policy, rates, deaths, and clients that keep to nothing beside one that loses no frame.
+//! Pipes through a driver: frames, accounts, policy, rates, deaths, and hostile clients beside one that loses no frame.
 use pd_abi::pipe::{entry, entry_offset, pipe_control, DROP, FRAME_TABLE_OFFSET};
 use pd_abi::pipe::{table_bytes, PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Frame, FrameKind};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const RING: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A driver with ports. One at a time, so that none has the others' load.
+/// A driver with ports. Stands run one at a time, so that none has the others' load.
 struct Stand {
     driver: TestDriver,
     _alone: MutexGuard<'static, ()>,
@@ -153,7 +153,7 @@ impl Stand {
 }
 
 impl Pipe {
-    /// Its wake-up pipe, which it has from now on.
+    /// Takes the pipe's wake-up pipe, which it uses from now on.
     fn take_wake_fd(&mut self) {
         let mut fds = tell(&mut self.raw, FrameKind::PipeWakeFd, self.number, FrameKind::PipeWakeFd).unwrap();
         self.pipe.set_wake_fd(fds.pop().unwrap());
@@ -265,7 +265,7 @@ fn the_policy_says_who_has_pipes_and_what_their_frames_come_from() {
     assert_eq!(ending(&mut before), Errno::ACCESS);
     let denied = open(Direction::Receive, "wan").map(drop).unwrap_err();
     assert_eq!((denied.errno(), denied.message().contains("[[bind]]")), (libc::EACCES, true), "{denied}");
-    // Without a word of the policy a port that does not exist is like one that does.
+    // Without a binding, a port that does not exist looks like one that does.
     assert_eq!(open(Direction::Receive, "nowhere").map(drop).unwrap_err().errno(), libc::EACCES);
     let lease = "mac = \"02:00:00:00:00:07\"\nipv4 = \"10.0.0.7\"";
     stand.driver.apply(&format!(
@@ -298,7 +298,7 @@ fn the_policy_says_who_has_pipes_and_what_their_frames_come_from() {
     stand.settle(0, 0);
 }
 
-/// Whatever the time: no more than the burst, the rate's worth of it, and a lease.
+/// At any time: no more than the burst, the rate's worth of the time, and a lease.
 #[test]
 fn a_tenant_sends_no_faster_than_its_rate() {
     let stand = Stand::new(&[("drain", PortSpec::Sink)]);
@@ -324,7 +324,7 @@ fn a_tenant_sends_no_faster_than_its_rate() {
     assert!(policy.tenants.iter().any(|tenant| tenant.rate_waits > 0), "{policy:?}");
 }
 
-/// Has a client by hand ask for a pipe.
+/// Sends a client's request for a pipe by hand.
 fn ask_for(raw: &mut Raw, options: &Options) -> Result<(u32, Offer), Box<Frame>> {
     let direction = match options.direction {
         Direction::Receive => PipeDirection::Receive,
@@ -415,7 +415,7 @@ fn a_client_that_hangs_up_at_any_step_leaves_nothing() {
             if step >= 5 {
                 match direction {
                     PipeDirection::Send => {
-                        // Nobody receives there: it waits for ever.
+                        // Nobody receives there: the frame waits for ever.
                         pipe.send(&[1; 64], 1).unwrap();
                         pipe.flush();
                     }
@@ -471,7 +471,7 @@ fn impossible_words_end_their_pipe_and_no_other() {
             let mut pipe = pd_pipe::Pipe::map(offer).unwrap();
             tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).unwrap();
             if value == 128 {
-                // In range: what is wrong is the table. A receiver has none.
+                // In range: the fault is in the table, which a receiver does not have.
                 if direction == Receive {
                     tell(&mut raw, FrameKind::PipeClose, number, FrameKind::Ready).unwrap();
                     continue;
@@ -512,7 +512,7 @@ fn impossible_words_end_their_pipe_and_no_other() {
     innocent.check(&stand);
 }
 
-/// Any frames about pipes in any order: each is answered, refused, or ends the client.
+/// Any frames about pipes in any order: each is answered or refused, or ends the client.
 #[test]
 fn frames_about_pipes_in_any_order_do_no_harm() {
     let stand = Stand::new(&[("wan", gen(0)), ("wire", PortSpec::Link)]);

@@ -35,7 +35,7 @@ fn stage(change: impl FnOnce(&mut Settings)) -> Option<Stage> {
 }
 
 impl Stage {
-    /// Puts rules in force, with more about the tenant blue. How many connections that ended.
+    /// Puts rules in force, with more about the tenant blue. Returns the number of connections ended.
     fn apply(&self, blue: &str, rules: &str) -> u64 {
         self.driver.apply(&format!("{}\n{rules}", self.tenants.replace("MORE", blue)))
     }
@@ -82,7 +82,7 @@ fn what_is_denied_is_refused_and_counted() {
     assert_eq!(policy.rules.iter().map(|rule| rule.hits).collect::<Vec<_>>(), [1, 2], "{policy:?}");
     let blue = stage.tenant("blue").account;
     assert_eq!((blue.connections_denied, blue.connections_made, blue.connections_accepted), (1, 1, 1));
-    // Nothing but what is allowed; one's own namespace still is.
+    // Only allowed connections remain; those within a namespace are still allowed.
     assert_eq!(stage.apply("", "[[rule]]\naction = \"deny\""), 2);
     assert_eq!(stage.b.errno("connect c 10.77.0.1:7101"), libc::EACCES);
     assert_eq!(stage.a.errno("connect c 10.77.0.2:7100"), libc::EACCES);
@@ -123,7 +123,7 @@ fn a_tenant_has_so_many_connections_and_no_more() {
     let (errno, message) = second.ask("connect c 10.77.0.1:7103").unwrap_err();
     assert_eq!(errno, libc::EMFILE);
     assert!(message.contains("connections_max"), "{message}");
-    // Others have their own, and it is no quota on being connected to.
+    // Other tenants have their own quotas, and being connected to does not count.
     stage.a.ok("connect-many own 10.77.0.1:7103 5");
     stage.b.ok("close c1");
     assert_eq!(stage.a.ok("end s1"), "0");
@@ -148,7 +148,7 @@ fn what_is_reserved_for_a_tenant_is_kept_for_it() {
     let Some(mut stage) = stage(|settings| settings.clients_max = 12) else { return };
     let all = "[[tenant]]\nname = \"default\"\nclients_max = 12\n";
     stage.apply("clients_max = 3\nreserved = { clients = 3 }", all);
-    // One of red, one of blue: two more are kept for blue.
+    // One of red, one of blue: two more are reserved for blue.
     stage.a.ok("listen l 10.77.0.1:7106 8");
     stage.b.ok("connect c 10.77.0.1:7106");
     let mut others: Vec<_> = (0..9).map(|_| stage.driver.puppet()).collect();
@@ -165,7 +165,7 @@ fn what_is_reserved_for_a_tenant_is_kept_for_it() {
     let clients = holding.clients;
     assert_eq!((holding.user, clients.used, clients.max, clients.reserved), (None, 3, 3, 3));
     assert!(clients.refused > 0 && stage.driver.metrics().caps_reached > 0);
-    // More than there are cannot be kept; what is in force stays.
+    // Reserves beyond the total are refused; the policy in force stays.
     let text = stage.tenants.replace("MORE", "reserved = { clients = 13 }");
     let why =
         pd_driver::admin::ask(stage.driver.admin_socket(), &Ask::Apply { text }).unwrap_err().to_string();
@@ -201,7 +201,7 @@ fn reload_under_traffic(movers: usize) {
         waits += stage.tenant("blue").rate_waits;
     }
     assert!(waits > 0, "no flow ever waited");
-    // The tenant that sends is charged for what it sent, the other one for what it got.
+    // The sending tenant's account has the sent bytes, the other one's the received ones.
     let moved = 2_000_000 + 12 * 3_000_000;
     // A mover counts a message just after its receiver can have it.
     stage.wait_for("blue", |blue| blue.account.bytes_sent >= moved);
@@ -210,13 +210,13 @@ fn reload_under_traffic(movers: usize) {
     assert_eq!((blue.bytes_sent, blue.bytes_received), (moved, 0));
     assert_eq!((red.bytes_sent, red.bytes_received), (0, moved));
     assert_eq!((blue.messages_sent, red.messages_received), (40 + 12 * 150, 40 + 12 * 150));
-    // Denied by now: cut in the middle of it; the neighbour on another port is not.
+    // Denied now: cut in the middle; the neighbour on another port is not.
     stage.b.tell(&format!("send c 3 {moved} 100000000 20000"));
     stage.a.ok(&format!("recv s 3 {moved} 1000000"));
     let rules = "[[rule]]\nport = 7104\nfrom = \"blue\"\naction = \"deny\"";
     assert_eq!(stage.apply("", rules), 1);
     assert_eq!(stage.b.answer().unwrap_err().0, libc::ECONNRESET);
-    // What had come by then is read, and then that it is over.
+    // Bytes that had arrived are read, and then the end.
     let rest = format!("recv s 3 {} 1000000000", moved + 1_000_000);
     assert_eq!(stage.a.errno(&rest), libc::ECONNRESET);
     assert_eq!(stage.apply("", rules), 0, "it is cut once");
@@ -278,8 +278,8 @@ fn a_client_does_not_choose_its_tenant() {
     };
     stage.a.ok("listen l 10.77.0.1:7106 8");
     stage.apply("", "[[tenant]]\nname = \"jailed\"\n[[rule]]\nfrom = \"jailed\"\naction = \"deny\"");
-    // A process of the container, which is registered by the namespace it has at first; then it goes to a
-    // namespace of its own making, or to another's, and says that it is somebody else.
+    // A process of the container, registered by its first namespace. Then it goes to a namespace of its own
+    // making, or to another's, and claims to be somebody else.
     let enter = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.0.display());
     let peer = pd_tests::peer_path();
     let in_b = stage.network.namespace("b");
@@ -308,13 +308,13 @@ fn a_client_does_not_choose_its_tenant() {
         assert_eq!(puppet.errno("connect c 10.77.0.1:7106"), libc::EACCES);
     }
     assert_eq!(stage.tenant("jailed").account.connections_denied, 4);
-    // Whoever is in none of it is what its namespace is.
+    // A process outside all groups belongs to its namespace's tenant.
     stage.b.ok("connect c 10.77.0.1:7106");
     drop((first, others));
 }
 
-/// The path of a new connection from `from` to the listener of `to` at `addr`, whose ends receive bytes that can still
-/// change if they are `shared`; it then carries some bytes.
+/// Returns the path of a new connection from `from` to the listener of `to` at `addr`. With `shared`, its ends accept
+/// bytes that can still change. It then carries some bytes.
 fn path(from: &mut Puppet, to: &mut Puppet, addr: &str, shared: bool) -> String {
     from.ok(&format!("connect c {addr}"));
     to.ok("accept s p");
@@ -347,15 +347,15 @@ fn a_connections_path_follows_the_policy() {
     let tenants = tenants.replace("MORE", "");
     let rate = "rate = { bytes_per_second = \"1GB\" }";
     for (policy, beside, across, shared) in [
-        // Nobody says who trusts whom: one container's do, and others' share what they do not mind to share.
+        // No rule on trust: processes of one container trust each other, and others share rings only if both ends accept that.
         (String::new(), "direct", "offloaded", "direct"),
         ("path = \"offloaded\"".into(), "offloaded", "offloaded", "offloaded"),
         (tenants.clone(), "direct", "offloaded", "direct"),
         (both(""), "direct", "direct", "direct"),
-        // What has to be metered, is.
+        // Metered connections are offloaded.
         (both(rate), "offloaded", "offloaded", "offloaded"),
         (both("connection_rate = { messages_per_second = 100000 }"), "offloaded", "offloaded", "offloaded"),
-        // Unless a rule says otherwise, which it may of anybody. It says nothing of trust.
+        // Unless a rule says otherwise, for any tenants. It has no term on trust.
         (both(rate) + &rule("one", "one", "direct"), "direct", "direct", "direct"),
         (both("") + &rule("one", "one", "offloaded"), "offloaded", "offloaded", "offloaded"),
         (tenants.clone() + &rule("blue", "red", "direct"), "direct", "offloaded", "direct"),
@@ -386,7 +386,7 @@ fn a_connections_path_follows_the_policy() {
     });
     assert!(driver.report().metrics["bytes_reported"] >= 500_000 && account().bytes_sent >= 500_000);
     assert!(account().messages_sent >= 63);
-    // A policy that takes the path away takes it away from those who are on it, too.
+    // A policy that forbids the path takes it from existing connections, too.
     a.ok("listen q 10.77.0.1:7111 8");
     driver.apply(&(both("") + "[[rule]]\nport = 7111\naction = \"allow\"\npath = \"offloaded\""));
     b.ok("connect d 10.77.0.1:7111");
@@ -411,7 +411,7 @@ fn paths_change_under_traffic(movers: usize) {
     a.ok("listen p 10.77.0.1:7120 8");
     let mut random = pd_tests::Random(movers as u64);
     for round in 0..12 {
-        // It begins on one path, and is on the other one later.
+        // The connection begins on one path, and is on the other one later.
         driver.apply(policies[round % 2]);
         b.ok("connect c 10.77.0.1:7120");
         a.ok("accept s p");
@@ -439,8 +439,8 @@ fn paths_change_under_traffic(movers: usize) {
                 at[way] += len;
             }
         }
-        // The end comes after the last byte, whatever path that takes. What is sent after leaving the ring waits until
-        // the receiver has read that: its blocks are in use so long.
+        // The end comes after the last byte on either path. Bytes sent after leaving the ring wait until the receiver
+        // has read the ring: its blocks are in use until then.
         b.tell(&format!("send c 0 {} 300000 7000", at[0]));
         b.tell("shutdown c");
         driver.apply(policies[round / 2 % 2]);

@@ -1,4 +1,5 @@
-//! One policy for both data planes: what native programs, unmodified ones, static ones and those without the library may do is the same.
+//! One policy for both data planes: native programs, unmodified ones, static ones and those without the library have the same
+//! permissions.
 use pd_driver::admin::Answer;
 use pd_driver::admin::{Ask, TenantReport};
 use pd_tests::talker::{connect, tenant, Scene, Way};
@@ -78,11 +79,11 @@ fn the_same_verdict_whatever_carries_the_bytes() {
             assert!(begin.elapsed() < Duration::from_secs(3), "{cell}: refused at once");
         }
     }
-    // Once for each: whoever decided.
+    // One hit for each, by either plane.
     assert_eq!(stage.hits(), [26, 26]);
     let blue = stage.tenant("blue").account;
     assert_eq!((blue.connections_denied, blue.connections_made), (26, 26));
-    // Nobody else is concerned: the other direction, one's own namespace, and programs in namespaces that are not known.
+    // Others are not affected: the other direction, the own namespace, and programs in unknown namespaces.
     let mut other = stage.talker("a", Way::Static);
     assert_eq!(connect(&mut other, Way::Static, 0, "10.77.0.1", 7201), 0);
     assert_eq!(connect(&mut other, Way::Static, 1, "127.0.0.1", 7211), 0);
@@ -94,7 +95,7 @@ fn the_same_verdict_whatever_carries_the_bytes() {
     }
 }
 
-/// Open connections end within 100 ms, on every way.
+/// Open connections end within 100 ms, in every way.
 #[test]
 fn a_new_rule_ends_open_connections_of_all_kinds() {
     let Some(stage) = stage() else { return };
@@ -146,7 +147,7 @@ fn a_quota_counts_both_ways() {
     assert_eq!(connect(&mut library, Way::Library("all"), 0, "10.77.0.1", 7310), libc::EMFILE);
     let blue = stage.tenant("blue").account;
     assert_eq!((blue.connections_open, blue.connections_over_quota), (3, 3));
-    // What is closed is given back.
+    // Closing gives back the quota.
     other.ok("close 0");
     let end = Instant::now() + Duration::from_secs(5);
     while stage.tenant("blue").account.connections_open > 2 {
@@ -173,13 +174,14 @@ fn a_rate_binds_what_stays_on_the_kernel() {
     let sent: f64 =
         [old.answer(), new.answer()].map(|answer| answer.unwrap().parse::<f64>().unwrap()).iter().sum();
     let took = begin.elapsed().as_secs_f64();
-    // What waits in buffers of the two has been taken, but has not gone.
+    // Bytes in buffers of the two have been taken, but have not gone.
     let most = 1e6 + 10e6 * took + 2.0 * 8e6;
     eprintln!("{sent} bytes in {took} s at 10 MB/s");
     assert!(sent < most && sent > 4e6, "{sent} of {most}");
     let blue = stage.tenant("blue");
     assert!(blue.rate_waits > 0, "{blue:?}");
-    // Without the rate more goes than it allows, once what waits has gone and TCP has found out. Others may have the processors meanwhile.
+    // Without the rate more goes than it allows, once waiting bytes have gone and TCP has adapted. Other processes may have the processors
+    // meanwhile.
     stage.apply("", "");
     let mut pour = || new.ok("pour 0 2").parse::<f64>().unwrap();
     let free = (0..10).map(|_| pour()).find(|&free| free > 40e6).expect("more than the rate allows");
@@ -199,7 +201,7 @@ fn a_rate_binds_what_stays_on_the_kernel() {
     assert!(stage.tenant("red").account.bytes_received as f64 >= sent);
 }
 
-/// The last of ten thousand rules binds. Prints what a connect costs with ten and with all of them.
+/// The last of ten thousand rules binds. Prints the cost of a connect with ten rules and with all.
 #[test]
 fn ten_thousand_rules_bind_as_ten_do() {
     let Some(stage) = stage() else { return };
@@ -221,7 +223,7 @@ fn ten_thousand_rules_bind_as_ten_do() {
     }
 }
 
-/// An address that a container gets later is its own; one that only a rule knows is bound, too.
+/// An address that a container gets later belongs to it; one that only a rule names is bound, too.
 #[test]
 fn addresses_come_and_go() {
     let Some(stage) = stage() else { return };
@@ -247,7 +249,7 @@ fn addresses_come_and_go() {
     assert_eq!(stage.apply("", rule).1, 1, "an open connection");
     assert_eq!(connect(&mut client, Way::Static, 1, "10.77.0.200", 7341), libc::EACCES);
     assert_eq!(connect(&mut client, Way::Static, 1, "10.77.0.1", 7340), 0);
-    // Who is not known is not bound.
+    // An unknown party is not bound.
     assert_eq!(connect(&mut there, Way::Static, 2, "10.77.0.1", 7340), 0);
 }
 

@@ -19,7 +19,7 @@ fn number(stream: &Stream) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
-/// One test, one driver: the process has one attachment.
+/// One test and one driver: the process has one attachment.
 #[test]
 fn many_connections_at_a_time() {
     let driver = TestDriver::new();
@@ -62,7 +62,7 @@ fn many_connections_at_a_time() {
     assert_eq!(numbers, [0, 1, 2, 3, 4]);
     drop((streams, first, others));
 
-    // A listener that closes closes those that nobody has accepted, handed over or not.
+    // A closing listener closes the connections that nobody has accepted, handed over or not.
     let streams = Stream::connect_several(to, 100).unwrap();
     drop(listener.accept().unwrap());
     drop(listener);
@@ -72,7 +72,7 @@ fn many_connections_at_a_time() {
     }
     drop(streams);
 
-    // All or none: the backlog has no room for so many.
+    // All or none: the backlog is too small for all.
     let listener = listen(10);
     let to = listener.local_addr().unwrap();
     let error = Stream::connect_several(to, 11).unwrap_err();
@@ -82,7 +82,7 @@ fn many_connections_at_a_time() {
     let error = Stream::connect_several(to, 3).unwrap_err();
     assert_eq!(error.errno(), libc::ECONNREFUSED);
 
-    // Nothing is left but what is on stock.
+    // Only connections on stock are left.
     let report = driver.wait_for("all connections ended", |report| report.connections.is_empty());
     let sockets: usize = report.clients.iter().map(|client| client.sockets).sum();
     assert!(sockets <= 15, "{sockets} sockets");

@@ -67,7 +67,7 @@ impl Drop for Cable {
     }
 }
 
-/// Waits until the kernel has noticed that the interfaces of a cable are up. Until then it drops what is sent.
+/// Waits until the kernel has noticed that the interfaces of a cable are up. Until then it drops sent frames.
 fn settle(namespace: &str) {
     let cable = &namespace[..namespace.len() - 1];
     let until = Instant::now() + PATIENCE;
@@ -96,7 +96,7 @@ fn inside<T: Send>(namespace: &str, run: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A driver with ports. One at a time, so that none has the others' load.
+/// A driver with ports. Stands run one at a time, so that none has the others' load.
 struct Stand {
     driver: TestDriver,
     _alone: MutexGuard<'static, ()>,
@@ -193,7 +193,7 @@ impl Echo {
         }
     }
 
-    /// What its pipe ended with.
+    /// Returns the error that its pipe ended with.
     fn ended(mut self) -> Errno {
         self.thread.take().unwrap().join().unwrap()
     }
@@ -236,7 +236,7 @@ fn to_port(port: u16) -> Flow {
     Flow { protocol: 17, ports: [0, port], ..Flow::default() }
 }
 
-/// A driver and a cable for ports of a kind; none where they cannot be, with the reason printed.
+/// Makes a driver and a cable for ports of a kind; none if they cannot be made, with the reason printed.
 fn stand_with(kind: &str, cable: impl FnOnce() -> Cable) -> Option<(Stand, Cable)> {
     if !is_root("making network namespaces") {
         return None;
@@ -310,7 +310,7 @@ fn a_program_answers_for_its_flow_and_the_kernel_for_all_others() {
 fn frames_that_a_program_has_no_room_for_are_lost_and_hold_up_no_other() {
     let Some((stand, cable)) = stand_with("veth", Cable::new) else { return };
     stand.add("up", veth(), &cable.far()).unwrap();
-    // One that never reads, and one beside it.
+    // A pipe that never reads, and one beside it.
     let idle = stand.open(Direction::Receive, "up", to_port(5)).unwrap();
     let _echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
     inside(&cable.near(), || {
@@ -342,7 +342,7 @@ fn what_is_sent_has_the_addresses_of_the_policy() {
     assert_eq!(stand.open(Direction::Receive, "up", to_port(8)).map(drop).unwrap_err(), libc::EACCES);
     let address = Net { address: [10, 78, 0, 2], prefix: 32 };
     let flow = Flow { addresses: [Net::default(), address], ..to_port(7) };
-    // Its answers come from the interface's own address, which is not the one that it may have.
+    // The echo answers from the interface's own address, which differs from the leased one.
     let _echo = Echo::start(stand.open(Direction::Forward, "up", flow).unwrap());
     inside(&cable.near(), || udp("10.78.0.1:0", "10.78.0.2:7").send(b"hello").unwrap());
     stand.wait_for("the answer is refused", |report| report.pipes[0].counts.frames_refused == 1);
@@ -351,7 +351,7 @@ fn what_is_sent_has_the_addresses_of_the_policy() {
     inside(&cable.near(), || exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 10));
 }
 
-/// `pd driver` with what it needs in a folder; killed when dropped.
+/// `pd driver` with its files in a folder; killed when dropped.
 struct Program {
     child: Child,
     folder: tempfile::TempDir,
@@ -415,7 +415,7 @@ fn a_killed_driver_leaves_the_interface_as_it_was() {
     }
 }
 
-/// A namespace with a TAP device `tap0` that has 10.78.0.1, and a neighbour at 10.78.0.2 behind it.
+/// Adds a TAP device `tap0` with 10.78.0.1 to a namespace, and a neighbour at 10.78.0.2 behind it.
 fn add_tap(stand: &Stand, namespace: &str) {
     stand.add("up", PortSpec::Tap { interface: "tap0".to_owned() }, namespace).unwrap();
     assert!(ip(&format!("-n {namespace} addr add 10.78.0.1/24 dev tap0")));
@@ -431,7 +431,7 @@ fn a_program_answers_at_the_other_end_of_a_tap() {
     inside(&cable.near(), || exchange(&udp("10.78.0.1:0", "10.78.0.2:7"), 200));
     let report = stand.wait_for("all is counted", |report| report.ports[0].frames_sent == 200);
     assert_eq!((report.ports[0].kind.as_str(), report.ports[0].frames_received), ("tap", 200));
-    // The interface is down: what is sent cannot leave, and the sender does not wait.
+    // The interface is down: sent frames cannot leave, and the sender does not wait.
     let mut sender = stand.open(Direction::Send, "up", Flow::default()).unwrap();
     assert!(ip(&format!("-n {} link set tap0 down", cable.near())));
     sender.pipe.send(&[2; 64], 0).unwrap();
@@ -455,7 +455,7 @@ fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     for (name, of) in [("none", "nowhere"), ("none", "eye"), ("eye", "up")] {
         assert!(stand.add(name, mirror(of), "").is_err(), "{name} of {of}");
     }
-    // Nobody sees another's frames without a word of the policy.
+    // Nobody sees another's frames without a binding of the policy.
     assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
     stand.driver.apply("[[bind]]");
     assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
@@ -463,7 +463,7 @@ fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     assert_eq!(stand.open(Direction::Forward, "eye", Flow::default()).map(drop).unwrap_err(), libc::EINVAL);
     assert_eq!(stand.open(Direction::Send, "eye", Flow::default()).map(drop).unwrap_err(), libc::EINVAL);
     let _echo = Echo::start(stand.open(Direction::Forward, "up", to_port(7)).unwrap());
-    // One that sees requests, and one that never looks at what it is given.
+    // A pipe that sees requests, and one that never reads.
     let mut observer = stand.open(Direction::Receive, "eye", to_port(7)).unwrap();
     let idle = stand.open(Direction::Receive, "eye", Flow::default()).unwrap();
     inside(&cable.near(), || {
@@ -499,7 +499,7 @@ fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     stand.driver.tell(&Ask::PortRemove { name: "up".to_owned() });
 }
 
-/// testpmd with memif, which exchanges the MAC addresses of what comes and sends it back; killed when dropped.
+/// testpmd with memif, which exchanges the MAC addresses of received frames and sends them back; killed when dropped.
 struct Testpmd {
     child: Child,
     _input: std::process::ChildStdin,
@@ -576,7 +576,7 @@ fn a_program_of_dpdk_has_frames_by_memif_and_may_die() {
     stand.add("dpdk", PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
     let mut sender = stand.open(Direction::Send, "dpdk", Flow::default()).unwrap();
     let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
-    // Nobody is there: what is sent is lost, and the sender goes on.
+    // No client: sent frames are lost, and the sender goes on.
     sender.pipe.send(&[1; 64], 0).unwrap();
     sender.pipe.flush();
     sender.pipe.wait_room(RING, PATIENCE).unwrap();
@@ -610,7 +610,7 @@ impl Bridge {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.0), signal).unwrap();
     }
 
-    /// testpmd, which this has started.
+    /// Returns the process of testpmd, which `pd` has started.
     fn testpmd(&self) -> Option<u32> {
         let id = self.0.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
@@ -649,7 +649,7 @@ fn a_device_of_dpdk_is_a_port_as_long_as_its_command_runs() {
     let _alone = alone();
     let program = Program::start();
     let at = |name: &str| program.folder.path().join(name);
-    // A device that receives the same 40 frames over and over, and writes what is sent.
+    // A device that receives the same 40 frames over and over, and writes sent frames to a file.
     let mut played =
         Pcap::new(None::<&[u8]>, Some(Box::new(std::fs::File::create(at("played")).unwrap()))).unwrap();
     (0..40).for_each(|number| played.write(&numbered(number)));
@@ -705,7 +705,7 @@ fn a_device_of_dpdk_is_a_port_as_long_as_its_command_runs() {
     assert!(!program.pd(&["port", "rm", "wan"]).status.success());
 }
 
-/// A message of memif of a type, with bytes behind it.
+/// Makes a message of memif of a type, with bytes behind it.
 fn message(kind: u16, rest: &[&[u8]]) -> [u8; 128] {
     let bytes = [&kind.to_ne_bytes()[..], &rest.concat()].concat();
     let mut message = [0; 128];
@@ -727,7 +727,7 @@ impl Client {
         this
     }
 
-    /// Type of the next message; none at the end.
+    /// Returns the type of the next message; none at the end.
     fn hear(&self) -> Option<u16> {
         let mut bytes = [0; 128];
         match rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty()) {
@@ -749,7 +749,7 @@ impl Client {
 
 const INIT: [&[u8]; 3] = [&[0, 2], &[3, 0, 0, 0], &[0]];
 
-/// A region as a client makes it: two rings of 8 entries with their cookies, and buffers.
+/// Makes a region as a client does: two rings of 8 entries with their cookies, and buffers.
 fn region() -> OwnedFd {
     use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
     let fd = memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap();
@@ -786,7 +786,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
         (ring(0, 256), vec![doorbell.as_fd()]),
         (message(6, &[]), vec![]),
     ];
-    // It goes at each step, and says at each step what does not belong there.
+    // A client leaves at each step, and sends wrong messages at each step.
     let mut random = pd_tests::Random(7);
     let null = std::fs::File::open("/dev/null").unwrap();
     for until in 0..=steps.len() {
@@ -813,7 +813,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
             }
         }
     }
-    // Frames, then words that cannot be: the pipe has the frames, and the client is told.
+    // Frames, then impossible words: the pipe has the frames, and the client gets the reason.
     let client = Client::connect(&path);
     for (bytes, fds) in &steps {
         client.say(bytes, fds);

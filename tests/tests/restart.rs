@@ -8,7 +8,7 @@ use std::time::Duration;
 fn listeners_survive_a_restart() {
     let mut driver = TestDriver::new();
     driver.attach_here();
-    // None that the kernel gives out: while the driver is away, others' connections may come to the port.
+    // No port that the kernel gives out: while the driver is away, others' connections may come to the port.
     let addr = "127.0.0.1:7263".parse().unwrap();
     let listener = Listener::bind(addr).unwrap();
     let stream = Stream::connect(addr).unwrap();

@@ -1,4 +1,4 @@
-//! The program `pd driver` and its rights: it has those that the guide names, starts with no more, and says which are missing.
+//! The program `pd driver` and its rights: it has those of the guide, starts with no more, and names missing ones.
 use pd_driver::admin::{ask, Answer, Ask};
 use pd_tests::{ip, is_root, peer_path, program_path, Network, Puppet};
 use std::io::{BufRead, BufReader};
@@ -10,11 +10,11 @@ const GUIDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/contain
 /// Bit numbers of linux/capability.h.
 const NUMBERS: [(&str, u32); 5] =
     [("CHOWN", 0), ("DAC_READ_SEARCH", 2), ("NET_ADMIN", 12), ("SYS_PTRACE", 19), ("SYS_ADMIN", 21)];
-/// What the driver starts without, and what thread alone keeps it.
+/// Right that the driver can start without, and that only one thread keeps.
 const OPTIONAL: &str = "NET_ADMIN";
 const KEEPER: &str = "pd-gate";
 
-/// The capabilities that the guide adds, for docker and for Kubernetes.
+/// Returns the capabilities that the guide adds, for docker and for Kubernetes.
 fn documented() -> Vec<String> {
     let guide = std::fs::read_to_string(GUIDE).unwrap();
     let words: Vec<_> = guide.lines().filter(|line| line.contains("--cap-drop ALL --")).collect();
@@ -29,7 +29,7 @@ fn mask(names: &[String]) -> u64 {
     names.iter().fold(0, |all, name| all | 1 << number(name))
 }
 
-/// `pd driver` with a configuration in `folder`, and no other capabilities than `rights`.
+/// Makes the command `pd driver` with a configuration in `folder`, and no other capabilities than `rights`.
 fn driver(folder: &Path, rights: &[String]) -> Command {
     let program = program_path("pd");
     assert!(program.exists(), "build it first: cargo build -p pd");
@@ -46,7 +46,7 @@ fn driver(folder: &Path, rights: &[String]) -> Command {
     command
 }
 
-/// One that runs; killed when dropped.
+/// A running driver; killed when dropped.
 struct Running(Child);
 
 impl Running {
@@ -73,7 +73,7 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// The file `status` of each thread of a process.
+/// Returns the file `status` of each thread of a process.
 fn threads(pid: u32) -> Vec<String> {
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     all.filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok()).collect()
@@ -210,7 +210,7 @@ fn the_documented_rights_are_enough_for_containers_of_other_users() {
     };
     let (mut a, mut b) = (puppet("a"), puppet("b"));
     exchange(&mut a, &mut b, "10.77.0.2");
-    // What an unmodified program's descriptors are, /proc says.
+    // Descriptors of an unmodified program are looked up in /proc.
     let made = || match ask(&folder.path().join("a"), &Ask::List).unwrap() {
         Answer::Report(report) => report.metrics["connections_made"],
         other => panic!("no report but {other:?}"),

@@ -7,7 +7,7 @@ use rustix::process::{kill_process, Pid, Signal};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Connections of one client: so many that no backend of three is left out by chance.
+/// Connections of one client: enough that none of three backends is left out by chance.
 const MANY: u32 = 48;
 
 /// A driver, namespaces a (tenant red) and b (tenant blue), and `talker`, dynamic and static.
@@ -18,7 +18,7 @@ fn stage() -> Option<Stage> {
 }
 
 impl Stage {
-    /// A program in a that listens on these ports, of IPv4 and of IPv6.
+    /// Starts a program in a that listens on these ports, of IPv4 and of IPv6.
     fn serve(&self, way: Way, ports: &[u16]) -> Puppet {
         let mut server = self.0.start("a", way);
         for port in ports {
@@ -42,7 +42,7 @@ impl Stage {
         self.0.driver.policy().services.remove(0)
     }
 
-    /// The row of the service in `pd top`.
+    /// Returns the row of the service in `pd top`.
     fn top(&self) -> serde_json::Value {
         let mut command = Command::new(program_path("pd"));
         command.args(["top", "--once", "--json", "--interval", "0.1", "--admin-socket"]);
@@ -66,7 +66,7 @@ impl Stage {
     }
 }
 
-/// A service in front of ports of a.
+/// Makes the text of a service in front of ports of a.
 fn service(ports: &[u16], more: &str) -> String {
     let list: Vec<_> = ports.iter().map(|port| format!("\"10.77.0.1:{port}\"")).collect();
     format!("[[service]]\naddress = \"10.96.0.1:80\"\nbackends = [{}]\n{more}\n", list.join(", "))
@@ -94,7 +94,7 @@ fn every_way_reaches_all_backends() {
         for name in 0..MANY {
             assert_eq!(connect(&mut client, way, name), 0, "{way:?}, {name}");
         }
-        // The program sees what it asked for.
+        // The program sees the address that it asked for.
         if way == Way::Native {
             assert!(client.ok("connect other 10.96.0.1:80").ends_with(" 10.96.0.1:80"));
             assert!(client.ok("connect six [fd96::1]:80").ends_with(" [fd96::1]:80"));
@@ -147,7 +147,7 @@ fn fewest_connections_affinity_drain_and_changes() {
         assert_eq!(connect(&mut fixed, Way::Static, name), 0);
     }
     assert_eq!(open(&stage), [4, 4, 4]);
-    // What is drained gets nothing new, and keeps what it has.
+    // A drained backend gets nothing new, and keeps its connections.
     let drained =
         service(&ports, "").replace("\"10.77.0.1:7422\"", "{ address = \"10.77.0.1:7422\", drain = true }");
     stage.apply(&drained);
@@ -158,7 +158,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     }
     assert_eq!((stage.made()[1], open(&stage)[1]), (before[1], 4));
     assert_eq!(fixed.ask("end 0").unwrap_err().0, libc::ETIMEDOUT, "it is open");
-    // One client, one backend, over both planes.
+    // One client has one backend, over both planes.
     stage.apply(&service(&ports, "affinity_seconds = 3600"));
     let before = stage.made();
     for name in 26..46 {
@@ -167,7 +167,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     }
     let more: Vec<_> = stage.made().iter().zip(&before).map(|(now, was)| now - was).collect();
     assert!(more.contains(&40), "{more:?}");
-    // Its backend goes: another, and again one.
+    // Its backend goes: another one, and again one.
     let kept = more.iter().position(|&count| count == 40).unwrap();
     let rest: Vec<_> = ports.iter().copied().filter(|port| *port != ports[kept]).collect();
     stage.apply(&service(&rest, "affinity_seconds = 3600"));
@@ -262,7 +262,7 @@ impl Drop for Server {
     }
 }
 
-/// Children of a process that run `pd internal-probe`.
+/// Returns the children of a process that run `pd internal-probe`.
 fn probers(parent: u32) -> Vec<u32> {
     let is_one = |pid: &u32| {
         let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -320,7 +320,7 @@ fn a_hung_backend_is_avoided_by_probes() {
     well.signal(Signal::CONT);
     stage.wait_for("it goes on", |backends| states(backends) == [up, out, bad, fabric, none]);
     assert_eq!(connect(&mut client, Way::Static, MANY), 0);
-    // A connection alone: those that accept are well.
+    // Probes by connections alone: backends that accept are up.
     stage.apply(&service(&ports, &health("probe = \"tcp\"")));
     stage.wait_for("all that accept", |backends| states(backends) == [up, up, up, fabric, none]);
     stage.apply(&http);
@@ -350,7 +350,7 @@ fn a_hung_backend_is_avoided_by_probes() {
     }
 }
 
-/// A program dies: its backend gets nothing more, until somebody listens there again.
+/// A program dies: its backend gets no connections until another one listens there.
 #[test]
 fn a_backend_without_a_listener_is_avoided() {
     let Some(stage) = stage() else { return };
@@ -390,7 +390,7 @@ fn a_backend_without_a_listener_is_avoided() {
     let mut native = stage.0.start("b", Way::Native);
     assert_eq!(connect(&mut native, Way::Native, 0), libc::ECONNREFUSED);
     assert!(stage.service().counts.connections_failed >= 3);
-    // One that the fabric does not lead to takes native programs, too, over kernel TCP.
+    // A backend outside the fabric takes native programs, too, over kernel TCP.
     let _third = stage.serve(Way::Static, &ports[2..]);
     stage.wait_for("it is up once more", |backends| !backends[2].no_listener);
     let before = stage.made();

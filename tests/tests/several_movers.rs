@@ -97,7 +97,7 @@ fn kills_leave_nothing_behind() {
     let before = driver.report();
     let mut random = Random(3);
     for round in 0..KILLS {
-        // A victim sends to and receives from the server, and is killed at some moment of it.
+        // A victim sends to and receives from the server, and is killed at some moment.
         let mut victim = driver.puppet();
         victim.ok(&format!("connect c {addr}"));
         victim.ok(&format!("connect d {addr}"));
@@ -111,7 +111,7 @@ fn kills_leave_nothing_behind() {
         } else {
             thread::sleep(Duration::from_micros(random.below(3000)));
             victim.kill();
-            // What was delivered, then the end, orderly or not.
+            // Delivered bytes, then the end, orderly or not.
             match server.answer() {
                 Ok(_) => {}
                 Err((errno, message)) => {

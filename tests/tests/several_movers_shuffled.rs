@@ -1,4 +1,4 @@
-//! Movers that hand each other what they serve, at random and without a pause: nobody can tell.
+//! Movers that exchange their work at random and without a pause, unnoticed.
 use pd_tests::{Puppet, Random, TestDriver};
 use std::time::Duration;
 

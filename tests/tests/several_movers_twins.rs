@@ -1,3 +1,3 @@
-//! The tests of twins, with three movers: who descends from a process has the same one, and so may take its connections.
+//! The tests of twins, with three movers: a child process has its parent's mover, and may thus take its connections.
 #[path = "twins.rs"]
 mod twins;

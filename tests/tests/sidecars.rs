@@ -68,7 +68,7 @@ fn connect(client: &mut Puppet, way: Way, name: u32, ip: &str, port: u16) -> i32
     talker::connect(client, way, name, ip, port)
 }
 
-/// How many connections a proxy has seen, and of the last one what was asked for, and of whom.
+/// Returns the number of connections that a proxy has seen, with original destination and peer of the last one.
 fn seen(proxy: &mut Puppet) -> (u32, String, String) {
     let answer = proxy.ok("seen");
     let (count, rest) = answer.split_once(' ').unwrap();
@@ -136,7 +136,7 @@ fn wait_end(client: &mut Puppet, name: u32) {
     }
 }
 
-/// Reads what a connection says of its end: 0 or an errno. `ETIMEDOUT`: it is open.
+/// Reads the end of a connection: 0 or an errno. `ETIMEDOUT`: it is open.
 fn end(client: &mut Puppet, name: u32) -> i32 {
     end_within(client, name, 200)
 }
@@ -195,7 +195,7 @@ fn a_proxy_dies() {
         drop(proxy);
         stage.wait_for("the proxy is down", |sidecar| !sidecar.proxies[0].on_kernel);
         for (way, client) in &mut clients {
-            // Its connection was the proxy's.
+            // The client's connection was the proxy's.
             wait_end(client, 1);
             assert_eq!(connect(client, *way, 2, SERVER, 7521), errno, "{way:?}, {on_failure}");
             assert_eq!(connect(client, *way, 3, SERVER6, 7521), errno, "{way:?}, {on_failure}");
@@ -205,7 +205,7 @@ fn a_proxy_dies() {
         let sidecar = stage.sidecar();
         let (refused, bypassed) = (sidecar.counts.connections_failed, sidecar.connections_bypassed);
         assert_eq!((refused >= 4, bypassed >= 4), (errno != 0, errno == 0), "{sidecar:?}");
-        // It is back.
+        // The proxy is back.
         let mut proxy = stage.proxy("p", Way::Static);
         stage.wait_for("the proxy is up again", |sidecar| sidecar.proxies[0].on_kernel);
         for (number, (way, client)) in (1u32..).zip(&mut clients) {
@@ -215,7 +215,7 @@ fn a_proxy_dies() {
     }
 }
 
-/// A new policy holds for new connections. Those that have to pass a proxy and have not are ended, all others go on.
+/// A new policy holds for new connections. Connections that have to pass a proxy and have not are ended, all others go on.
 #[test]
 fn a_policy_changes_under_open_connections() {
     let Some(stage) = stage() else { return };
@@ -242,7 +242,7 @@ fn a_policy_changes_under_open_connections() {
         assert_eq!(end(client, 2), libc::ETIMEDOUT, "{way:?}: it has passed the proxy");
     }
     assert_eq!(seen(&mut proxies[0]).0, 3);
-    // No proxy any more: what has passed one goes on.
+    // No proxy any more: connections that have passed one go on.
     stage.apply("");
     connect_all(&mut clients, 3);
     for (way, client) in &mut clients {

@@ -1,4 +1,4 @@
-//! Byte streams: what is sent is what is received, whatever the sizes and speeds.
+//! Byte streams: received bytes equal sent bytes, with any sizes and speeds.
 use pd_client::{Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
 use pd_tests::{fill, verify, Random, TestDriver};
 use std::io::{BufRead, BufReader, Read};
@@ -203,7 +203,7 @@ fn slow_reader_and_slow_writer_lose_nothing() {
     }
 }
 
-/// What the place's filler says was written is sent, neither more nor less.
+/// A filler's count of bytes is sent, neither more nor less.
 #[test]
 fn a_filler_says_how_much_is_sent() {
     let (a, b) = pair();
@@ -241,7 +241,7 @@ fn a_filler_says_how_much_is_sent() {
     assert_eq!(error.errno(), libc::EPIPE);
 }
 
-/// A filler of a non-blocking stream is called only if there is room for what it writes.
+/// A filler of a non-blocking stream is called only if there is room for its bytes.
 #[test]
 fn a_full_stream_calls_no_filler() {
     let (a, b) = pair();
@@ -314,7 +314,7 @@ fn an_end_stays_until_the_socket_is_closed() {
             here
         })
         .collect();
-    // The driver notices that all was read; then come others, whose lines are not those of the earlier ones.
+    // The driver notices that all was read; then come other connections, with other lines than the earlier ones.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let later: Vec<_> = (0..200).map(|_| pair()).collect();
     for (a, b) in &later {
@@ -331,7 +331,7 @@ fn data_sent_before_accept_and_after_close_arrives() {
     driver();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let connect = || Stream::connect(listener.local_addr().unwrap()).unwrap();
-    // As much fits the smallest ring, which a connection gets while there are hundreds.
+    // The smallest ring has room for this, which a connection gets while there are hundreds.
     let stream = connect();
     send_pieces(&stream, 3, 10_000, 4_000);
     drop(stream);

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 const MESSAGES: u64 = 200_000;
 const WARM_UP: u64 = 5_000;
-/// Fewer system calls than messages, whatever the machine's load. The aim is one for sixteen; what is
-/// reached is printed, and depends on which of the three processes waits for the others.
+/// Least messages for each system call, under any load. The aim is sixteen. The actual number is printed, and
+/// depends on which of the three processes waits for the others.
 const MESSAGES_PER_CALL_MIN: u64 = 1;
 const EVENT: &str = "events/raw_syscalls/sys_enter/id";
 
-/// The tracepoint's number. Mounts tracefs where nobody else sees it if the machine has not.
+/// Returns the tracepoint's number. Mounts tracefs in a private namespace if the machine has not.
 fn tracepoint() -> Option<u64> {
     let read = |folder: &Path| std::fs::read_to_string(folder.join(EVENT)).ok()?.trim().parse().ok();
     if let Some(id) = read(Path::new("/sys/kernel/tracing")) {
@@ -37,7 +37,7 @@ fn tracepoint() -> Option<u64> {
     std::thread::spawn(reader).join().ok()?
 }
 
-/// `struct perf_event_attr` up to what is needed (`PERF_ATTR_SIZE_VER0`).
+/// `struct perf_event_attr` up to its first version (`PERF_ATTR_SIZE_VER0`).
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -57,7 +57,7 @@ const PERF_TYPE_TRACEPOINT: u32 = 2;
 const INHERIT: u64 = 1 << 1;
 const PERF_FLAG_FD_CLOEXEC: libc::c_ulong = 1 << 3;
 
-/// A counter of the tracepoint in one thread and those that it starts from now on.
+/// Opens a counter of the tracepoint in one thread and those that it starts from now on.
 fn counter(id: u64, thread: i32) -> Option<File> {
     let size = size_of::<Attributes>() as u32;
     let attributes =
@@ -130,7 +130,7 @@ impl Trio {
         }
     }
 
-    /// Waits until so many messages have been moved; returns how many they are.
+    /// Waits until `messages` messages have been moved. Returns their number.
     fn wait(&self, messages: u64) -> u64 {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -177,7 +177,7 @@ fn check(calls: u64, messages: u64) {
     assert!(calls * MESSAGES_PER_CALL_MIN <= messages, "{calls} system calls for {messages} messages");
 }
 
-/// Without the tracepoint: `strace -c`, which slows everything down and counts all the same.
+/// Counts without the tracepoint, by `strace -c`, which slows everything down.
 fn by_strace(trio: &Trio, pids: &[u32]) {
     let folder = tempfile::tempdir().expect("temporary folder");
     let table = folder.path().join("table");

@@ -1,4 +1,4 @@
-//! A driver takes another's place while its clients go on. One process has one attachment, so the tests share a driver and take turns.
+//! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock};
 use pd_tests::{alone, fill, verify, Random, TestDriver};
@@ -158,7 +158,7 @@ fn the_driver_goes_on_if_nobody_takes_over() {
     thread::scope(|scope| {
         let sent = scope.spawn(|| send_until(&a, 7, &is_over));
         let received = scope.spawn(|| recv_all(&b, 7));
-        // One that dies with everything in its hands, one that says nothing, and one that says that it cannot.
+        // A successor that dies with all state, one that says nothing, and one that says that it cannot go on.
         for end in ["", "silence", "no, for I am a test\n"] {
             let mut stream = ask(&driver, 1, pd_abi::VERSION);
             // The answer, and the offer behind it.
@@ -174,7 +174,7 @@ fn the_driver_goes_on_if_nobody_takes_over() {
                 "" => {}
                 "silence" => {
                     let mut rest = Vec::new();
-                    // It hangs up in the end.
+                    // The driver hangs up in the end.
                     let _ = stream.read_to_end(&mut rest);
                     assert!(begun.elapsed() < Duration::from_secs(10));
                 }
@@ -189,7 +189,7 @@ fn the_driver_goes_on_if_nobody_takes_over() {
     });
 }
 
-/// Receives what goes over in one piece: its bytes and descriptors.
+/// Receives the handed-over state in one piece: its bytes and descriptors.
 fn receive(mut stream: &UnixStream) -> (Vec<u8>, Vec<OwnedFd>) {
     let mut head = [0; 24];
     let mut fds = Vec::new();
@@ -211,7 +211,7 @@ fn receive(mut stream: &UnixStream) -> (Vec<u8>, Vec<OwnedFd>) {
     (bytes, fds)
 }
 
-/// The opposite. Whoever receives may have hung up.
+/// Sends a state. The receiver may have hung up.
 fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> std::io::Result<()> {
     stream.write_all(b"pd-state")?;
     stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
@@ -226,7 +226,7 @@ fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> std::io::Resu
     stream.write_all(bytes)
 }
 
-/// Takes what a driver says up to the end of a line, and no byte more.
+/// Reads a line of a driver, and no byte more.
 fn read_line(mut stream: &UnixStream) -> String {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {
@@ -271,7 +271,7 @@ fn no_state_harms_whoever_takes_it() {
     let ((a, b), (c, _d)) = (pair(), pair());
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let _queued = Stream::connect(listener.local_addr().unwrap()).unwrap();
-    // Some of it is not read, and some not delivered.
+    // Some of the bytes are not read, and some not delivered.
     let mut buffer = SendBuffer::new(100_000).unwrap();
     fill(3, 0, buffer.wait_mut().unwrap());
     a.send(&buffer, ..).unwrap();
@@ -307,7 +307,7 @@ fn no_state_harms_whoever_takes_it() {
                 send(&stream, &offer, &sockets).unwrap();
                 read_line(&stream);
                 let _ = send(&stream, changed.to_string().as_bytes(), &fds);
-                // It is never said to be the other's.
+                // The state is never handed over for good.
                 let mut said = [0; 6];
                 stream.read_exact(&mut said).is_ok_and(|()| &said == b"ready\n")
             });

@@ -1,5 +1,5 @@
-//! Connections of the kernel whose bytes go here (`pd_client::core::twin`): made, claimed, and passed between
-//! processes that hold the same socket, without a byte lost or doubled.
+//! Connections of the kernel whose bytes go by the fabric (`pd_client::core::twin`). They are made, claimed,
+//! and passed between processes that hold the same socket, without a byte lost or doubled.
 use pd_client::core::{twin, Departure, Left};
 use pd_client::Shutdown;
 use pd_tests::{alone, program_path, Random, TestDriver, TwinSide};
@@ -10,11 +10,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// A connection takes so many bytes that nobody reads.
+/// Unread bytes that a connection takes.
 const ROOM: usize = 3_000_000;
 
-/// One driver for all tests of this binary: a process attaches once. One test at a time, for they count what is
-/// left.
+/// Returns the driver of all tests of this binary: a process attaches once. Tests run one at a time, for they
+/// count the remains.
 pub fn driver() -> &'static TestDriver {
     static DRIVER: OnceLock<TestDriver> = OnceLock::new();
     DRIVER.get_or_init(|| {
@@ -24,8 +24,8 @@ pub fn driver() -> &'static TestDriver {
     })
 }
 
-/// A listener that takes twins. Connections of earlier tests are over, and rings are as large as ever again: these
-/// tests send what nobody reads at once.
+/// Makes a listener that takes twins. Waits until connections of earlier tests are over, so that rings have their
+/// full size: these tests send unread bytes at once.
 pub fn listener(at: &str) -> TcpListener {
     let driver = driver();
     let listener = TcpListener::bind(at).unwrap();
@@ -44,7 +44,7 @@ pub fn listener(at: &str) -> TcpListener {
     listener
 }
 
-/// A socket that has a port and is not connected.
+/// Makes a socket that has a port and is not connected.
 fn bound(to: SocketAddr) -> OwnedFd {
     use rustix::net::{bind, socket, AddressFamily, SocketType};
     let (family, any) = match to {
@@ -56,7 +56,7 @@ fn bound(to: SocketAddr) -> OwnedFd {
     fd
 }
 
-/// A connection of the kernel, its twin, and the accepted socket, unclaimed.
+/// Makes a connection of the kernel, its twin, and the accepted socket, unclaimed.
 pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     let to = listener.local_addr().unwrap();
     let fd = bound(to);
@@ -66,7 +66,7 @@ pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     (fd, side, accepted)
 }
 
-/// The other end of it.
+/// Claims the other end of it.
 pub fn claim(accepted: &TcpStream) -> Option<TwinSide> {
     twin::claim(accepted.as_fd()).unwrap().map(|socket| TwinSide::new(socket, 1))
 }
@@ -79,7 +79,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// One that has not taken it.
+    /// Starts a process that has not taken the socket.
     pub fn new(socket: &impl AsRawFd, side: u64) -> Self {
         let raw = socket.as_raw_fd();
         // Without close-on-exec, so that it is inherited under this number.
@@ -96,7 +96,7 @@ impl Holder {
     }
 
     fn say(&mut self, line: &str) {
-        // In one piece: who has read it may end.
+        // In one piece: the process may end after reading it.
         self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
@@ -106,7 +106,7 @@ impl Holder {
         assert_eq!(answer, "ok\n");
     }
 
-    /// Has it do something; see the program `twin`.
+    /// Makes the process carry out a line; see the program `twin`.
     pub fn tell(&mut self, line: &str) {
         self.say(line);
         self.hear();
@@ -243,7 +243,7 @@ fn a_side_goes_from_process_to_process() {
         let mut holder = Holder::new(&accepted, 1);
         let (mut there, mut read, mut back, mut answered) = (0u64, 0u64, 0u64, 0u64);
         for turn in 0..40 {
-            // Some of it is read, some is not, when the socket changes hands.
+            // Some bytes are read, and some are not, when the socket changes hands.
             let more = 1 + random.below(300_000);
             a.send(there, more as usize);
             there += more;
@@ -315,7 +315,7 @@ fn a_connecting_side_moves_too_and_its_shutdown_with_it() {
     again.expect_end();
 }
 
-/// Before the other side has claimed it no flow brings a connecting side bytes, which could tell that it is another's.
+/// Before the other side has claimed it, no flow brings a connecting side bytes that could show a change of its owner.
 #[test]
 fn who_waits_learns_that_a_side_has_gone_before_the_claim() {
     let _alone = alone();
@@ -329,7 +329,7 @@ fn who_waits_learns_that_a_side_has_gone_before_the_claim() {
     assert_eq!(waiting.join().unwrap(), libc::ESTALE);
     holder.tell("send 1000 1000");
     holder.kill();
-    // The socket is still held here, and what was sent is not lost.
+    // The socket is still held here, and sent bytes are not lost.
     let again = TwinSide::take(fd.as_fd(), 0).expect("a twin");
     let b = claim(&accepted).expect("a twin");
     b.receive(0, 2000);
@@ -450,8 +450,8 @@ fn nobody_learns_of_a_stream_that_goes_past_it() {
     assert_eq!(accepted.read(&mut [0; 1]).unwrap(), 0);
 }
 
-/// Who steps aside hears up to where bytes come that the peer has sent before it could know; the peer hears it, and neither
-/// sends more. What was sent arrives, and then it is said that the rest is elsewhere.
+/// A side that steps aside learns the end of bytes that the peer has sent before it could know. The peer learns of it, and
+/// neither sends more. Sent bytes arrive, and then the stream ends with the rest elsewhere.
 #[test]
 fn who_steps_aside_knows_what_still_comes() {
     let _alone = alone();
@@ -470,20 +470,20 @@ fn who_steps_aside_knows_what_still_comes() {
     let elsewhere = |side: &TwinSide| side.socket.recv(1).unwrap_err().errno();
     let refused = |side: &TwinSide| side.socket.send_filled(1, &mut |_, _| Ok(1)).unwrap_err().errno();
     assert_eq!([refused(&a), refused(&b)], [pd_client::core::ELSEWHERE; 2]);
-    // The first to leave says what the other one does, whose own wish comes too late.
+    // The first to leave also decides for the other one, whose own attempt comes too late.
     let left = a.socket.step_aside(Departure::Unmarked).unwrap();
     assert_eq!(left, Left { owed: 70_000, unmarked: false, marks: false });
     a.receive(0, 70_000);
     assert_eq!([elsewhere(&a), elsewhere(&b)], [pd_client::core::ELSEWHERE; 2]);
     assert_eq!([a.socket.take_error().unwrap(), b.socket.take_error().unwrap()], [0; 2]);
-    // Nobody is to be waited for who still holds the kernel's sockets.
+    // Holders of the kernel's sockets are not waited for.
     a.socket.close_left().unwrap();
     b.socket.close_left().unwrap();
     driver().wait_for("the connection is over", |report| report.connections.is_empty());
     drop((fd, accepted));
 }
 
-/// A side that has shut its sending down hears all the same that its peer leaves: a mark of the peer's may lie in the kernel.
+/// A side that has shut its sending down still learns that its peer leaves: a mark of the peer's may lie in the kernel.
 #[test]
 fn a_side_that_sends_no_more_hears_that_its_peer_steps_aside() {
     let _alone = alone();

@@ -1,10 +1,11 @@
 //! A client that does harm, as a process of its own and an unprivileged user (`nobody`, or UID).
 //!
-//! `attacker SOCKET WHAT COUNT [UID]`: does it so many times, and prints `done` with how often it succeeded and how often it was refused:
-//! `connects`: attaches and leaves. `administers`: asks for nothing at the admin socket. `pipes`: asks for wake pipes. `channels`: attaches and takes all channels, and stays.
-//! `regions`: asks for send regions of 64 MiB and gives them up. `ports`: binds to any port, COUNT times after the last one was
-//! taken. `addresses`: binds to an address that its namespace does not hold. `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
-//! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps what it got until its input ends.
+//! `attacker SOCKET WHAT COUNT [UID]`: does WHAT COUNT times, and prints `done` with the numbers of successes and refusals. WHAT is one of:
+//! `connects`: attaches and leaves. `administers`: asks for nothing at the admin socket. `pipes`: asks for wake pipes.
+//! `channels`: attaches and takes all channels, and stays. `regions`: asks for send regions of 64 MiB and gives them up.
+//! `ports`: binds to any port, COUNT times after the last one was taken. `addresses`: binds to an address that its namespace does not hold.
+//! `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::Raw;
@@ -106,7 +107,7 @@ fn main() {
     println!("done {} {refused}", count.saturating_sub(refused));
 }
 
-/// Sends on all connections what goes, and receives on all what comes.
+/// Sends as much as possible on all connections, and receives everything.
 fn crowd(path: &Path, count: usize) {
     std::env::set_var("PD_SOCKET", path);
     let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("bind");

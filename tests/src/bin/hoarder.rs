@@ -1,7 +1,7 @@
-//! A client that takes what it can get and keeps it in every way, as a process of its own and an unprivileged user, until it is killed.
+//! A client that takes all it can get and keeps it in every way, as a process of its own and an unprivileged user, until it is killed.
 //!
 //! `hoarder SOCKET SEED`: clients, channels, regions in use, half made, passed to a child or to a socket that nobody reads, connections,
-//! direct rings, files, pipes and twins, in an order that the seed chooses. Whatever is refused is tried again later.
+//! direct rings, files, pipes and twins, in an order that the seed chooses. Refused requests are repeated later.
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Address, Frame, FrameKind, Operation, Request, SocketId};
 use pd_client::core::twin;
@@ -29,7 +29,7 @@ struct Kept {
     descriptors: Vec<OwnedFd>,
     lines: Vec<(Region<Own>, Region<Theirs>)>,
     regions: Vec<Region<Own>>,
-    /// Sockets that hold what was passed and is not received.
+    /// Sockets that hold passed descriptors, never received.
     unread: Vec<(UnixStream, UnixStream)>,
     children: Vec<Child>,
     kernel: Vec<(TcpListener, OwnedFd, Option<TcpStream>)>,
@@ -138,7 +138,7 @@ fn open(raw: &mut Raw) -> Option<SocketId> {
     Some(socket)
 }
 
-/// A connection to itself, and perhaps its direct ring, whole or half made.
+/// Makes a connection to itself, and perhaps its direct ring, whole or half made.
 fn connect(raw: &mut Raw, random: &mut Random, kept: &mut Kept) {
     let mut connected = || {
         let (listener, any) = (open(raw)?, SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -190,7 +190,7 @@ fn pipe(raw: &mut Raw, random: &mut Random, kept: &mut Kept) {
     }
 }
 
-/// A connection of the kernel with a twin, by the library's own client; claimed or not.
+/// Makes a connection of the kernel with a twin, by the library's own client; claimed or not.
 fn twin_of(kept: &mut Kept) {
     let make = || -> Result<_, Box<dyn std::error::Error>> {
         let listener = TcpListener::bind("127.0.0.1:0")?;

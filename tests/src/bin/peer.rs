@@ -12,7 +12,7 @@
 //! `peer absorb ADDR`: listens; sends a little on each connection and reads what comes for a moment, until its
 //! standard input ends.
 //! `peer pipe-forward PORT`: opens a forwarding pipe, and passes each frame on until killed.
-//! `peer puppet`: does as its standard input says. See `puppet` below.
+//! `peer puppet`: carries out commands from its standard input. See `puppet` below.
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
 use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
@@ -191,7 +191,7 @@ fn steady_recv(addr: &str, seed: u64) {
     println!("{position}");
 }
 
-/// The byte that message `number` consists of.
+/// Returns the byte of message `number`.
 fn value(number: u64) -> u8 {
     (number % 251) as u8
 }
@@ -254,7 +254,7 @@ struct Puppet {
     blocks: HashMap<String, SendBuffer>,
 }
 
-/// One command a line; answers `ok ...`, or `error ERRNO MESSAGE`.
+/// Runs commands, one a line. Answers `ok ...`, or `error ERRNO MESSAGE`.
 fn puppet() {
     let mut puppet = Puppet::default();
     for line in std::io::stdin().lock().lines() {
@@ -325,7 +325,7 @@ impl Puppet {
             "send-bytes" => stream(words[1]).send(&self.blocks[words[2]], ..number(3) as usize)?.to_string(),
             // path NAME: offloaded, direct or kernel.
             "path" => stream(words[1]).path().name().to_owned(),
-            // asked NAME: what the peer of an accepted stream asked for, if that is not what it reached.
+            // asked NAME: the address that the peer of an accepted stream asked for, if it reached another one.
             "asked" => stream(words[1]).original_addr()?.to_string(),
             // share NAME: receives bytes that the sender can still change.
             "share" => {
@@ -367,8 +367,8 @@ impl Puppet {
                 self.blocks.insert(words[1].to_owned(), block);
                 String::new()
             }
-            // echo LISTENER THREADS CONNECTIONS: takes connections and sends back what comes, with an epoll
-            // instance in each thread, until all have ended. The bytes.
+            // echo LISTENER THREADS CONNECTIONS: takes connections and sends received bytes back, with an
+            // epoll instance in each thread, until all have ended. Answers the bytes.
             "echo" => {
                 let listener = self.listeners.get(words[1]).expect("listener");
                 let streams: Vec<_> =

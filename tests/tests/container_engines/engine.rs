@@ -28,7 +28,7 @@ pub struct Container<'a> {
 /// The description of `pd cdi`, there until dropped.
 pub struct Description;
 
-/// The output of a command that has to succeed.
+/// Returns the output of a command that has to succeed.
 pub fn output(command: &mut Command) -> String {
     let output =
         command.stderr(Stdio::inherit()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -46,7 +46,7 @@ fn copy(from: &Path, to: PathBuf) {
 }
 
 impl Engine {
-    /// Podman, which needs no daemon.
+    /// Starts podman, which needs no daemon.
     pub fn podman() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
@@ -58,7 +58,7 @@ impl Engine {
         Self { command, daemon: None, folder, bridge, had_bridge: has_interface(bridge) }
     }
 
-    /// Docker, with a daemon of its own.
+    /// Starts docker, with a daemon of its own.
     pub fn docker() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -92,7 +92,7 @@ impl Engine {
         this
     }
 
-    /// Whether this docker's `--device` takes devices that `pd cdi` has described.
+    /// Tells whether this docker's `--device` takes devices that `pd cdi` has described.
     pub fn knows_devices(&self) -> bool {
         let info = output(self.tell().args(["info", "--format", "{{json .}}"]));
         let info: serde_json::Value = serde_json::from_str(&info).unwrap();
@@ -105,7 +105,7 @@ impl Engine {
         command
     }
 
-    /// An image with `programs` in its root, `true`, and what they are linked with.
+    /// Makes an image with `programs` in its root, `true`, and their libraries.
     pub fn import(&self, programs: &[&Path]) {
         let root = self.folder.path().join("image");
         std::fs::create_dir_all(root.join("tmp")).unwrap();
@@ -135,7 +135,7 @@ impl Engine {
         tell
     }
 
-    /// A container called `name`, started with `options`, and what it prints.
+    /// Starts a container called `name` with `options`, and returns its output.
     pub fn start<'a>(
         &'a self,
         name: &'a str,
@@ -148,7 +148,7 @@ impl Engine {
         (Container { engine: self, name, child }, printed)
     }
 
-    /// A container that serves: it has said that it is ready.
+    /// Starts a container that serves, and waits until it is ready.
     pub fn serve<'a>(&'a self, name: &'a str, options: &[String], command: &[&str]) -> Container<'a> {
         let (container, mut printed) = self.start(name, options, command);
         let mut line = String::new();
@@ -164,7 +164,7 @@ impl Engine {
 }
 
 impl Container<'_> {
-    /// Its address on the engine's network.
+    /// Returns the container's address on the engine's network.
     pub fn address(&self) -> String {
         let until = Instant::now() + Duration::from_secs(60);
         loop {
@@ -231,7 +231,7 @@ impl Drop for Description {
     }
 }
 
-/// The program of `tests/programs/calls.c`, compiled into `folder`.
+/// Compiles the program of `tests/programs/calls.c` into `folder`.
 pub fn compile_calls(folder: &Path) -> PathBuf {
     let program = folder.join("calls");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/calls.c");

@@ -1,6 +1,6 @@
-// A program of socket calls that comes from a seed: `calls FILE SIDE FIRST COUNT FORKS`. Two processes run it in lock-step, and
-// print what each call came to. Both know what is on its way, so that only calls are made whose results are determined:
-// before each step all that was sent has come, or something is wrong.
+// A program of socket calls from a seed: `calls FILE SIDE FIRST COUNT FORKS`. Two processes run it in lock-step, and print the
+// result of each call. Both know the bytes on their way, so that only calls with determined results are made. Before each step
+// everything sent has arrived, or there is a fault.
 #include "meet.h"
 
 #define CONNECTIONS 3
@@ -10,21 +10,21 @@
 #define SETTLES_WITHIN_MS 20000
 #define TIMEOUT_MS 15
 
-// One side of a connection, as both processes know it.
+// A side of a connection, as both processes know it.
 struct end {
     bool open, nonblocking, times_out, shut_in, shut_out, lingers, small;
     // The peer has ended its stream; it takes nothing any more; it has reset the connection, or will.
     bool ended, refused, broken;
     unsigned numbers, pending, pieces;
     uint64_t sent, received;
-    // In the side's epoll instance, and what has happened since it was looked at.
+    // In the side's epoll instance, and the events since the last look.
     uint32_t watched;
     bool news, armed, fresh;
 };
 
 struct connection {
     bool is_unix;
-    // So often one side has sent: then it may be on the direct path.
+    // Number of sends, after which the side may be on the direct path.
     unsigned sends;
     struct end ends[2];
 };
@@ -72,7 +72,7 @@ static const char *error_name(int number) {
     }
 }
 
-// Prints what a call came to. `expected`: what the model has, -1 for nothing; otherwise the two processes would part.
+// Prints the result of a call. `expected`: the model's result, -1 for none; on a difference the two processes would diverge.
 static void result(long value, long expected) {
     if (value < 0) SAY(" = %s", error_name(errno));
     else SAY(" = %ld", value);
@@ -117,7 +117,7 @@ static unsigned poll_now(int fd, short events) {
     return poll(&one, 1, 0) < 0 ? ~0u : (unsigned short)one.revents;
 }
 
-// Waits until what the model says of the own end is so.
+// Waits until the own end agrees with the model.
 static void settle(unsigned c) {
     struct end *own = &connections[c].ends[side];
     if (!own->open) return;
@@ -138,7 +138,7 @@ static void settle(unsigned c) {
     stray = true;
 }
 
-// ---- what one side does alone ----
+// ---- actions of one side alone ----
 
 static void send_some(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor], *peer = &connections[c].ends[1 - actor];
@@ -149,7 +149,7 @@ static void send_some(unsigned c, unsigned actor) {
     unsigned way = pick(9), flags = (pick(2) ? MSG_NOSIGNAL : 0) | (dead || pick(3) == 0 ? MSG_DONTWAIT : 0);
     unsigned cut = len ? pick(len) : 0;
     int fd = acting_number(c, actor);
-    // What comes for a TCP socket that is shut down both ways is a reset at any time.
+    // Bytes for a TCP socket that is shut down both ways may cause a reset at any time.
     if (!connections[c].is_unix && peer->open && peer->shut_in && peer->shut_out) return;
     if (actor == side) {
         fill(side, own->sent, buffer, len);
@@ -179,7 +179,7 @@ static void send_some(unsigned c, unsigned actor) {
         finish();
     }
     if (dead) {
-        // What is sent to a closed TCP connection comes back as a reset.
+        // Bytes sent to a closed TCP connection cause a reset.
         if (!connections[c].is_unix && own->refused && !own->shut_out && len) own->broken = true;
         return;
     }
@@ -197,7 +197,7 @@ static void receive_some(unsigned c, unsigned actor) {
     if (pick(6) == 0) flags |= MSG_TRUNC;
     if (pick(4) == 0) flags |= MSG_WAITALL;
     if (pick(4) == 0) flags |= MSG_DONTWAIT;
-    // It tells of errors before bytes that came first.
+    // This call reports errors before earlier bytes.
     if (way == 5 && own->broken) way = 0;
     bool reads = way == 1 || way == 2 || way == 7;
     if (reads) flags = 0;
@@ -241,7 +241,7 @@ static void receive_some(unsigned c, unsigned actor) {
         if (part > 0) {
             size_t right = truncates ? (size_t)part : verify(1 - side, own->received, buffer, part);
             if (right != (size_t)part) SAY(" wrong from %zu", right), stray = true;
-            // Nothing behind what was received is touched; all of it is not.
+            // Memory behind the received bytes is not touched, unless the message was truncated.
             if (truncates && buffer[0] != 0xee && !(flags & MSG_PEEK)) SAY(" written");
         }
         errno = failed;
@@ -329,7 +329,7 @@ static void wait_for_any(unsigned actor) {
             struct end *own = &connections[c < CONNECTIONS ? c : 0].ends[side];
             char text[200];
             if (own->watched & EPOLLET) {
-                // An edge may be told that is none; one that is has to be.
+                // A spurious edge may be reported; a real one has to be.
                 if (!own->fresh) told &= own->news ? ~EPOLLOUT : 0;
                 if (!told) continue;
             }
@@ -398,7 +398,7 @@ static void shut(unsigned c, unsigned actor) {
 static void close_all(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor], *peer = &connections[c].ends[1 - actor];
     bool lingers = !connections[c].is_unix && pick(4) == 0 && !own->shut_out && !(peer->shut_in && peer->shut_out);
-    // No reset comes of what has ended both ways.
+    // A connection that has ended both ways causes no reset.
     if (own->pending && ((own->shut_in && own->shut_out) || (peer->shut_in && peer->shut_out))) return;
     if (actor == side) {
         begin("close", c);
@@ -433,7 +433,7 @@ static void flags_of(unsigned c, unsigned actor) {
 static void option(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor];
     unsigned way = pick(6);
-    // How much AF_UNIX counts for bytes that are on their way is its own affair.
+    // AF_UNIX's count of bytes on their way is an internal matter.
     if (way == 4 && connections[c].is_unix) way = 5;
     bool wanted = pick(2);
     int fd = acting_number(c, actor), value = 0;
@@ -481,7 +481,7 @@ static void option(unsigned c, unsigned actor) {
     if (actor == side) finish();
 }
 
-// ---- what needs both ----
+// ---- actions of both sides ----
 
 // Sends `bytes` in pieces, waiting in one way or another.
 static bool stream_out(int fd, unsigned c, uint64_t position, unsigned bytes, unsigned way, unsigned piece) {
@@ -543,7 +543,7 @@ static void stream(unsigned c, unsigned actor) {
     connections[c].sends = 100;
 }
 
-// One waits for what the other sends.
+// Waits on one side for the other's bytes.
 static void wait_for_other(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor], *peer = &connections[c].ends[1 - actor];
     unsigned way = pick(4), len = 1 + pick(1000), delay_us = pick(3) * pick(600);
@@ -686,7 +686,7 @@ static bool flows(unsigned c, unsigned actor) {
     return own->open && peer->open && !own->shut_out && !own->refused && !own->broken && !peer->shut_in && !peer->broken;
 }
 
-// What is not read of a connection whose directions have ended, or that takes no more, stays with its process.
+// Tells whether unread bytes stay with their process: the directions of the connection have ended, or it takes no more bytes.
 static bool over(unsigned c, const struct end *own) {
     bool shut_in = own->shut_in && (own->shut_out || connections[c].is_unix);
     return own->broken || shut_in || (own->ended && (own->shut_out || own->refused));
@@ -726,10 +726,10 @@ static void step_once(void) {
         pid_t child = actor == side ? fork() : -1;
         if (actor == side && child == 0) in_child = true;
         bool acts = actor != side || child == 0;
-        // The parent knows what its child does, and does not do it.
+        // The parent knows its child's actions, and does not repeat them.
         unsigned own_side = side;
         if (!acts) side = 2;
-        // What the parent has not read comes to the child a moment later.
+        // Bytes that the parent has not read come to the child a moment later.
         else if (child == 0) settle(c);
         for (unsigned time = 0; time < times; time++)
             if (!lags(c, 1 - actor)) alone(c, actor);
@@ -754,7 +754,7 @@ static void listen_both(const char *path) {
             _exit(4);
         getsockname(listeners[0], (void *)&tcp_address, &len);
         meeting->port = tcp_address.sin_port;
-        // As a server that waits: what takes short connections is there from then on.
+        // A wait by the server starts its support of short connections.
         poll_now(listeners[0], POLLIN);
     }
 }
@@ -794,7 +794,7 @@ int main(int argc, char **argv) {
     side = atoi(argv[2]);
     uint64_t first = strtoull(argv[3], NULL, 10), count = strtoull(argv[4], NULL, 10);
     may_fork = atoi(argv[5]);
-    // Numbers are a part of what calls come to.
+    // Descriptor numbers are part of the results.
     for (int fd = 3; fd < 64; fd++) close(fd);
     signal(SIGPIPE, count_signal);
     listen_both(argv[1]);

@@ -1,18 +1,18 @@
-//! Programs of socket calls, on the kernel and on the fabric: what each call comes to has to be the same.
+//! Programs of socket calls, on the kernel and on the fabric: the result of each call has to be the same.
 use super::{compile, seeds, shared_file, Way};
 use pd_tests::TestDriver;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
-/// So many programs a test; `PD_SEEDS=0+100000` is the long form.
+/// Programs of a test; `PD_SEEDS=0+100000` is the long form.
 const SEEDS: u64 = 250;
-/// The same of those that splice.
+/// Programs of a test of splicing.
 const PIPES_SEEDS: u64 = 25;
 /// Programs that one pair of processes runs.
 const BATCH: u64 = 50;
 
-/// Runs programs, and returns what both processes print.
+/// Runs programs, and returns the output of both processes.
 fn run(way: Way, driver: &TestDriver, program: &Path, first: u64, count: u64, forks: bool) -> [String; 2] {
     let file = shared_file(driver.folder(), "shared", 4096);
     let sides: Vec<_> = (0..2)
@@ -28,10 +28,10 @@ fn run(way: Way, driver: &TestDriver, program: &Path, first: u64, count: u64, fo
     printed.collect::<Vec<_>>().try_into().unwrap()
 }
 
-/// The kernel's answers by program, first number, count and whether it forks. They do not depend on the test that asks.
+/// The kernel's answers by program, first number, count and whether it forks. All tests share them.
 type Expected = HashMap<(String, u64, u64, bool), Arc<OnceLock<[String; 2]>>>;
 
-/// What both processes print on the kernel. The first test that asks runs the programs.
+/// Returns the output of both processes on the kernel. The first test that asks runs the programs.
 fn expected(
     driver: &TestDriver,
     name: &str,
@@ -59,7 +59,7 @@ fn expected(
     answers.get_or_init(made).clone()
 }
 
-/// The lines up to the first that is not the kernel's, of the program that it belongs to.
+/// Returns the lines up to the first difference from the kernel, of the program that it belongs to.
 fn difference(found: &str, expected: &str) -> String {
     let (mut found, mut expected, mut before) = (found.lines(), expected.lines(), Vec::new());
     loop {

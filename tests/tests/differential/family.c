@@ -1,5 +1,6 @@
-// Two families of processes that send each other bytes over one connection: `family FILE KIND SEED SIDE BYTES MEMBER FD`. The members of
-// a family take turns: the connection goes from one to another by fork, in another image, and in messages. Which member does what, and when, follows from the seed. Ends when all has come, or says where the stream stands still.
+// Two families of processes that send each other bytes over one connection: `family FILE KIND SEED SIDE BYTES MEMBER FD`. The members of a
+// family take turns: the connection goes from one to another by fork, in another image, and in messages. The seed determines each member's
+// actions. Ends when all bytes have arrived, or prints where the stream stands still.
 #include "meet.h"
 #include <stdatomic.h>
 
@@ -7,14 +8,14 @@
 #define MEMBERS 5
 #define BYTES_MAX 40000
 
-// How a family stands. Behind the meeting in the file.
+// State of a family, in the file behind the meeting.
 struct family {
     // Members that have the connection, and all that were begun.
     _Atomic uint32_t holders, begun;
-    // Whose turn it is to send, and to receive.
+    // Members whose turn it is to send, and to receive.
     _Atomic uint32_t turn[2];
     _Atomic uint32_t locked, done, leaves;
-    // Images so far: what one does follows from its number, so that none repeats the one before without end.
+    // Images so far: the actions of one follow from its number, so that none repeats an earlier one for ever.
     _Atomic uint32_t images;
     _Atomic uint64_t sent, received;
 };
@@ -25,7 +26,7 @@ static uint64_t seed, random_state, bytes_each;
 static uint8_t buffer[BYTES_MAX];
 static int fd = -1, epoll = -1, late[2] = {-1, -1};
 static char **words;
-// One member sends while another receives. All are by fork then: other images share no lock with this one.
+// Set if one member sends while another receives. All are made by fork then: other images share no lock with this one.
 static bool apart;
 
 static void fail(const char *what) __attribute__((noreturn));
@@ -83,7 +84,7 @@ static void take(size_t wanted) {
     if (part < 0) return;
     size_t right = verify(1 - side, received, buffer, part);
     if (right != (size_t)part) {
-        // Where they belong, if anywhere.
+        // Place of the wrong bytes in the stream, if anywhere.
         size_t len = part - right < 16 ? part - right : 16;
         uint64_t at = 0;
         while (at < bytes_each && verify(1 - side, at, buffer + right, len) != len) at++;
@@ -124,7 +125,7 @@ static void become(unsigned member) {
     random_state = mixed(seed * 64 + side * 8 + me) + family->sent + family->received + mixed(family->images++);
 }
 
-// This process goes on in another image.
+// Replaces the image of this process.
 static void replace(void) __attribute__((noreturn));
 
 static void replace(void) {
@@ -136,7 +137,7 @@ static void replace(void) {
     fail("exec");
 }
 
-// One more process has the connection, by some way.
+// Gives the connection to one more process, in some way.
 static void beget(void) {
     hold();
     if (family->begun == MEMBERS) return let_go();
@@ -198,7 +199,7 @@ static void pass(unsigned what) {
     let_go();
 }
 
-// This process is done with the connection, unless it is its turn, or no other has it.
+// Tells whether this process gives up the connection. It must not have a turn, or be the only holder.
 static bool quits(void) {
     hold();
     bool may = family->turn[0] != me && family->turn[1] != me && family->holders != 1u << me;
@@ -250,7 +251,7 @@ static void run(void) {
             setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &(int){1}, sizeof(int));
         }
         if (receives && family->sent == bytes_each && family->received == bytes_each) {
-            // What was sent is there when the peer has it.
+            // Sent bytes have arrived when the peer has them.
             meeting->done |= 1u << side;
             if (meeting->done != 3) {
                 usleep(500);

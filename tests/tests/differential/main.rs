@@ -1,6 +1,6 @@
-//! Programs that come from a seed, under the preload library: two processes each, on the loopback address or a file.
-//! [`calls`] makes calls of all kinds, whose results have to be the kernel's. [`restless`] only ever makes calls that do
-//! not wait; all that it sends has to arrive. [`tides`] has connections that leave the fabric and come back, [`family`] some that go from process to process. Needs gcc.
+//! Programs from a seed, under the preload library: two processes each, on the loopback address or a file. [`calls`] makes calls of all
+//! kinds, whose results have to be the kernel's. [`restless`] only makes calls that do not wait, and all sent bytes have to arrive.
+//! [`tides`] has connections that leave the fabric and come back, [`family`] connections that go from process to process. Needs gcc.
 //!
 //! A seed that fails is printed with the command that runs it alone. `PD_SEEDS=FIRST+COUNT` says which are run.
 
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// What carries the bytes.
+/// Transport of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Kernel,
@@ -42,7 +42,7 @@ impl Way {
         })
     }
 
-    /// The same where no policy asks for the path: connections may leave by choice.
+    /// Makes a driver whose policy asks for no path: connections may leave by choice.
     fn driver_of_choice(self) -> TestDriver {
         TestDriver::with("cpu", |settings| {
             settings.hugepages = pd_driver::HugepageUse::Off;
@@ -51,13 +51,13 @@ impl Way {
         })
     }
 
-    /// A process of a program.
+    /// Starts a process of a program.
     fn spawn(self, driver: &TestDriver, program: &Path, arguments: &[String]) -> Child {
         let log = std::env::var_os("PD_PRELOAD_LOG").map(PathBuf::from);
         self.spawn_with_log(driver, program, arguments, log.as_deref())
     }
 
-    /// The same with a place for what the library decides.
+    /// Starts a process of a program, with a log of the library's decisions.
     fn spawn_with_log(
         self,
         driver: &TestDriver,
@@ -94,8 +94,8 @@ fn compile(name: &str, folder: &Path) -> PathBuf {
     program
 }
 
-/// Runs both sides of `program`, which is called with a file that they share, `family`, `seed`, the side, and `more`, and does something
-/// again and again `meanwhile`. Each side has to say that it is done. Returns what the library has decided. `name` is the test's.
+/// Runs both sides of `program`, and calls `meanwhile` again and again. Arguments are the shared file, `family`, `seed`, the side, and
+/// `more`. Each side has to print that it is done. Returns the library's decisions. `name`: the test's.
 fn run_both(
     way: Way,
     driver: &TestDriver,
@@ -130,14 +130,14 @@ fn run_both(
     log
 }
 
-/// An empty file for two processes to map.
+/// Makes an empty file for two processes to map.
 fn shared_file(folder: &Path, name: &str, bytes: u64) -> PathBuf {
     let path = folder.join(name);
     std::fs::File::create(&path).unwrap().set_len(bytes).unwrap();
     path
 }
 
-/// Which seeds are to be run: so many from the first of the default, unless the environment says otherwise.
+/// Returns the seeds to run: `count` from 0, unless the environment names others.
 fn seeds(count: u64) -> std::ops::Range<u64> {
     let Ok(wanted) = std::env::var("PD_SEEDS") else { return 0..count };
     let (first, count) = wanted.split_once('+').unwrap_or((&wanted, "1"));

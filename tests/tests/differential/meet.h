@@ -1,5 +1,5 @@
-// What the programs of this folder share: two processes that map one file, where they meet, a generator, and bytes that
-// tell where in a stream they belong.
+// Shared parts of this folder's programs: two processes that map one file to meet in, a generator, and bytes that
+// encode their place in a stream.
 #pragma once
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -36,7 +36,7 @@
 struct meeting {
     _Atomic uint32_t arrived, round;
     _Atomic uint32_t port;
-    // Bytes that have come, of each direction; the last counts what must not stand still.
+    // Bytes received, by direction; the last is a count that has to advance.
     _Atomic uint64_t moved[2];
     _Atomic uint32_t done;
 };
@@ -107,7 +107,7 @@ static void fill(unsigned stream, uint64_t position, uint8_t *bytes, size_t len)
     for (size_t at = 0; at < len; at++) bytes[at] = pattern(stream, position + at);
 }
 
-// Where `len` bytes cease to be those of the stream; `len`: nowhere.
+// Returns the offset of the first of `len` bytes that differs from the stream; `len` if none does.
 static size_t verify(unsigned stream, uint64_t position, const uint8_t *bytes, size_t len) {
     size_t at = 0;
     while (at < len && bytes[at] == pattern(stream, position + at)) at++;

@@ -1,6 +1,6 @@
-// Two processes: one splices what comes on a connection through a pipe to another connection, and does all that a program may do with
-// a pipe meanwhile. The other one has the far ends, sends, and looks at what arrives: `pipes FILE SIDE FIRST COUNT FORKS`. Which
-// calls are made follows from the seed. Prints what each comes to; no byte may be lost, doubled or out of its place.
+// Two processes: one splices bytes of a connection through a pipe to another connection, and meanwhile makes all calls that a program
+// may make on a pipe. The other one has the far ends, sends, and checks received bytes: `pipes FILE SIDE FIRST COUNT FORKS`. The
+// calls follow from the seed. Prints the result of each; no byte may be lost, doubled or misplaced.
 #include "meet.h"
 
 #define STEPS 60
@@ -17,7 +17,7 @@ static bool may_fork, stray, is_unix, nonblocking, ended;
 static uint8_t buffer[1 << 20];
 // Of side 0: from where bytes come and to where they go. Of side 1: the far ends.
 static int source, sink, ends[2] = {-1, -1};
-// What is sent, what is in the connection, what is in the pipe.
+// Bytes sent, in the connection, and in the pipe.
 static uint64_t sent, taken, arrived;
 static unsigned pending, pieces, in_pipe, pipe_pieces;
 static _Atomic unsigned signals;
@@ -68,7 +68,7 @@ static void more_comes(void) {
     if (side == 0) there(source, pending);
 }
 
-// Splices at most `len` bytes. One call may move fewer than are there; all `there` are moved.
+// Splices at most `len` bytes. A call may move fewer than are available; repeats until all `there` are moved.
 static long splice_all(int from, int to, unsigned len, unsigned flags, unsigned there) {
     long part = splice(from, NULL, to, NULL, len, flags), sum = part;
     while (part > 0 && sum < (long)there) {
@@ -123,7 +123,7 @@ static void from_pipe(void) {
     arrive(got);
 }
 
-// What else a program does with a pipe, and with the connection.
+// Makes another call on the pipe or on the connection.
 static void use_otherwise(void) {
     unsigned way = pick(16), len = some(PENDING_MAX), value = 0;
     unsigned got = len < in_pipe ? len : in_pipe, given = len < pending ? len : pending;
@@ -232,7 +232,7 @@ static void use_otherwise(void) {
         result("popen", 0, ioctl(ends[0], FIONREAD, &value) ? -1 : (long)value, in_pipe);
         break;
     }
-    case 13: { // The write end is closed: what is there is followed by the end.
+    case 13: { // The write end is closed: available bytes are followed by the end.
         if (!in_pipe) break;
         if (side == 0) {
             int fresh[2];
@@ -249,7 +249,7 @@ static void use_otherwise(void) {
         arrive(in_pipe);
         break;
     }
-    case 14: { // What a splice without a pipe, and sendfile, say.
+    case 14: { // Results of a splice without a pipe, and of sendfile.
         if (side != 0) break;
         loff_t offset = 0;
         result("no pipe", len, splice(source, NULL, sink, NULL, len, SPLICE_F_NONBLOCK), -1);

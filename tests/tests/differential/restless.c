@@ -1,12 +1,12 @@
-// Two processes that send each other bytes and never wait: `restless FILE FAMILY SEED SIDE BYTES LEAVES`. Which calls each
-// makes, and when, follows from the seed. Ends when all has come, or says where the stream stands still.
+// Two processes that send each other bytes and never wait: `restless FILE FAMILY SEED SIDE BYTES LEAVES`. The calls of
+// each follow from the seed. Ends when all bytes have arrived, or prints where the stream stands still.
 #include "meet.h"
 
 #define STALLED_AFTER_S 10
 #define SLOW_AFTER_S 1
 #define BYTES_MAX 65536
 
-// What a side does, each with a weight of its own.
+// Actions of a side, each with a weight of its own.
 enum {
     RECEIVE,
     PEEK_FIRST,
@@ -22,7 +22,7 @@ enum {
     KINDS
 };
 
-// How it comes by its connection, and what it does with it once.
+// Origin of its connection, and the actions taken once.
 static unsigned late_ms, fork_at, pass_at;
 static bool unseen;
 
@@ -55,7 +55,7 @@ static void connect_both(const char *family, const char *path) {
         getsockname(listener, address, &len);
         meeting->port = tcp.sin_port;
         if (unseen) {
-            // Nobody who looks at the library's calls sees what is accepted.
+            // The library does not see this accept.
             struct pollfd poll_one = {.fd = listener, .events = POLLIN};
             poll(&poll_one, 1, 0);
         }
@@ -96,7 +96,7 @@ static bool is_kernels(void) {
     return result == 0 && there > 1;
 }
 
-// As a program that reads a message only when all of it is there.
+// Reads a message only when all of it has arrived.
 static void take_whole(bool peeks) {
     static size_t wanted;
     if (wanted == 0) wanted = 1 + below(&random_state, 2000);
@@ -177,9 +177,9 @@ int main(int argc, char **argv) {
     random_state = mixed(seed * 2 + side);
     if (forked == 1 + side || forked == 3) fork_at = 1 + below(&random_state, bytes_each);
     if (passes == 1 + side || passes == 3) pass_at = 1 + below(&random_state, bytes_each);
-    // Of receiving in its three ways a side has one, or all. Who waits for more bytes by looking at those that are there may
-    // stand still for good: on the kernel, where a buffer counts as full until all of a packet is read, and where a
-    // message with a descriptor comes next; and when a connection leaves the direct path.
+    // Ways of receiving: a side uses one of three, or all. A side that waits for more bytes by counting the available ones
+    // may stand still for ever. On the kernel, a buffer counts as full until all of a packet is read, and a message with a
+    // descriptor may come next. A connection may also leave the direct path.
     bool by_kernel = unseen || late_ms > 0 || (passes > 0 && passes < 4) || !strcmp(argv[2], "kernel");
     bool leaves = (forked > 0 && forked < 4) || atoi(argv[6]);
     unsigned way = by_kernel || leaves ? RECEIVE : below(&random_state, 4);
@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
         if (still >= SLOW_AFTER_S && way != RECEIVE && is_kernels()) take(1 + below(&random_state, most_in));
         if (still >= STALLED_AFTER_S) fail("stalled");
     }
-    // What was sent is there when the peer has it.
+    // Sent bytes have arrived when the peer has them.
     meeting->done++;
     while (meeting->done < 2) {
         if (now_ns() - since > 3 * STALLED_AFTER_S * 1000000000ull) fail("the peer does not end");

@@ -1,5 +1,5 @@
-//! Connections whose sides only ever look, send and receive without waiting: at every hand-over (kernel to fabric, offloaded
-//! to direct, ring to ring, process to process, fabric to kernel) the calls themselves have to do what is to be done.
+//! Connections whose sides only look, send and receive without waiting. At every hand-over (kernel to fabric, offloaded to
+//! direct, ring to ring, process to process, fabric to kernel) the calls themselves have to make progress.
 use super::{compile, run_both, seeds, Way};
 use pd_tests::TestDriver;
 use std::fmt::Display;
@@ -43,7 +43,7 @@ fn restless_programs_end_with_short_connections() {
     all(Way::ShortDirect, "short", None);
 }
 
-/// The policy takes the direct path away and gives it again all the time.
+/// The policy takes the direct path away and gives it back all the time.
 #[test]
 fn restless_programs_end_whatever_the_policy_does() {
     let change = |driver: &TestDriver| {

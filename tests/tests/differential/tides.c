@@ -1,5 +1,5 @@
-// Two processes whose connection carries small talk, then bulk, then small talk: `tides FILE FAMILY SEED SIDE TIDES`. Which calls
-// each makes follows from the seed. Ends when all has come, each byte in its place, and each side has heard of the other's end.
+// Two processes whose connection carries small messages, then bulk, then small messages: `tides FILE FAMILY SEED SIDE TIDES`. The
+// calls of each follow from the seed. Ends when all bytes have arrived, each in place, and each side has seen the other's end.
 #include "meet.h"
 
 #define TALK_ROUNDS 150
@@ -105,7 +105,7 @@ static void fail_at(size_t right, size_t len) {
     fail("wrong bytes");
 }
 
-// Receives some of at most so many; 0: nothing is there.
+// Receives at most `most` bytes. Returns the number; 0: none were available.
 static size_t take(size_t most) {
     int there = 0, flags = 0;
     size_t shown = 0;
@@ -125,7 +125,7 @@ static size_t take(size_t most) {
     }
     case 2: flags = MSG_WAITALL; break;
     }
-    // What was shown is there at once, unless a message with a descriptor lies between.
+    // Shown bytes are available at once, unless a message with a descriptor lies between.
     size_t wanted = shown > 0 && shown < most ? shown : most;
     struct iovec pieces[2] = {{buffer, wanted / 3}, {buffer + wanted / 3, wanted - wanted / 3}};
     struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
@@ -143,7 +143,7 @@ static size_t take(size_t most) {
     return part;
 }
 
-// Sends some of at most so many; 0: there is no room.
+// Sends at most `most` bytes. Returns the number; 0: there is no room.
 static size_t give(size_t most) {
     fill(side, sent, buffer, most);
     struct iovec pieces[2] = {{buffer, most / 2}, {buffer + most / 2, most - most / 2}};
@@ -186,7 +186,8 @@ static void talk(void) {
     }
 }
 
-// At some moment, which may be the one in which the connection comes back: what has it stay, or go again, or is none of its business.
+// Disturbs the connection at some moment, which may be that of its return. The event makes it stay, or leave again, or does not
+// concern it.
 static void disturb(bool is_unix) {
     static unsigned done;
     switch (done++ < 2 ? below(&own, 4) : 4) {

@@ -1,5 +1,5 @@
-//! Connections that talk, then carry bulk, then talk: they leave the fabric and come back to it, and no byte is lost, doubled
-//! or out of its place.
+//! Connections that carry small messages, then bulk, then small messages. They leave the fabric and come back to it, and no
+//! byte is lost, doubled or misplaced.
 use super::{compile, run_both, seeds, Way};
 use pd_tests::TestDriver;
 use std::path::Path;
@@ -20,8 +20,8 @@ fn run(way: Way, driver: &TestDriver, program: &Path, family: &str, seed: u64) -
     )
 }
 
-/// Each seed's connection leaves and comes back, at both ends, and every third one is disturbed later: by a fork, another number, or
-/// something that only the kernel has.
+/// Runs each seed. Its connection leaves and comes back, at both ends. Every third one is disturbed later: by a fork, another
+/// number, or an option that only the kernel has.
 fn all(way: Way, family: &str) {
     let driver = way.driver_of_choice();
     let program = compile("tides", driver.folder());

@@ -1,5 +1,5 @@
-//! A client that does anything, by seed: each frame, each request, each shared word, files, rings of the direct path, and what
-//! strangers and administrators may say on the admin socket. All are drawn from the lists of the interface, so that a new
+//! A client with random actions, by seed: each frame, each request, each shared word, files, rings of the direct path, and
+//! messages of strangers and administrators on the admin socket. All are drawn from the lists of the interface, so that a new
 //! operation is drawn without a change here.
 use super::{sockets, stage};
 use pd_abi::layout::{channel_control, control_header, direct, socket_control};
@@ -33,7 +33,7 @@ struct Client<'a> {
     files: Vec<FileId>,
     serial: u64,
     is_wild: bool,
-    /// How often each operation and frame was drawn.
+    /// Counts of each operation and frame.
     done: &'a mut Done,
 }
 
@@ -63,7 +63,7 @@ impl Client<'_> {
         }
     }
 
-    /// Any request, most of them with numbers that mean something.
+    /// Sends any request, mostly with meaningful numbers.
     fn request(&mut self) {
         let operation = Operation::ALL[self.random.below(Operation::COUNT as u64) as usize];
         self.done.requests[operation as usize] += 1;
@@ -94,7 +94,8 @@ impl Client<'_> {
         self.raw.try_post(channel, &request, Duration::from_millis(2));
     }
 
-    /// Any frame. Those that only a driver sends, or that are out of order, end a client: half of them send none of these.
+    /// Sends any frame. Frames that only a driver sends, or that are out of order, end a client: half of the clients send none of
+    /// these.
     fn frame(&mut self) {
         let usual = [
             FrameKind::Channel,
@@ -136,7 +137,7 @@ impl Client<'_> {
         }
     }
 
-    /// Any word that a client writes.
+    /// Writes any word of a client.
     fn word(&mut self) {
         let lists = [channel_control::WORDS, socket_control::WORDS, control_header::WORDS];
         let which = self.random.below(3) as usize;
@@ -169,7 +170,7 @@ impl Client<'_> {
         }
     }
 
-    /// Any descriptor, or none.
+    /// Passes any descriptor, or none.
     fn pass(&mut self) {
         let Some(socket) = &self.raw.file_socket else { return };
         let nothing = || memfd_create("nothing", MemfdFlags::CLOEXEC).expect("memory");
@@ -186,7 +187,7 @@ impl Client<'_> {
         };
     }
 
-    /// Anything on the admin socket: bytes, orders that cannot be, and all questions.
+    /// Sends anything on the admin socket: bytes, impossible orders, and all questions.
     fn admin(&mut self) {
         let which = self.random.below(self.done.admin.len() as u64) as usize;
         self.done.admin[which] += 1;

@@ -1,4 +1,4 @@
-//! What one user may hold of the driver, and what others have then.
+//! Caps of one user on the driver's resources, and the rest for others.
 use super::{stage_of, Scene};
 use pd_driver::admin::{HoldingReport, TenantReport};
 use pd_driver::HugepageUse;
@@ -16,12 +16,12 @@ fn stage(clients_max: usize, budget_bytes: u64) -> Scene {
     });
     let everybody = PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
-    // Nothing is said of anybody.
+    // The policy names no user.
     scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");
     scene
 }
 
-/// A process of user `nobody` that takes what it can get: clients, and their send regions of a MiB each.
+/// Starts a process of user `nobody` that takes all it can get: clients, and their send regions of a MiB each.
 fn greedy(scene: &Scene, count: u64) -> (Puppet, u64, u64) {
     let mut command = Command::new(program_path("attacker"));
     command.arg(scene.driver.socket()).args(["holds", &count.to_string()]);

@@ -1,4 +1,4 @@
-//! Attacks on the direct path: who writes which page, and what a peer makes of impossible words.
+//! Attacks on the direct path: writers of each page, and the effect of impossible words on a peer.
 use super::regions::attack;
 use super::{stage, Scene};
 use pd_abi::layout::{direct, path, socket_status};
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 
-/// A scene whose next connections are direct: this process, its children and the driver are one user's, in one
-/// network namespace.
+/// Makes a scene whose next connections are direct: this process, its children and the driver have one user,
+/// in one network namespace.
 fn direct_stage() -> Scene {
     let scene = stage();
     assert_eq!(scene.driver.apply("path = \"direct\""), 0);
@@ -39,7 +39,7 @@ fn ready(raw: &mut Raw, socket: SocketId) {
     raw.ask(&frame, FrameKind::Ready).expect("sealed");
 }
 
-/// The ring that `socket` writes, mapped and sealed.
+/// Makes the ring that `socket` writes, mapped and sealed.
 fn make_ring(raw: &mut Raw, socket: SocketId) -> (Passed, Region<Own>) {
     let ring = ask(raw, FrameKind::DirectRing, socket).expect("a ring");
     let map = Region::<Own>::new(&ring.fd, ring.len).expect("map");
@@ -88,10 +88,10 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     let seen = ask(&mut a, FrameKind::PeerRing, from).expect("the peer's ring");
     attack(&back.fd, back.len, PAGE);
     attack(&seen.fd, seen.len, PAGE);
-    // Others', and what is not connected, have none.
+    // Sockets of others, and unconnected ones, have none.
     assert_eq!(ask(&mut b, FrameKind::PeerRing, listener).err(), Some(libc::ENOTCONN as u32));
     assert_eq!(ask(&mut a, FrameKind::PeerRing, SocketId(u32::MAX)).err(), Some(libc::ENOTCONN as u32));
-    // The memory is counted until both have let go of it, closed or dead.
+    // The memory is counted until both have let go of it, by closing or by death.
     drop(a);
     drop((map, ring, seen, _map, back));
     drop(b);
@@ -103,7 +103,7 @@ fn every_page_of_a_direct_ring_has_one_writer() {
     scene.end();
 }
 
-/// The doorbell of an epoll instance, its number and the eventfd.
+/// Asks for the doorbell of an epoll instance. Returns its number and the eventfd.
 fn ask_doorbell(
     raw: &mut Raw,
     kind: FrameKind,
@@ -147,7 +147,7 @@ fn a_doorbell_is_for_one_instance_and_one_peer() {
     assert_eq!(of(b, to_second, 1).map(|doorbell| doorbell.0), Ok(number), "the same instance and peer");
     assert_ne!(of(b, to_second, 2).map(|doorbell| doorbell.0), Ok(number), "another instance");
     assert_ne!(of(b, to_third, 1).map(|doorbell| doorbell.0), Ok(number), "another peer");
-    // The peer has that one and no other, and what it rings is heard.
+    // The peer has that doorbell and no other, and its rings arrive.
     let (theirs, doorbell) = ask_doorbell(a, FrameKind::PeerDoorbell, first, 0).expect("the peer's doorbell");
     assert_eq!(theirs, number);
     rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
@@ -218,13 +218,13 @@ fn impossible_words_end_the_connection_and_nothing_else() {
         }
         let failed = match receives {
             true => puppet.ask("recv s 1 1000 1").unwrap_err(),
-            // It looks when its ring is full.
+            // The side looks when its ring is full.
             false => puppet.ask("send s 1 0 50000000 100000").unwrap_err(),
         };
         assert_eq!(failed.0, libc::ECONNRESET, "{failed:?}");
         wait_for_reset(&raw, socket);
         assert_eq!(scene.driver.metrics().connections_broken, attempt + 1);
-        // It is nobody's end but the connection's.
+        // Only the connection ends, and no client.
         assert_eq!(raw.is_cut_off(), None);
         let addr = puppet.ok("listen m 127.0.0.1:0 8");
         puppet.ok(&format!("connect c {addr}"));
@@ -321,7 +321,7 @@ fn nudges_without_end() {
     assert_eq!(raw.is_cut_off(), None);
     raw.post(0, &Request::new(Operation::Broken, socket, 0));
     wait_for_reset(&raw, socket);
-    // Whoever goes on writing into the ring of an ended connection reaches nobody.
+    // Later writes into the ring of an ended connection reach nobody.
     map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
     assert_eq!(puppet.errno("recv s 1 0 1"), Errno::CONNRESET.raw_os_error());
     drop((raw, map));
@@ -346,7 +346,7 @@ fn a_ring_with_a_hole_ends_its_client() {
     scene.end();
 }
 
-/// Whoever is not trusted, and sends to a program that has not asked for bytes that can change.
+/// A peer that is not trusted sends to a program that has not asked for bytes that can change.
 const NOT_TRUSTED: &str = "[[rule]]\naction = \"allow\"\npath = \"direct\"\ntrust = false";
 
 #[test]
@@ -358,9 +358,9 @@ fn bytes_that_can_change_are_for_those_only_who_asked_for_them() {
     let mut raw = Raw::attach(&scene.driver, 1);
     let socket = raw.connect(0, addr.parse().unwrap());
     puppet.ok("accept s l");
-    // Neither has asked: there are no rings.
+    // Neither side has asked: there are no rings.
     assert_eq!(ask(&mut raw, FrameKind::DirectRing, socket).err(), Some(libc::ENOTCONN as u32));
-    // This side has, so that the peer's bytes may come by a ring. It writes into its own, too.
+    // This side has asked, so that the peer's bytes may come by a ring. It also writes into its own.
     let mut request = Request::new(Operation::SetOption, socket, 9).with_numbers(1, 0);
     request.value = SocketOption::ReceivesShared as u32;
     assert_eq!(raw.call(0, request).errno, 0);
@@ -389,7 +389,7 @@ fn who_does_not_leave_the_direct_path_is_heard_no_more() {
     puppet.ok("recv s 1 0 1000");
     assert_eq!(scene.driver.apply("path = \"offloaded\""), 0);
     assert_eq!(puppet.ok("path s"), "offloaded");
-    // The puppet hears of it with its next call; what comes later it does not take.
+    // The puppet sees it with its next call, and does not take later bytes.
     puppet.tell("recv s 1 1000 2500");
     std::thread::sleep(Duration::from_millis(50));
     for written in [1001, 2000, 3000] {
@@ -437,7 +437,7 @@ fn receive(socket: &Socket, len: usize, peek: bool) -> Vec<u8> {
     bytes
 }
 
-// The only one of these tests whose own process is a client.
+// This test's own process is a client, unlike in the others.
 #[test]
 fn bytes_that_were_peeked_at_stay_as_they_were() {
     let driver = TestDriver::with("cpu", |settings| {
@@ -460,7 +460,7 @@ fn bytes_that_were_peeked_at_stay_as_they_were() {
     write(0, b'a', 1000);
     map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
     assert_eq!(receive(&socket, 600, true), [b'a'; 600]);
-    // What it has seen is what it gets; what it has not, is what is there by then.
+    // It gets the bytes that it has seen; unseen ones may have changed meanwhile.
     write(0, b'b', 1000);
     let seen = receive(&socket, 800, true);
     assert_eq!((&seen[..600], &seen[600..]), (&[b'a'; 600][..], &[b'b'; 200][..]));

@@ -1,4 +1,4 @@
-//! What a client can have the driver do before it is attached, and beside its rings.
+//! Work that a client can cause in the driver before it is attached, and beside its rings.
 use super::{stage, stage_for_anyone, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
@@ -45,13 +45,13 @@ fn descriptors_sent_before_the_accept() {
     scene.end();
 }
 
-/// Lets a process of user `nobody` do something so many times, while the bystanders go on. How often it was let, and how often
-/// refused.
+/// Runs an attack `what` of a process of user `nobody` `count` times, while the bystanders go on. Returns how often it
+/// succeeded, and how often it was refused.
 fn attack(scene: &Scene, what: &str, count: u64) -> (u64, u64) {
     attack_by(scene, Command::new(program_path("attacker")), what, count, || {})
 }
 
-/// The same by a command of its own, and with something else that goes on.
+/// Runs an attack by another command, and calls a function meanwhile.
 fn attack_by(
     scene: &Scene,
     mut command: Command,
@@ -72,7 +72,7 @@ fn attack_by(
     (numbers[0], numbers[1])
 }
 
-/// Page faults of this process's threads of this name: what they had memory made for.
+/// Returns the page faults of this process's threads of this name: their new memory.
 fn faults(thread: &str) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
     let of = |task: std::fs::DirEntry| {

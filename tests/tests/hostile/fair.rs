@@ -1,4 +1,4 @@
-//! What one user's many connections take from another's few.
+//! Effect of one user's many connections on another's few.
 use super::stage_for_anyone;
 use pd_tests::{is_root, program_path, Puppet, TestDriver};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 const MANY: u32 = 65_534;
 const FEW: u32 = 65_533;
 
-/// A user's process that keeps so many connections busy.
+/// Starts a user's process that keeps `count` connections busy.
 fn crowd(driver: &TestDriver, count: usize, uid: u32) -> Puppet {
     let mut command = Command::new(program_path("attacker"));
     command.arg(driver.socket()).args(["crowd", &count.to_string(), &uid.to_string()]);

@@ -1,4 +1,4 @@
-//! Files that are named to be sent: what is refused, what is delivered, and what comes of files and words that change.
+//! Files that clients send: refusals, deliveries, and the effect of files and words that change.
 use super::{stage, stage_for_anyone, Scene};
 use pd_abi::layout::{control_header, header, socket_status};
 use pd_abi::limits::FILES_MAX;
@@ -25,7 +25,7 @@ const FILE_BYTES: usize = 1 << 20;
 const SEED: u64 = 9;
 const NOBODY: u32 = 65_534;
 
-/// A file on a disk, of whose kind the driver opens files; none if the tests' folder is on none.
+/// Makes a file on a disk, of a kind that the driver opens; none if the tests' folder is on no disk.
 fn file() -> Option<(tempfile::TempDir, File)> {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut bytes = vec![0; FILE_BYTES];
@@ -49,7 +49,7 @@ fn open(raw: &mut Raw, file: impl AsFd) -> Result<FileId, i32> {
     }
 }
 
-/// A sender and the two ends of a connection of its own.
+/// Makes a sender and the two ends of a connection of its own.
 fn pair(scene: &Scene) -> (Raw, SocketId, SocketId) {
     let mut raw = Raw::attach(&scene.driver, 1);
     let (listener, addr) = raw.listen(0, 1);
@@ -74,7 +74,7 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// What is no file of a disk, or cannot be read by, with the errno that it is refused with.
+/// Returns descriptors that are no file of a disk, or cannot be read by, with the errno of the refusal.
 fn unreadable(dir: &Path) -> Vec<(OwnedFd, i32)> {
     let file = dir.join("unreadable");
     std::fs::write(&file, "bytes").unwrap();
@@ -114,7 +114,7 @@ fn only_what_the_client_can_read_is_opened() {
     scene.end();
 }
 
-/// Whoever has attached may have become another program since, by whose descriptors its children shall read nothing.
+/// An attached process may have become another program since, and its children must not read by that program's descriptors.
 #[test]
 fn what_the_attached_process_has_open_is_not_found_by_number() {
     let scene = stage();
@@ -232,7 +232,7 @@ fn datagrams_that_are_no_passed_file() {
     scene.end();
 }
 
-/// A TCP socket that takes a minute to close, unless the other one goes.
+/// Makes a TCP socket that takes a minute to close, unless the other one goes.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -243,7 +243,7 @@ fn lingering() -> (TcpStream, TcpStream) {
     (stream, peer)
 }
 
-/// A client of another user.
+/// Attaches a client of another user.
 fn of_another_user(scene: &Scene) -> Raw {
     std::thread::scope(|scope| {
         let attach = || {
@@ -262,23 +262,23 @@ fn descriptors_that_take_long_to_close_hold_up_their_tenants_openings_alone() {
         return;
     }
     let scene = stage_for_anyone();
-    // Nothing is said of anybody: users are told apart.
+    // The policy names no user: users are told apart.
     scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");
     let Some((dir, file)) = file() else { return };
     let (mut slow, from, to) = pair(&scene);
     let id = open(&mut slow, &file).unwrap();
-    // It stays open until it is sent.
+    // The file stays open until it is sent.
     count(&slow, id, 1);
     let (stream, peer) = lingering();
     let mut other = of_another_user(&scene);
 
-    // Whoever closes the last descriptor waits.
+    // Closing the last descriptor waits.
     let request = slow.pass(&stream);
     drop(stream);
     assert_eq!(slow.call(0, request).errno as i32, libc::EINVAL);
     let request = slow.pass(&file);
     slow.post(0, &request);
-    // Nobody else's, and of its own neither streams nor disks.
+    // Only its own requests wait, and of these neither streams nor disks.
     open(&mut other, &file).unwrap();
     file.sync_all().unwrap();
     fadvise(&file, 0, None, Advice::DontNeed).unwrap();
@@ -304,7 +304,7 @@ fn files_beyond_what_a_client_may_have() {
     let (mut raw, ..) = pair(&scene);
     let ids: Vec<_> = (0..FILES_MAX).map(|_| open(&mut raw, &file).unwrap()).collect();
     assert_eq!(open(&mut raw, &file), Err(libc::EMFILE));
-    // One that is not used makes room; one that is said to be used does not.
+    // An unused file makes room; one with a count of uses does not.
     ids[1..].iter().for_each(|&id| count(&raw, id, 1));
     wait("the file is closed", || word(&raw, ids[0]) == 0);
     let again = open(&mut raw, &file).unwrap();
@@ -408,7 +408,7 @@ fn a_file_that_is_cut_off_ends_its_connection_only() {
     wait("both ends hear of it", || {
         end(&raw, to, socket_status::RECV_END) == reset && end(&raw, from, socket_status::SEND_END) == reset
     });
-    // What there was of it has arrived.
+    // The part that existed has arrived.
     verify(SEED, 0, &raw.received(to, 0, 100));
     assert_eq!((scene.driver.metrics().files_failed, scene.cut_offs()), (1, 0));
     drop((raw, file, dir));

@@ -73,7 +73,7 @@ fn bytes_that_are_no_frame() {
             assert_eq!(scene.cut_offs(), before + 1);
         }
     }
-    // An administrator is told, once for a process.
+    // The administrator's report has it, once for a process.
     let Answer::Kernel(kernel) = scene.driver.tell(&Ask::Kernel) else { panic!("no report") };
     let [refused] = &kernel.refused[..] else { panic!("{:?}", kernel.refused) };
     assert_eq!((refused.pid, refused.errno), (std::process::id(), Errno::PROTO.raw_os_error()));
@@ -176,7 +176,7 @@ fn ask_deafly(raw: &Raw, wish: &Frame) -> usize {
     asked
 }
 
-/// Reads frames until there are so many answers. Returns the others.
+/// Reads frames until there are `count` answers. Returns the others.
 fn read_answers(raw: &Raw, count: usize) -> Vec<(Frame, Vec<OwnedFd>)> {
     let (mut answers, mut others) = (0, Vec::new());
     while answers < count {

@@ -1,5 +1,5 @@
-//! What a user holds beside its caps, as the driver counts it and as the kernel does: while its process is stopped at a random moment, and
-//! after it was killed at one.
+//! A user's holdings beside its caps, as the driver counts them and as the kernel does: while its process is stopped at a random moment,
+//! and after it was killed at one.
 use super::{stage_of, Scene};
 use pd_driver::admin::{Answer, Ask, HoldingReport, PortSpec, StandingReport};
 use pd_driver::HugepageUse;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The most that one object takes: a client of descriptors, a direct ring of memory.
+/// Most that one object takes: a client of descriptors, a direct ring of memory.
 const OBJECT_DESCRIPTORS: u64 = 6;
 const OBJECT_BYTES: u64 = 1 << 20;
 /// Kills after which everything has to be as at the start.
@@ -34,7 +34,7 @@ struct Held {
 }
 
 impl Held {
-    /// What this process has, in which the driver is.
+    /// Returns the holdings of this process, which runs the driver.
     fn here() -> Self {
         let mut held = Self::default();
         for file in std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten() {
@@ -48,7 +48,7 @@ impl Held {
         held
     }
 
-    /// Bytes of memory that was not there before. What was is the bystanders', and may grow.
+    /// Returns the bytes of memory that is new since `before`. Memory of the bystanders is older, and may grow.
     fn bytes_since(&self, before: &Self) -> u64 {
         let new = self.memory.iter().filter(|(file, _)| !before.memory.contains_key(file));
         new.map(|(_, bytes)| bytes).sum()
@@ -82,7 +82,7 @@ fn mapped(process: &Path) -> Vec<File> {
     maps.lines().filter_map(file).collect()
 }
 
-/// The driver's memory that a process has open or mapped.
+/// Returns the driver's memory that a process has open or mapped.
 fn files_of(pid: u32) -> Vec<File> {
     let process = Path::new("/proc").join(pid.to_string());
     let files = std::fs::read_dir(process.join("fd")).expect("its descriptors").flatten();
@@ -102,7 +102,7 @@ struct Hoards {
 }
 
 impl Hoards {
-    /// A driver with little for each user.
+    /// Makes a driver with small caps for each user.
     fn new() -> Self {
         let scene = stage_of(HugepageUse::Off, |_| {});
         let everybody = PermissionsExt::from_mode(0o755);
@@ -126,7 +126,7 @@ impl Hoards {
         self.scene.driver.spawn(command.arg(self.scene.driver.socket()).arg(self.hoarders.to_string()))
     }
 
-    /// The user's account; empty where it has none.
+    /// Returns the user's account; empty if it has none.
     fn holding(&self) -> HoldingReport {
         let tenants = self.scene.driver.policy().tenants.into_iter();
         let mut holdings = tenants.flat_map(|tenant| tenant.holdings);
@@ -135,7 +135,8 @@ impl Hoards {
         holdings.find(|holding| holding.user == user).unwrap_or(empty)
     }
 
-    /// The user has no more than its caps, and the kernel knows of no more than the driver, but for an object under way.
+    /// Checks that the user has no more than its caps, and the kernel no more than the driver knows, except for an object under
+    /// way.
     fn check(&self, before: &Held, pid: u32) {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -157,7 +158,7 @@ impl Hoards {
             {
                 return;
             }
-            // Somebody may have left a moment ago.
+            // A client may have left a moment ago.
             assert!(
                 Instant::now() < until,
                 "{descriptors} descriptors, {bytes} bytes, memory {unknown:?} unknown to the driver: {holding:?}"
@@ -226,7 +227,7 @@ fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
         hoarder.kill().expect("it is there");
         hoarder.wait().expect("a child");
         match &before {
-            // The first ones make what stays: sockets and threads for a kind of work, and what the bystanders get.
+            // The first rounds make lasting resources: sockets and threads for a kind of work, and those of the bystanders.
             None if round == 10 => {
                 hoards.scene.driver.wait_for("quiet", |report| report.clients.len() == 2);
                 std::thread::sleep(Duration::from_millis(1500));
@@ -240,7 +241,7 @@ fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
         hoards.settle(held, *mapped);
     }
     hoards.tell(&Ask::PortRemove { name: "drain".to_owned() });
-    // What the first ones made stays with the driver: descriptors were counted from then on.
+    // Resources of the first rounds stay with the driver: descriptors were counted from then on.
     let Scene { driver, bystander, .. } = hoards.scene;
     bystander.check(&driver);
     bystander.finish();

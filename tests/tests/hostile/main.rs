@@ -1,5 +1,5 @@
-//! Clients that keep to nothing. Whatever they do: the driver lives, they are refused or cut off with a reason,
-//! a pair of innocent processes goes on undisturbed, and nothing is left behind.
+//! Clients without any rules. In each case the driver lives, they are refused or cut off with a reason, a pair
+//! of innocent processes goes on undisturbed, and nothing is left behind.
 mod anything;
 mod caps;
 mod direct;
@@ -21,11 +21,11 @@ use std::net::SocketAddr;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// A driver with a pair of bystanders. One at a time, so that descriptors can be counted.
+/// A driver with a pair of bystanders. Scenes run one at a time, so that descriptors can be counted.
 struct Scene {
     driver: TestDriver,
     bystander: Bystander,
-    /// What the driver had open before.
+    /// Files that the driver had open before.
     files: Vec<String>,
     _alone: MutexGuard<'static, ()>,
 }
@@ -40,7 +40,7 @@ fn stage_with(hugepages: HugepageUse) -> Scene {
     stage_of(hugepages, |_| {})
 }
 
-/// A scene with an attach socket for everybody, in a folder that everybody may enter.
+/// Makes a scene with an attach socket for everybody, in a folder that everybody may enter.
 fn stage_for_anyone() -> Scene {
     let scene = stage_of(HugepageUse::Off, |settings| settings.policy.attach.default = Otherwise::Anyone);
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
@@ -76,7 +76,7 @@ fn settled_files() -> Vec<String> {
     last
 }
 
-/// A socket of each kind: connecting, accepted, connected to `victim`, listening, fresh. And the listener's address.
+/// Returns a socket of each kind: connecting, accepted, connected to `victim`, listening, fresh; and the listener's address.
 fn sockets(raw: &mut Raw, victim: SocketAddr) -> (Vec<SocketId>, SocketAddr) {
     let (listener, own) = raw.listen(0, 16);
     let connecting = raw.connect(0, own);
@@ -86,7 +86,7 @@ fn sockets(raw: &mut Raw, victim: SocketAddr) -> (Vec<SocketId>, SocketAddr) {
 }
 
 impl Scene {
-    /// A process that accepts whatever connects to its address.
+    /// Starts a process that accepts all connections to its address.
     fn absorber(&self) -> (Puppet, SocketAddr) {
         let mut absorber = Puppet::new(self.driver.peer(&["absorb", "127.0.0.1:0"]));
         let line = absorber.line();
@@ -104,7 +104,7 @@ impl Scene {
         assert!(self.driver.is_running());
     }
 
-    /// The bystanders are well, and nothing of anyone else is left.
+    /// Checks that the bystanders are well, and that nothing of others is left.
     fn end(self) {
         assert!(self.driver.is_running());
         self.bystander.check(&self.driver);

@@ -1,5 +1,5 @@
-//! A hostile client in C. It knows the protocol from the generated `pd_abi.h` alone: that it gets a message through says that
-//! the header is complete, and what it does then is answered as it is to any client.
+//! A hostile client in C. Its only source on the protocol is the generated `pd_abi.h`. A message that gets through shows that
+//! the header is complete. Its further actions are handled like any client's.
 use super::stage;
 use pd_driver::Violation;
 use std::path::Path;

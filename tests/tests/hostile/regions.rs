@@ -20,7 +20,7 @@ fn refused<T: std::fmt::Debug>(result: rustix::io::Result<T>, what: &str) {
     assert!(refusals.contains(&errno), "{what}: {errno:?}");
 }
 
-/// As [`refused`]; hugepages do not know the call at all.
+/// Checks for refusal as [`refused`]; hugepages do not support the call at all.
 fn impossible<T: std::fmt::Debug>(result: rustix::io::Result<T>, what: &str) {
     let errno = result.expect_err(what);
     let refusals = [Errno::PERM, Errno::ACCESS, Errno::INVAL, Errno::OPNOTSUPP, Errno::BADF, Errno::IO];
@@ -44,10 +44,10 @@ fn remove(map: &Region<impl Access>, len: usize) -> rustix::io::Result<()> {
     unsafe { madvise(base(map), len, Advice::LinuxRemove) }
 }
 
-/// What nobody may do to sealed memory through this descriptor.
+/// Tries all forbidden operations on sealed memory through this descriptor.
 fn attack_descriptor(fd: &OwnedFd, len: usize, page: usize) {
     let (half, page_len) = (len as u64 / 2, page as u64);
-    // One that was opened to read refuses for that.
+    // A read-only descriptor refuses them anyway.
     impossible(ftruncate(fd, 0), "truncate");
     impossible(ftruncate(fd, half), "truncate to half");
     impossible(ftruncate(fd, len as u64 + page_len), "grow");
@@ -69,7 +69,7 @@ fn attack_descriptor(fd: &OwnedFd, len: usize, page: usize) {
     assert!(memfd::is_sealed(fd) || again.is_err_and(|errno| errno == Errno::ROFS));
 }
 
-/// What nobody may do to memory that the driver alone writes, or that is sealed by now.
+/// Tries all forbidden operations on memory that the driver alone writes, or that is sealed.
 pub fn attack(fd: &OwnedFd, len: usize, page: usize) {
     attack_descriptor(fd, len, page);
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -118,7 +118,7 @@ pub fn attack(fd: &OwnedFd, len: usize, page: usize) {
     assert_eq!(read_only.load_u64(0, Ordering::SeqCst), before);
 }
 
-/// A client that is connected to itself: the sending socket and the receiving one.
+/// Connects a client to itself: returns the sending socket and the receiving one.
 fn loops(raw: &mut Raw) -> (SocketId, SocketId) {
     let (listener, addr) = raw.listen(0, 8);
     let sending = raw.connect(0, addr);
@@ -158,7 +158,7 @@ fn attack_everything(scene: &Scene, bytes: usize) {
     attack(&region.fd, region.bytes, page);
     refused(remove(&map, page), "remove through the writable mapping");
 
-    // All of it is still as it was, and works.
+    // The memory is unchanged, and works.
     let (sending, receiving) = loops(&mut raw);
     store(&map, 0, 10_000, 3);
     raw.post(0, &Request::send(sending, Span { region: region.id as u16, offset: 0, len: 10_000 }));
@@ -293,7 +293,7 @@ fn a_client_that_unmaps_everything_harms_itself_only() {
     let (region, map) = raw.send_region(128 << 10);
     let (sending, receiving) = loops(&mut raw);
     store(&map, 0, 100_000, 8);
-    // Sends in flight, sleepers to wake, events to post: and all of it unmapped under the driver's hands.
+    // Sends in flight, sleepers to wake, events to post: all of the memory is unmapped while the driver uses it.
     for _ in 0..2 {
         raw.post(0, &Request::send(sending, Span { region: region.id as u16, offset: 0, len: 100_000 }));
     }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// An attached client with a socket that is connected to a puppet's, called `s` there.
+/// Attaches a client with a socket that is connected to a puppet's, called `s` there.
 fn connected(scene: &Scene) -> (Raw, SocketId, Puppet) {
     let mut puppet = scene.driver.puppet();
     let addr: SocketAddr = puppet.ok("listen l 127.0.0.1:0 8").parse().unwrap();
@@ -26,7 +26,7 @@ fn connected_with_memory(scene: &Scene, bytes: u64) -> (Raw, SocketId, Puppet, u
     (raw, socket, puppet, region.id as u16, map)
 }
 
-/// A question that is always answered, with `EBADF`.
+/// Returns a request that is always answered, with `EBADF`.
 fn question() -> Request {
     Request::new(Operation::Adopt, SocketId(u32::MAX), 5)
 }
@@ -113,7 +113,7 @@ fn spans_outside_the_send_regions() {
         raw.post(0, &Request::send(socket, Span { region, offset: 0, len: 1000 }));
         raw.post(0, &Request::send(socket, span));
         scene.expect_cut_off(&mut raw, Violation::Span);
-        // What was right before it may still have come; then the end.
+        // Correct bytes before it may still arrive; then the end.
         match puppet.ask("recv s 1 0 1001").expect_err("the end of the stream").0 {
             libc::ENODATA | libc::ECONNRESET => {}
             other => panic!("errno {other}"),
@@ -136,8 +136,8 @@ fn spans_outside_the_send_regions() {
     scene.end();
 }
 
-/// Sends that are added to a request that was taken come like others, and a request that grows in a way that sends do not
-/// cuts its client off.
+/// Sends that are added to a request that was taken arrive like others. A request that grows in another way cuts its
+/// client off.
 #[test]
 fn requests_that_grow() {
     let scene = stage();
@@ -266,7 +266,7 @@ fn bytes_given_back_that_never_came() {
         raw.control.store_u64(at(socket), given_back, Ordering::SeqCst);
         scene.expect_cut_off(&mut raw, Violation::ReceiveRing);
         drop(raw);
-        // It had sent nothing: an orderly end. But nobody takes anything any more.
+        // The client had sent nothing: an orderly end. But nobody takes bytes any more.
         assert_eq!(puppet.ok("end s"), "0");
         let errno = puppet.errno("send s 1 1000 1000 1000");
         assert!([libc::ECONNRESET, libc::EPIPE].contains(&errno), "{errno}");
@@ -281,7 +281,7 @@ fn bytes_given_back_that_never_came() {
         let (errno, _) = puppet.answer().expect_err("nobody reads it");
         assert!([libc::ECONNRESET, libc::EPIPE].contains(&errno), "{errno}");
     }
-    // Taken back what was given back. The sender waits: two rings are received, one waits to be sent.
+    // Returned space is taken back. The sender waits: two rings are received, one waits to be sent.
     let (mut raw, socket, mut puppet) = connected(&scene);
     puppet.tell(&format!("send s 1 0 {} 50000", 4 * RING_BYTES));
     raw.wait_status(socket, socket_status::RECV_PRODUCER, RING_BYTES);

@@ -45,7 +45,7 @@ impl Client {
         }
     }
 
-    /// A request that may be right.
+    /// Makes a request that may be valid.
     fn request(&mut self) -> Request {
         let socket = self.socket();
         let operation = Operation::ALL[self.random.below(Operation::COUNT as u64) as usize];
@@ -159,7 +159,7 @@ fn garbage_in_every_word() {
             client.step();
         }
         if seed % 4 != 0 {
-            // Time for the driver to notice what it notices late.
+            // Time for the driver's delayed checks.
             std::thread::sleep(Duration::from_millis(2));
         }
         if let Some(reason) = client.raw.is_cut_off() {

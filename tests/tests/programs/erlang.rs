@@ -1,7 +1,7 @@
 use super::pair::Pair;
 use super::site::{program, Site};
 
-/// The processes of a virtual machine are called after its emulator.
+/// The processes of a virtual machine are named after its emulator.
 fn pair() -> Pair {
     let without_dumps = ["env", "ERL_CRASH_DUMP=/dev/null"];
     Pair::new(8200, "beam.smp", &[&without_dumps[..], &["escript", &program("echo.erl")]].concat())

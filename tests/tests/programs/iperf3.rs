@@ -22,7 +22,7 @@ fn iperf3_moves_what_it_is_told_in_both_directions() {
             let result: Value = serde_json::from_str(&site.run(CLIENT, library, &command)).unwrap();
             let sum = |name: &str| result["end"][name]["bytes"].as_u64().unwrap();
             let (sent, received) = (sum("sum_sent"), sum("sum_received"));
-            // A receiver that is told to stop leaves what is under way.
+            // A receiver that is stopped leaves bytes under way.
             assert!(sent >= BYTES && received <= sent, "{options:?}: {sent} sent, {received} received");
             assert!(received >= BYTES / 2, "{options:?}: {sent} sent, {received} received");
             answer += &format!("{options:?} {}\n", result["error"]);

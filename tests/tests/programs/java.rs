@@ -3,7 +3,7 @@ use super::pair::Pair;
 use super::site::{program, Site};
 use std::process::Command;
 
-/// Where Debian puts Netty.
+/// Folder of Debian's Netty.
 const JARS: &str = "/usr/share/java";
 
 /// Compiles `name`.java with `jars`, and has it run.

@@ -1,7 +1,7 @@
-//! Whole programs that know nothing of the fabric, between two containers. Each runs over kernel TCP without
-//! the library first and has to answer the same with it, over the fabric: the driver's counters say which it
-//! was. Killed at any moment, nothing of it may be left. Needs root and the programs themselves:
-//! `make test-programs` installs them.
+//! Whole unmodified programs, between two containers. Each runs over kernel TCP without the library first and
+//! has to give the same output with it, over the fabric. The driver's counters show the path. After a kill at
+//! any moment, nothing of it may be left. Needs root and the programs themselves: `make test-programs`
+//! installs them.
 mod pair;
 mod site;
 

@@ -37,7 +37,7 @@ pub fn serve(site: &Site, library: bool, folder: &Path) -> Running {
     site.serve(SERVER, library, 8080, &command)
 }
 
-/// Fetches every file in several ways from `address`; what was got, as checksums.
+/// Fetches every file in several ways from `address`. Returns checksums.
 pub fn fetch(site: &Site, library: bool, address: &str) -> String {
     fetch_with(site, library, &[address])
 }
@@ -47,7 +47,7 @@ fn fetch_with(site: &Site, library: bool, arguments: &[&str]) -> String {
     site.run(CLIENT, library, &[&["python3", &program("fetch.py")][..], arguments, &names].concat())
 }
 
-/// `wrk` for some seconds. There may be no error.
+/// Runs `wrk` for some seconds, without errors.
 fn load(site: &Site, library: bool, path: &str, seconds: &str) {
     let url = format!("http://{}:8080/{path}", site.server());
     let text =
@@ -104,7 +104,7 @@ fn killed_workers_and_clients_of_nginx_leave_nothing() {
         if round == 1 {
             client.kill("wrk");
         } else {
-            // The master is the first of them. It starts new workers.
+            // The master is the first of the processes, and starts new workers.
             for &worker in &server.processes("nginx")[1..] {
                 let _ = rustix::process::kill_process(
                     rustix::process::Pid::from_raw(worker).unwrap(),

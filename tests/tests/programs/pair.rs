@@ -1,11 +1,11 @@
 //! A program that is both sides: `COMMAND server`, `COMMAND client ADDRESS`, which prints checksums, and `COMMAND forever ADDRESS`.
 use super::site::{Site, CLIENT, SERVER};
 
-/// One such program.
+/// A program with a server and a client.
 pub struct Pair {
-    /// Where the server listens.
+    /// Port of the server.
     pub port: u16,
-    /// What its processes are called.
+    /// Name of its processes.
     pub process: &'static str,
     /// The program and its own arguments.
     pub command: Vec<String>,
@@ -20,7 +20,7 @@ impl Pair {
         self.command.iter().map(String::as_str).chain(words.iter().copied()).collect()
     }
 
-    /// The client prints the same whatever carries its bytes: so many on the fabric at least.
+    /// The client's output is independent of the transport, with at least `bytes` on the fabric.
     pub fn answers(&self, site: &Site, bytes: u64) {
         site.compare(bytes, |site, library| {
             let server = site.serve(SERVER, library, self.port, &self.words(&["server"]));

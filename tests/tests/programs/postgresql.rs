@@ -2,7 +2,7 @@ use super::site::{Running, Site, CLIENT, SERVER};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Debian has the programs of the newest version.
+/// Returns the folder of Debian's programs of the newest version.
 fn programs() -> PathBuf {
     let versions =
         std::fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL: make test-programs installs it");
@@ -11,7 +11,7 @@ fn programs() -> PathBuf {
 
 const AS_POSTGRES: [&str; 4] = ["runuser", "-u", "postgres", "--"];
 
-/// A new cluster.
+/// Makes a new cluster.
 fn create(site: &Site) -> PathBuf {
     let folder = site.folder("postgresql").join("data");
     let made = Command::new(AS_POSTGRES[0])
@@ -47,7 +47,7 @@ fn client(site: &Site, library: bool, command: &[&str]) -> String {
     site.run(CLIENT, library, &[&start[..], &command[1..], &["postgres"]].concat())
 }
 
-/// What has to be the same in all four, whatever was interrupted.
+/// Checks sums that have to be equal in all four tables after any interruption.
 fn sums(site: &Site, library: bool) -> String {
     let query = "select (select sum(abalance) from pgbench_accounts) = (select sum(tbalance) from pgbench_tellers)
         and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)

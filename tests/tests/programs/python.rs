@@ -21,7 +21,7 @@ fn processes_of_pythons_multiprocessing_share_queues_over_the_fabric() {
 fn killed_processes_of_pythons_multiprocessing_leave_nothing() {
     let site = Site::new(19);
     let program = program("processes.py");
-    // The container outlives its server: who connects to an address that is nobody's waits for minutes.
+    // The container outlives its server: connecting to an unused address would wait for minutes.
     let serves = format!("python3 {program} server; exec sleep 1000");
     for victim in ["server", "client"] {
         let server = site.serve(SERVER, true, 7400, &["sh", "-c", &serves]);
@@ -101,7 +101,7 @@ const SUITES: [&str; 26] = [
     "test_asyncio.test_buffered_proto",
 ];
 
-/// What each of a suite's tests came to, and all that was printed.
+/// Returns the result of each of a suite's tests, and all output.
 fn outcomes(suite: &str, driver: &TestDriver, library: bool) -> (String, String) {
     let file = driver.folder().join("outcomes");
     let mut python = Command::new("timeout");

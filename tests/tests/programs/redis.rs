@@ -90,8 +90,8 @@ fn a_replica_of_redis_follows() {
 fn a_killed_redis_leaves_nothing() {
     let site = Site::new(5);
     let address = site.server();
-    // redis-benchmark spins when a connection was reset before it writes, over kernel TCP too: it can be the
-    // victim, but it can't show that the other end notices.
+    // redis-benchmark spins when a connection was reset before it writes, over kernel TCP too. It can be the
+    // victim, but cannot show that the other end notices.
     let benchmark =
         ["redis-benchmark", "-h", &address, "-t", "set", "-n", "100000000", "-d", "1000", "-P", "8"];
     let forever = ["python3", &program("redis.py"), &address, "forever"];

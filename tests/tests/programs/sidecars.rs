@@ -11,11 +11,11 @@ const PROXY: u8 = 4;
 const PLAIN: u16 = 7001;
 const WITH_HEADER: u16 = 7003;
 const HTTP: u16 = 8080;
-/// Where proxies take connections of each kind.
+/// Ports at which proxies take connections of each kind.
 const ENTRANCES: [(&str, u16); 3] = [("[7001, 7002]", 15001), ("7003", 15002), ("8080", 15003)];
 /// Bytes that one conversation moves in both directions together.
 const TALK_BYTES: u64 = 6_000_000;
-/// The same of the requests on one connection.
+/// Bytes of the requests on one connection.
 const HTTP_BYTES: u64 = 6_000_000;
 /// Each is gone over IPv4 and IPv6.
 const FAMILIES: u64 = 2;
@@ -27,26 +27,26 @@ fn serve(site: &Site, library: Library) -> Running {
     site.serve(SERVER, library, HTTP, &["python3", &file, "server", ports[0], ports[1], ports[2]])
 }
 
-/// Runs the client; what it has printed.
+/// Runs the client. Returns its output.
 fn client(site: &Site, library: Library, way: &str, port: u16) -> String {
     let (server, port) = (site.name(SERVER), port.to_string());
     site.run(CLIENT, library, &["python3", &program("sidecar.py"), way, &server, &port])
 }
 
-/// What the server sees of a conversation: whose connections it gets, and for which client a header says that they are.
+/// Returns the server's view of a conversation: its peer, and the client that a header names.
 fn seen(port: u16, from: &str, about: &str) -> String {
     [4, 6]
         .map(|family| format!("IPv{family} port {port} from {from} {about}").trim().to_owned() + " b''\n")
         .concat()
 }
 
-/// The same of requests.
+/// Returns the server's view of requests.
 fn seen_over_http(from: &str, about: &str) -> String {
     let line = |family, bytes| format!("IPv{family} {bytes} port {HTTP} from {from} for {about}\n");
     [4, 6].map(|family| [1, 1000, 3_000_000, 70_000].map(|bytes| line(family, bytes)).concat()).concat()
 }
 
-/// Has connections to the server's ports led through the container of the proxy.
+/// Leads connections to the server's ports through the container of the proxy.
 fn lead(site: &Site, on_failure: &str) {
     let proxy = site.name(PROXY);
     let mut text = format!(
@@ -80,14 +80,15 @@ fn led(site: &Site) -> [u64; 3] {
     [0, 1, 2].map(|rule| reports[rule].counts.connections_made)
 }
 
-/// A proxy, once it takes connections.
+/// Starts a proxy, and waits until it takes connections.
 fn start(site: &Site, library: Library, command: &[&str]) -> Running {
     let proxy = site.serve(PROXY, library, ENTRANCES[2].1, command);
     wait_for_listeners(site, true);
     proxy
 }
 
-/// HAProxy, which connects to where its clients wanted to go. It asks for that over IPv4 alone, so each entrance over IPv6 leads to one server.
+/// Configures HAProxy to connect to the original destination. It reads that over IPv4 alone, so each entrance over IPv6 leads to one
+/// server.
 fn haproxy(site: &Site) -> String {
     let (folder, server) = (site.folder("haproxy"), site.name(SERVER));
     let mut text = "global
@@ -121,7 +122,7 @@ listen one-{port}
     file.display().to_string()
 }
 
-/// nginx, which has no original destination: it connects to one server.
+/// Configures nginx, which knows no original destination, to connect to one server.
 fn nginx(site: &Site) -> String {
     let (folder, server) = (site.folder("proxy"), site.server());
     let at = folder.display();
@@ -155,8 +156,7 @@ fn nginx(site: &Site) -> String {
 /// Debian's module of nginx for TCP.
 const NGINX_STREAM: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
-/// What a client does through the proxy, without the library and in both modes of it. `is_asked`: tells whether the proxy connects to where a
-/// client wanted to go.
+/// Runs clients through the proxy, without the library and in both modes of it. `is_asked`: the proxy connects to the original destination.
 fn passes(site: &Site, command: &[&str], is_asked: bool) {
     let (own, proxy) = (site.name(CLIENT), site.name(PROXY));
     lead(site, "close");
@@ -177,12 +177,12 @@ fn passes(site: &Site, command: &[&str], is_asked: bool) {
             assert_eq!(client(site, library, "talk4", PLAIN + 1).trim(), first, "{library:?}");
         }
         assert_eq!(client(site, library, "http", HTTP), seen_over_http(&proxy, &own), "{library:?}");
-        // Each connection was led once: those that the proxy makes are its own.
+        // Each client's connection was led once: the proxy's connections are its own.
         let now = led(site);
         let (talks, asked) = (u64::from(talks), u64::from(talks && is_asked));
         let since = [0, 1, 2].map(|rule| now[rule] - before[rule]);
         assert_eq!(since, [FAMILIES * talks + asked, FAMILIES * talks, FAMILIES], "{library:?}");
-        // So are those of any other program beside it.
+        // Connections of any other program beside it are not led, either.
         let exec = Command::new(program_path("pd"))
             .args(["exec", &proxy, "--", "python3", &program("sidecar.py"), "talk"])
             .args([site.name(SERVER), PLAIN.to_string()])
@@ -233,7 +233,7 @@ fn a_killed_proxy_refuses_or_is_left_out_and_comes_back() {
     let server = serve(&site, Library::All);
     let hold = ["python3", &program("sidecar.py"), "hold", &site.name(SERVER), &PLAIN.to_string()];
     let alone = format!("exec haproxy -db -f {file}");
-    // Its container goes on without it.
+    // The container goes on without the proxy.
     let beside = format!("haproxy -db -f {file}; exec sleep 1000");
     for (on_failure, shell) in [("close", &beside), ("bypass", &alone)] {
         lead(&site, on_failure);

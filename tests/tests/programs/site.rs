@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a program may take for anything.
+/// Longest time of any step of a program.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The host part of the server's address.
@@ -40,7 +40,7 @@ fn until(what: &str, mut wished: impl FnMut() -> bool) {
 /// The preload library of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Library {
-    /// None: its connections are the kernel's.
+    /// No library: connections are the kernel's.
     Absent,
     /// In the mode that leaves short-lived connections to the kernel.
     Default,
@@ -49,7 +49,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// The option of `pd run`.
+    /// Returns the option of `pd run`.
     fn option(self) -> Option<&'static str> {
         match self {
             Self::Absent => None,
@@ -75,7 +75,7 @@ fn on_fabric(counted: &AgentCounters) -> u64 {
 }
 
 impl Site {
-    /// With addresses 10.98.`third`.0/24.
+    /// Makes a site with addresses 10.98.`third`.0/24.
     pub fn new(third: u8) -> Self {
         assert!(is_root("containers"));
         let driver = TestDriver::new();
@@ -84,17 +84,17 @@ impl Site {
         Self { driver, third }
     }
 
-    /// The address of a container.
+    /// Returns the address of a container.
     pub fn address(&self, host: u8) -> String {
         format!("10.98.{}.{host}", self.third)
     }
 
-    /// The address of the server's container.
+    /// Returns the address of the server's container.
     pub fn server(&self) -> String {
         self.address(SERVER)
     }
 
-    /// A new folder for a program's files, which every user may write.
+    /// Makes a folder for a program's files, which every user may write.
     pub fn folder(&self, name: &str) -> PathBuf {
         let folder = self.driver.folder().join(name);
         let _ = std::fs::remove_dir_all(&folder);
@@ -103,7 +103,7 @@ impl Site {
         folder
     }
 
-    /// The name of a container.
+    /// Returns the name of a container.
     pub fn name(&self, host: u8) -> String {
         format!("p{}-{host}", self.third)
     }
@@ -142,7 +142,7 @@ impl Site {
         running
     }
 
-    /// Runs a program to its end, which has to be a good one; returns what it has printed.
+    /// Runs a program to its end, which has to succeed. Returns its output.
     pub fn run(&self, host: u8, library: impl Into<Library>, command: &[&str]) -> String {
         let output = self.try_run(host, library, command);
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -162,10 +162,10 @@ impl Site {
         on_fabric(&self.driver.metrics())
     }
 
-    /// Waits until so many bytes more than `before` have gone over the fabric.
+    /// Waits until `bytes` bytes more than `before` have gone over the fabric.
     pub fn wait_for_bytes(&self, before: u64, bytes: u64) {
         let wanted = before + bytes;
-        // Whoever asks for a report has the clients' words on direct connections read.
+        // A request for a report makes the driver read clients' words on direct connections.
         let flown = ["bytes_delivered", "bytes_reported"];
         self.driver.wait_for("bytes flow", |report| {
             flown.iter().map(|&name| report.metrics[name]).sum::<u64>() > wanted
@@ -184,8 +184,8 @@ impl Site {
         });
     }
 
-    /// Does the same without and with the library: the answers must be the same. With it `bytes` bytes at least
-    /// have to go over the fabric, without it none may. Then nothing is left.
+    /// Runs an exchange without and with the library, and compares the answers. With the library at least
+    /// `bytes` bytes have to go over the fabric, without it none may. Afterwards nothing is left.
     pub fn compare(&self, bytes: u64, mut exchange: impl FnMut(&Self, bool) -> String) {
         let mut expected = None;
         for library in [false, true] {
@@ -208,7 +208,7 @@ impl Site {
 }
 
 impl Running {
-    /// What it has printed.
+    /// Returns the output so far.
     pub fn log(&self) -> String {
         read_to_string(&self.log).unwrap_or_default()
     }
@@ -218,7 +218,7 @@ impl Running {
         until(line, || self.log().lines().any(|own| own == line));
     }
 
-    /// A process that is in the container's network namespace, but is not the program.
+    /// Returns a process that is in the container's network namespace, but is not the program.
     fn helper(&self) -> Option<u32> {
         let own = self.child.id();
         let children = read_to_string(format!("/proc/{own}/task/{own}/children")).ok()?;
@@ -237,7 +237,7 @@ impl Running {
         })
     }
 
-    /// The processes of the container that are called so, as the host sees them.
+    /// Returns the processes of the container with this name, as the host sees them.
     pub fn processes(&self, name: &str) -> Vec<i32> {
         let Some(own) = self.helper().and_then(|pid| read_link(format!("/proc/{pid}/ns/net")).ok()) else {
             return Vec::new();
@@ -297,7 +297,7 @@ impl Drop for Running {
     }
 }
 
-/// A file of the tests' programs.
+/// Returns a file of the tests' programs.
 pub fn program(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs").join(name);
     path.to_str().unwrap().to_owned()

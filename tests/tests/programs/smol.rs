@@ -1,7 +1,7 @@
 use super::site::{Site, CLIENT, SERVER};
 use pd_tests::program_path;
 
-/// Its reactor waits by system calls that nothing can stand in for: whoever it is at, the connection is the kernel's.
+/// The reactor waits by system calls that nothing can replace: with smol at either end, the connection is the kernel's.
 #[test]
 #[ignore = "needs the feature programs: make test-programs"]
 fn a_smol_server_answers_a_smol_client() {

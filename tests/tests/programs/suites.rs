@@ -12,7 +12,7 @@ const TRIES: usize = 4;
 /// Verdicts by the tests' names.
 type Verdicts = BTreeMap<String, String>;
 
-/// Where `make` has built the suites; none, and a word about that, if it has not.
+/// Returns the folder in which `make` has built the suites; none, with a printed note, if it has not.
 fn built(name: &str) -> Option<PathBuf> {
     let path = program_path("").parent().unwrap().join("suites").join(name);
     if !path.exists() {
@@ -26,7 +26,7 @@ fn driver(path: BytesPath) -> TestDriver {
     TestDriver::with("cpu", |settings| settings.policy.path = Some(path))
 }
 
-/// A command with the library, if there is a driver for it.
+/// Makes a command with the library, if there is a driver for it.
 fn command(program: &Path, library: Option<&TestDriver>) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "1", "60"]).arg(program).stdin(Stdio::null());
@@ -37,7 +37,7 @@ fn command(program: &Path, library: Option<&TestDriver>) -> Command {
     command
 }
 
-/// Runs a suite without and with the library, whose tests named in `others` are known to differ.
+/// Runs a suite without and with the library. Tests named in `others` are known to differ.
 fn compare(
     all: impl Fn(Option<&TestDriver>) -> Verdicts,
     one: impl Fn(&str, Option<&TestDriver>) -> String,
@@ -72,14 +72,14 @@ fn uv(program: &Path, name: &str, library: Option<&TestDriver>) -> String {
     }
 }
 
-/// One asks for an io_uring, which the library refuses.
+/// One test asks for an io_uring, which the library refuses.
 #[test]
 #[ignore = "needs the suites: make test-programs"]
 fn libuvs_own_tests_come_to_the_same() {
     let Some(program) = built("libuv/uv_run_tests") else { return };
     let list = command(&program, None).arg("--list").env("UV_RUN_AS_ROOT", "1").output().unwrap();
     let list = String::from_utf8(list.stdout).unwrap();
-    // What a test needs beside itself stands below it, indented.
+    // Helpers of a test stand below it, indented.
     let names: Vec<_> = list.lines().filter(|line| !line.starts_with(' ') && !line.is_empty()).collect();
     let all = |library: Option<&TestDriver>| {
         names.iter().map(|&name| (name.to_owned(), uv(&program, name, library))).collect()
@@ -87,7 +87,7 @@ fn libuvs_own_tests_come_to_the_same() {
     compare(all, |name, library| uv(&program, name, library), &["threadpool_cancel_fs_iouring_sync_cancel"]);
 }
 
-/// The programs that `cargo test --no-run` has made, but not the library's unit tests.
+/// Returns the programs that `cargo test --no-run` has made, but not the library's unit tests.
 fn tokio_programs(folder: &Path) -> Vec<PathBuf> {
     let is_test = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();

@@ -22,10 +22,10 @@ use pd_driver::admin::{ask, counters, Answer, Ask, Counters, PipesReport, Report
 use pd_harness::known::Names;
 use pd_harness::measure::cpu::of_process;
 
-/// Names are asked for at most this often, though they have changed,
+/// Shortest interval at which names are read, although they have changed.
 const NAMES_PAUSE: Duration = Duration::from_millis(500);
-/// and at least this often, for changes without a trace in the counters: listeners, memory of a client. Counts of services
-/// change so, too, and are asked for at each pause.
+/// Longest interval at which names are read, for changes without a trace in the counters: listeners, memory of a client. Counts of services
+/// change so, too, and are read at each pause.
 const NAMES_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// The driver at a moment.
