@@ -1,6 +1,6 @@
 /*
- * Threads that send and receive. `digests server PORT` prints "ready" and answers each connection with a digest of what
- * came; `digests client IP PORT` prints those of its connections, the same whatever carries the bytes.
+ * Threads that send and receive. `digests server PORT` prints "ready" and answers each connection with a digest of the
+ * received bytes; `digests client IP PORT` prints those of its connections, which do not depend on the transport of the bytes.
  */
 #include <arpa/inet.h>
 #include <errno.h>

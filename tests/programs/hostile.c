@@ -1,8 +1,8 @@
-/* A client written from pd_abi.h alone: it sends a message to itself, and then breaks the protocol in one way.
+/* A client written from pd_abi.h alone, which sends a message to itself, and then breaks the protocol in one way.
  *
  *     hostile SOCKET ATTACK
  *
- * Prints the driver's reason for cutting it off. Ends with 1 where something is not as the header says. */
+ * Prints the driver's reason for cutting it off. Ends with 1 if anything contradicts the header. */
 #define _GNU_SOURCE
 #include "pd_abi.h"
 
@@ -69,14 +69,14 @@ static void say(struct pd_abi_frame frame)
     CHECK(send(attach_socket, &frame, sizeof frame, MSG_NOSIGNAL) == sizeof frame);
 }
 
-/* The next frame, with up to two descriptors; false when the driver has hung up. */
+/* Receives the next frame, with up to two descriptors. Returns false when the driver has hung up. */
 static bool hear(struct pd_abi_frame *frame, int fds[2])
 {
     _Alignas(struct cmsghdr) char space[CMSG_SPACE(4 * sizeof(int))];
     struct iovec piece = {frame, sizeof *frame};
     struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
     ssize_t got = recvmsg(attach_socket, &message, MSG_CMSG_CLOEXEC);
-    if (got < 0 && errno == ECONNRESET) /* once, where the driver had not read all */
+    if (got < 0 && errno == ECONNRESET) /* once, if the driver had not read everything */
         got = recvmsg(attach_socket, &message, MSG_CMSG_CLOEXEC);
     if (got <= 0)
         return false;
@@ -87,7 +87,7 @@ static bool hear(struct pd_abi_frame *frame, int fds[2])
     return true;
 }
 
-/* Keeps a receive region that came unasked; says whether the frame was one. */
+/* Keeps an unrequested receive region. Returns whether the frame was one. */
 static bool keep(const struct pd_abi_frame *frame, const int fds[2])
 {
     if (frame->kind != PD_ABI_FRAME_RECEIVE_REGION)

@@ -1,4 +1,4 @@
-/* Listens and connects as it is told on its input, and says how that ended. Built with and without the C library in it. */
+/* Carries out commands to listen and connect from its input, and prints the results. Built with a dynamic and with a static C library. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -42,7 +42,7 @@ static void say(const struct sockaddr_storage *address, char *into) {
     sprintf(into, "%s %d", ip, ntohs(is6 ? six->sin6_port : four->sin_port));
 }
 
-/* Notes an address without its port, where several threads may. */
+/* Stores an address without its port. Threads may race; the last one wins. */
 static void note(const struct sockaddr_storage *address, char *into) {
     char own[96];
     say(address, own);
@@ -50,10 +50,10 @@ static void note(const struct sockaddr_storage *address, char *into) {
     memcpy(into, own, sizeof own);
 }
 
-/* Who connected to a listener last. */
+/* Address of the last peer of a listener. */
 static char last_peer[96] = "-";
 
-/* Greets, and reads all that comes. */
+/* Greets, and reads to the end. */
 static void *swallow(void *arg) {
     static __thread char bytes[1 << 16];
     int fd = (long)arg;
@@ -79,7 +79,7 @@ static void *serve(void *arg) {
     }
 }
 
-/* What a transparent proxy has seen: connections, what the last one asked for, and whose it was. */
+/* Connections that a transparent proxy has seen, with original destination and peer of the last one. */
 static int seen;
 static char seen_asked[96] = "-", seen_peer[96] = "-";
 
@@ -108,7 +108,7 @@ static void start_relay(pthread_t *thread, int from, int to) {
     pthread_create(thread, NULL, relay, ends);
 }
 
-/* One connection of a transparent proxy: on to where it was asked for. */
+/* Relays a connection of a transparent proxy to its original destination. */
 static void *pass(void *arg) {
     int fd = (long)arg;
     struct sockaddr_storage asked, peer;
@@ -186,7 +186,7 @@ int main(void) {
             pthread_t thread;
             pthread_create(&thread, NULL, serve, (void *)(long)listener);
         } else if (sscanf(line, "proxy %d", &port) == 1) {
-            /* On two sockets, as programs do that want IPv4 addresses as such. */
+            /* On two sockets, as in programs that want plain IPv4 addresses. */
             for (int is6 = 0; is6 < 2; is6++) {
                 struct sockaddr_in four = at("0.0.0.0", port);
                 struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
@@ -207,7 +207,7 @@ int main(void) {
         } else if (strcmp(line, "last\n") == 0) {
             printf("ok %s\n", last_peer);
         } else if (sscanf(line, "peer %d", &name) == 1) {
-            /* Where a connection leads, as the program sees it. */
+            /* Destination of a connection, as the program sees it. */
             struct sockaddr_storage peer;
             socklen_t len = sizeof peer;
             if (getpeername(held[name], (struct sockaddr *)&peer, &len)) {
@@ -246,7 +246,7 @@ int main(void) {
                 }
             printf("ok %.2f\n", took[count / 2] * 1e6);
         } else if (sscanf(line, "pour %d %lf", &name, &arg) == 2) {
-            /* Bytes that go in so many seconds. */
+            /* Bytes sent in a number of seconds. */
             double end = now() + arg, sum = 0;
             while (now() < end) {
                 ssize_t sent = send(held[name], bytes, sizeof bytes, MSG_DONTWAIT);

@@ -167,7 +167,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     }
     let more: Vec<_> = stage.made().iter().zip(&before).map(|(now, was)| now - was).collect();
     assert!(more.contains(&40), "{more:?}");
-    // Its backend goes: another one, and again one.
+    // The backend goes: another one, and again one.
     let kept = more.iter().position(|&count| count == 40).unwrap();
     let rest: Vec<_> = ports.iter().copied().filter(|port| *port != ports[kept]).collect();
     stage.apply(&service(&rest, "affinity_seconds = 3600"));

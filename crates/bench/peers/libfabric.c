@@ -1,7 +1,7 @@
 /*
  * libfabric: messages over its shared-memory provider, reliable datagrams, receives posted ahead. The
- * provider has nothing to sleep on, so a wait reads the completion queue and yields in between. With CMA, which
- * it prefers by itself, it is slower (docs/results/baseline.md); FI_SHM_DISABLE_CMA=0 brings it back.
+ * provider has nothing to sleep on, so a wait reads the completion queue and yields in between. With CMA, the
+ * default, libfabric is slower (docs/results/baseline.md); FI_SHM_DISABLE_CMA=0 enables it.
  */
 #include "hex.h"
 #include "peer.h"

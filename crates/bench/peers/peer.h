@@ -1,5 +1,5 @@
 /*
- * What a peer library exports to `pd bench` (crates/bench/src/scheme/shim.rs). One peer has one
+ * Interface of a peer library to `pd bench` (crates/bench/src/scheme/shim.rs). One peer has one
  * connection, is used by one thread, and sends and receives messages of at most `message_bytes`.
  * Functions return 0, or -1 with the reason in peer_error(), unless they say otherwise.
  */
@@ -12,15 +12,15 @@
 struct peer;
 
 /*
- * A peer with `depth` send and `depth` receive buffers; NULL if that fails. A wait looks for `spin_ns` nanoseconds
- * before it sleeps, yielding in between; -1: as the library's documentation shows.
+ * Makes a peer with `depth` send and `depth` receive buffers; NULL on failure. A wait polls for `spin_ns` nanoseconds
+ * before it sleeps, yielding in between; -1: by the method of the library's documentation.
  */
 struct peer *peer_open(size_t message_bytes, size_t depth, long spin_ns);
 /* Writes the own address as a string of at most `len` bytes with its end. */
 int peer_address(struct peer *peer, char *text, size_t len);
-/* Learns the other side's address. */
+/* Sets the other side's address. */
 int peer_connect(struct peer *peer, const char *text);
-/* The next send buffer, once its last message is out of it; NULL if that fails. */
+/* Returns the next send buffer, once its last message has left it; NULL on failure. */
 void *peer_reserve(struct peer *peer);
 /* Sends `len` bytes of the buffer reserved last. */
 int peer_send(struct peer *peer, size_t len);
@@ -28,11 +28,11 @@ int peer_send(struct peer *peer, size_t len);
 int peer_flush(struct peer *peer);
 /* Waits for a message and lends it; returns its length, or -1. */
 ssize_t peer_recv(struct peer *peer, const void **message);
-/* Gives back what was lent. */
+/* Gives the lent message back. */
 int peer_release(struct peer *peer);
 /* Ends the peer. */
 void peer_close(struct peer *peer);
-/* Why the last call failed. */
+/* Returns the reason why the last call failed. */
 const char *peer_error(void);
 
 #endif

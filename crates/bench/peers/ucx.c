@@ -1,5 +1,5 @@
 /*
- * UCX: tagged messages over its shared-memory transport. With cma, which it prefers by itself, it is slower
+ * UCX: tagged messages over its shared-memory transport. With cma, the default, UCX is slower
  * (docs/results/baseline.md); UCX_TLS chooses otherwise. Receives are posted ahead. A wait makes
  * progress for a while, then arms the worker and sleeps on its descriptor, as the documentation of
  * ucp_worker_arm shows.
@@ -135,7 +135,7 @@ int peer_connect(struct peer *peer, const char *text) {
     return 0;
 }
 
-/* Whether a wait without progress goes on without a sleep. */
+/* Tells whether a wait without progress goes on without a sleep. */
 static int spins_on(struct peer *peer, unsigned idle) {
     struct timespec now;
     if (peer->spin_ns < 0)

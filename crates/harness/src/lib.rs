@@ -1,7 +1,7 @@
 //! Parts that `pd run`, `pd demo` and `pd bench` share: containers, drivers and peers as child processes, the
 //! work of both sides on a stream's bytes, and the measurement of CPU time and spread.
 //!
-//! This library starts a program that uses containers or peers again with hidden subcommands. The program
+//! The library starts a program that uses containers or peers again with hidden subcommands. The program
 //! routes them to [`container::stage`], [`container::init`] and [`tied`]. Everything made on the machine
 //! belongs to a value that removes it when dropped. The next [`container::sweep::sweep`] removes the remains
 //! of a killed process. Nothing here measures by itself.

@@ -82,7 +82,7 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// How programs that do not know of PipeDevice are served.
+/// Service of programs that do not know PipeDevice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Preload {
     /// The kernel connects, the fabric carries the bytes, but for short-lived connections in a row

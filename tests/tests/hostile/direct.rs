@@ -460,7 +460,7 @@ fn bytes_that_were_peeked_at_stay_as_they_were() {
     write(0, b'a', 1000);
     map.store_u64(direct::PRODUCER, 1000, Ordering::Release);
     assert_eq!(receive(&socket, 600, true), [b'a'; 600]);
-    // It gets the bytes that it has seen; unseen ones may have changed meanwhile.
+    // The client gets the bytes that it has seen; unseen ones may have changed meanwhile.
     write(0, b'b', 1000);
     let seen = receive(&socket, 800, true);
     assert_eq!((&seen[..600], &seen[600..]), (&[b'a'; 600][..], &[b'b'; 200][..]));

@@ -11,7 +11,7 @@ use crate::row::Params;
 /// A way to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Waiting {
-    /// As the scheme waits by itself: kernel sockets sleep at once, PipeDevice spins for up to 50 us.
+    /// The scheme's own way: kernel sockets sleep at once, PipeDevice spins for up to 50 us.
     #[default]
     Shipped,
     /// Every wait sleeps at once.

@@ -128,7 +128,7 @@ pub fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<()
 /// Receives a state and its descriptors, or a sentence with the reason why there is none.
 ///
 /// # Errors
-/// That sentence; an error if it is no state; errors of `recvmsg`.
+/// The sentence of the other driver; an error if the state is malformed; errors of `recvmsg`.
 pub fn receive(mut stream: &UnixStream) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut head = [0; 24];
     let mut there = 0;

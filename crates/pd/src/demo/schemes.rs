@@ -13,13 +13,13 @@ pub enum Scheme {
     Tcp,
     /// Kernel TCP with sendfile(), the sender's checksum taken through a mapping of the file.
     TcpSendfile,
-    /// The same without the sender's checksum: for information, for it does less than the others.
+    /// Kernel TCP as `tcp-sendfile` without the sender's checksum: for information, because it does less than the others.
     TcpSendfileUntouched,
-    /// The one of `tcp` between containers whose TCP is tuned as `pd bench tune` has found best.
+    /// Kernel TCP as `tcp` between containers with the tuning that `pd bench tune` has found best.
     TcpTuned,
-    /// The same with sendfile().
+    /// Kernel TCP as `tcp-tuned` with sendfile().
     TcpTunedSendfile,
-    /// PipeDevice as two containers have it that no policy mentions.
+    /// PipeDevice between two containers that no policy mentions.
     Pipedevice,
     /// PipeDevice between two containers for which a rule of the policy says `path = "offloaded"`.
     PipedeviceMediated,

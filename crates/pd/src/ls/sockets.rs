@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(sockets.find(inode(&stream)), Some(Ends::Connected(own, at)));
         assert_eq!(sockets.find(inode(&unix_listener)), Some(Ends::Listens(path.clone())));
         assert_eq!(sockets.find(inode(&unix)), Some(Ends::Connected(String::new(), path)));
-        // It has no name to connect to.
+        // The socket has no name to connect to.
         assert_eq!(sockets.find(inode(&pair)), None);
     }
 }

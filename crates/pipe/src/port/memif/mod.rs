@@ -1,6 +1,6 @@
 //! `memif`: frames of another program by shared memory, as in DPDK and VPP (memif, version 2, Ethernet).
 //!
-//! This side is the server. A client connects to its socket, brings a region of its own memory, and lays a ring for each direction in
+//! The port is the server. A client connects to its socket, brings a region of its own memory, and lays a ring for each direction in
 //! it. The client is hostile. Its words are loaded once and bounded ([`rings`]). Its messages are of a fixed size ([`message`]), one in
 //! a turn. Its descriptors are checked before any use. No program of a pipe sees its memory: each frame is copied out of the region,
 //! and only the copy is inspected.
