@@ -41,7 +41,7 @@ static const char *const plans[] = {
     "wXrse",            // ...and when the parent is done.
     "WwRrWwrRSe",       // Both have bytes under way.
     "OwrOWRSeEx",
-    // The connection goes on in the kernel, in both processes, and with bytes under way. Another image only has such of TCP.
+    // The connection goes on in the kernel, in both processes, and with bytes under way. Another image only has those of TCP.
     "wruwrWRwrsE",
     "WUrwRwrWRSe",
     "uWrWXrse",

@@ -172,7 +172,7 @@ fn a_chain_and_a_service_are_passed_once() {
                 format!("{SERVER6} 7511"),
                 "{way:?} by {proxied:?}"
             );
-            // By the service: proxies are told of that, and the backend is chosen after them.
+            // By the service: proxies see its address, and the backend is chosen after them.
             assert_eq!(connect(&mut client, way, 3, "10.96.0.1", 80), 0, "{way:?} by {proxied:?}");
             assert_eq!(wait_seen(&mut first, count + 3).0, "10.96.0.1 80", "{way:?} by {proxied:?}");
             assert_eq!(wait_seen(&mut second, count + 3).0, "10.96.0.1 80", "{way:?} by {proxied:?}");

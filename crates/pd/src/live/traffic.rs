@@ -17,7 +17,7 @@ pub struct TrafficView {
     pub bytes_received: u64,
     pub frames_sent: u64,
     pub bytes_sent: u64,
-    /// By verdict, for want of a bound pipe, or refused.
+    /// Dropped by verdict, for lack of a bound pipe, or refused.
     pub frames_dropped: u64,
     pub received_frames_per_second: f64,
     pub received_gbit_per_second: f64,
