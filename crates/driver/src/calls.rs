@@ -1,4 +1,4 @@
-//! Calls of the kernel, by name: the seam at which the simulation ([`crate::simulation`]) makes them fail, or answers in the
+//! Calls of the kernel, by name: the seam at which the simulation (`crate::simulation`) makes them fail, or answers in the
 //! kernel's place. In a running driver [`may`] is `Ok` and all of [`simulated`] is `None`; the compiler removes both.
 
 /// A call that can fail for lack of a resource or a right.

@@ -1,5 +1,5 @@
 //! Hash tables whose order may matter. In tests the order is the same in every run, so that the
-//! simulation ([`crate::simulation`]) can be repeated.
+//! simulation (`crate::simulation`) can be repeated.
 
 #[cfg(not(any(test, fuzzing, feature = "hostile")))]
 mod state {

@@ -54,7 +54,7 @@ struct Whom {
     network: u32,
 }
 
-// SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
+// SAFETY: structures of numbers without padding, as `gate.bpf.h` has them.
 unsafe impl Plain for SourceKey {}
 // SAFETY: see above.
 unsafe impl Plain for PlaceKey {}

@@ -1,6 +1,6 @@
 //! Services as the kernel's programs look them up: an entry for each service, one for each backend, and the service's table in pieces.
 //!
-//! The structures are those of `gate.bpf.c`.
+//! The structures are those of `gate.bpf.h`.
 use super::table::{Table, ANY};
 use crate::bpf::{self, Plain};
 use crate::policy::Balance;
@@ -91,7 +91,7 @@ pub struct Choice {
     pub backend: u16,
 }
 
-// SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
+// SAFETY: structures of numbers without padding, as `gate.bpf.h` has them.
 unsafe impl Plain for ServiceKey {}
 // SAFETY: see above.
 unsafe impl Plain for Service {}

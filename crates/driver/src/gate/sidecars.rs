@@ -1,7 +1,7 @@
 //! The policy's proxies as the kernel's programs look them up: an entry for each rule that leads through some, and one for each network
 //! namespace that has one. Proxies may move while a policy is in force.
 //!
-//! The structures are those of `gate.bpf.c`.
+//! The structures are those of `gate.bpf.h`.
 use super::spaces::Spaces;
 use super::sweep::{listeners, Found};
 use super::table::Table;
@@ -65,7 +65,7 @@ struct ProxyKey {
     space: u32,
 }
 
-// SAFETY: structures of numbers without padding, as `gate.bpf.c` has them.
+// SAFETY: structures of numbers without padding, as `gate.bpf.h` has them.
 unsafe impl Plain for ViaKey {}
 // SAFETY: see above.
 unsafe impl Plain for Via {}

@@ -1,4 +1,4 @@
-//! The memory that the kernel's programs and the driver share: arrays that are mapped. The structures are those of `gate.bpf.c`.
+//! The memory that the kernel's programs and the driver share: arrays that are mapped. The structures are those of `gate.bpf.h`.
 //!
 //! Only the kernel's programs and the driver can write it.
 use crate::array::Array;

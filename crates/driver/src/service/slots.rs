@@ -1,4 +1,4 @@
-//! Words of services and backends, shared with the kernel's programs. The structures are those of `gate.bpf.c`.
+//! Words of services and backends, shared with the kernel's programs. The structures are those of `gate.bpf.h`.
 //!
 //! Only the kernel's programs and the driver can write them.
 use crate::array::Array;
