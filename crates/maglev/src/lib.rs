@@ -20,7 +20,7 @@ impl std::fmt::Debug for Table {
     }
 }
 
-/// Mixes the bits of a word. `gate.bpf.c` has the same function.
+/// Mixes the bits of a word. `choice.bpf.h` has the same function.
 pub fn mix(word: u64) -> u64 {
     let word = (word ^ word >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     let word = (word ^ word >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);

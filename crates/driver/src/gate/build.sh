@@ -6,4 +6,4 @@ cd "$(dirname "$0")"
 clang -O2 -g -fdebug-compilation-dir=. -mcpu=v3 -target bpf -Wall -Werror -I"/usr/include/$(uname -m)-linux-gnu" -c gate.bpf.c -o gate.bpf.o
 llvm-strip -g gate.bpf.o
 # A test compares: a change of the source alone would change nothing.
-sha256sum gate.bpf.c gate.bpf.h gate.bpf.o >gate.bpf.sha256
+sha256sum gate.bpf.c gate.bpf.h choice.bpf.h gate.bpf.o >gate.bpf.sha256

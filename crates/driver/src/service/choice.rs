@@ -1,4 +1,4 @@
-//! The choice of a backend. `gate.bpf.c` takes the same steps in the kernel.
+//! The choice of a backend. `choice.bpf.h` takes the same steps in the kernel.
 use super::slots::{Chosen, Slots, DRAINED};
 use crate::policy::{Backend, Balance, Policy, Service};
 use pd_maglev::mix;
