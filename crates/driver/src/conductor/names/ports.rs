@@ -3,7 +3,7 @@
 //! A free port is found by looking at bitmaps, one for each class of bindings. The cost does not depend on the number of bindings. A class
 //! is a set of bindings that all conflict with the same others. A binding conflicts with two classes at most, and with the bindings of its
 //! own address.
-use super::Binding;
+use super::bindings::Binding;
 use foldhash::HashMap;
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use rustix::io::Errno;
@@ -243,7 +243,7 @@ mod tests {
             v6_only,
             client: ClientId::default(),
             slot: Slot::new(slot),
-            takes: super::super::Takes::None,
+            takes: super::super::bindings::Takes::None,
             share: None,
             payer: (TenantId::default(), None),
         }

@@ -1,5 +1,6 @@
 //! Addresses and ports as another driver goes on with them.
-use super::{Binding, Names, Namespace, NetworkId, Takes};
+use super::bindings::{Binding, Takes};
+use super::{Names, Namespace, NetworkId};
 use crate::addresses::ADDRESSES_MAX;
 use crate::door::Registration;
 use crate::identity::NamespaceId;
