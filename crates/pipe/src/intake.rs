@@ -21,7 +21,7 @@ pub trait IntakeCells {
 pub enum To {
     /// A port, by its place among those that the pipe was opened with.
     Port(u16),
-    /// None: the frame is dropped.
+    /// No port: the frame is dropped.
     Dropped,
     /// A port that the pipe does not have: the frame is dropped and counted.
     Foreign,

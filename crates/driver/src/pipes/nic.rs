@@ -138,7 +138,7 @@ impl Nic {
                     turn.0 || until.is_some()
                 });
             }
-            // Where tokens are lacking, all other work is done first, and the turn goes on after the sleep.
+            // If tokens are lacking, all other work is done first, and the turn goes on after the sleep.
             if busy && until.is_none() {
                 continue;
             }
