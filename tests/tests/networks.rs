@@ -264,18 +264,21 @@ fn a_mapped_address_reaches_the_other_network() {
     }
     // Unmodified programs without the kernel. Their listeners are found at once, in each mode of the library.
     let mut open = Vec::new();
-    for (number, mode) in ["default", "all", "short"].into_iter().enumerate() {
-        let (mut server, mut client) =
-            (two.red("b", Way::Library(mode)), two.blue("a", Way::Library("short")));
+    for (number, mode) in MODES.into_iter().enumerate() {
+        let mut server = two.red("b", Way::Library(mode));
         let (port, other) = (7450 + number as u16, 7460 + number as u16);
         server.ok(&format!("listen {port}"));
-        assert_eq!(connect(&mut client, Way::Library("short"), 0, "10.9.0.2", port), 0, "{mode}");
-        let names = (client.ok("peer 0"), server.ok("last"));
-        assert_eq!(names, (format!("10.9.0.2 {port}"), "10.8.0.1".to_owned()), "{mode}");
         server.ok(&format!("hear6 {other}"));
-        assert_eq!(connect(&mut client, Way::Library("short"), 1, "fd09::2", other), 0, "{mode}");
+        for way in MODES.map(Way::Library) {
+            let mut client = two.blue("a", way);
+            assert_eq!(connect(&mut client, way, 0, "10.9.0.2", port), 0, "{way:?} to {mode}");
+            let names = (client.ok("peer 0"), server.ok("last"));
+            assert_eq!(names, (format!("10.9.0.2 {port}"), "10.8.0.1".to_owned()), "{way:?} to {mode}");
+            assert_eq!(connect(&mut client, way, 1, "fd09::2", other), 0, "{way:?} to {mode}");
+            open.push(client);
+        }
         assert_eq!(connect(&mut blue, Way::Native, number as u32, "10.9.0.2", port), 0, "{mode}");
-        open.push((server, client));
+        open.push(server);
     }
     // A server whose processes are made after it listens, and wait by `poll` or `epoll`.
     for (number, how) in ["epoll", "poll"].into_iter().enumerate() {
@@ -296,7 +299,7 @@ fn a_mapped_address_reaches_the_other_network() {
     // The kernel has no way, and the connect fails at once, whatever its routes are.
     let space = two.blue.namespace("a");
     assert!(pd_tests::ip(&format!("-n {space} route add default dev eth0")));
-    for way in [Way::Static, Way::Plain, Way::Library("default")] {
+    for way in [Way::Static, Way::Plain] {
         let begin = Instant::now();
         assert_eq!(connect(&mut two.blue("a", way), way, 0, "10.9.0.2", 7412), libc::EHOSTUNREACH, "{way:?}");
         assert!(begin.elapsed() < Duration::from_secs(2), "{way:?}: at once");
@@ -310,9 +313,182 @@ fn a_mapped_address_reaches_the_other_network() {
     let (errno, _) = blue.ask("recv e 1 0 1").unwrap_err();
     assert_eq!(errno, libc::ECONNRESET);
     assert_eq!(connect(&mut blue, Way::Native, 1, "10.9.0.2", 7413), libc::EACCES);
-    for way in [Way::Static, Way::Library("short")] {
+    for way in [Way::Static].into_iter().chain(MODES.map(Way::Library)) {
         assert_eq!(connect(&mut two.blue("a", way), way, 0, "10.9.0.2", 7413), libc::EACCES, "{way:?}");
     }
+}
+
+/// Modes of the library.
+const MODES: [&str; 3] = ["default", "all", "short"];
+
+impl Two {
+    /// A program in a namespace, with these words of `env`.
+    fn run(&self, network: &Network, letter: &str, environment: &[&str], program: &[&str]) -> Puppet {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &network.namespace(letter), "env"]).args(environment).args(program);
+        Puppet::new(self.scene.driver.spawn(&mut command))
+    }
+
+    /// The same with the library, in this mode.
+    fn run_with(&self, network: &Network, letter: &str, mode: &str, program: &[&str]) -> Puppet {
+        let library = format!("LD_PRELOAD={}", pd_tests::program_path("libpd_preload.so").display());
+        self.run(network, letter, &[&library, &format!("PD_PRELOAD={mode}")], program)
+    }
+}
+
+fn across() -> [String; 2] {
+    ["python3".to_owned(), format!("{}/programs/across.py", env!("CARGO_MANIFEST_DIR"))]
+}
+
+/// Programs that know nothing of the driver: names, both directions, the end of either, a reset of either, and the death of a side.
+#[test]
+fn an_unmodified_client_of_a_mapped_address_has_a_connection_like_any_other() {
+    let Some(two) = Two::new() else { return };
+    two.apply(MAPS);
+    let plain = pd_tests::program_path("plain");
+    let plain = [plain.to_str().expect("a path")];
+    let families = [
+        ("10.77.0.2", "10.9.0.2", "10.8.0.1", "10.77.0.1"),
+        ("[fd77::2]", "[fd09::2]", "[fd08::1]", "[fd77::1]"),
+    ];
+    for (client_mode, server_mode) in [("default", "default"), ("all", "short"), ("short", "all")] {
+        for (index, (address, mapped, seen, own)) in families.into_iter().enumerate() {
+            let what = format!("{client_mode} to {server_mode}, {mapped}");
+            let mut server = two.run_with(&two.scene.network, "b", server_mode, &plain);
+            let mut client = two.run_with(&two.blue, "a", client_mode, &plain);
+            let port =
+                server.ok(&format!("listen l {address}:0")).rsplit_once(':').expect("a port").1.to_owned();
+            let to = format!("{mapped}:{port}");
+            let [local, peer] = ends(&client.ok(&format!("connect c {to}")));
+            assert_eq!((local.rsplit_once(':').expect("a port").0, &peer), (own, &to), "{what}");
+            let [accepted, from] = ends(&server.ok("accept s l"));
+            let name = format!("{seen}:{}", local.rsplit_once(':').expect("a port").1);
+            assert_eq!((accepted, from), (format!("{address}:{port}"), name), "{what}");
+            exchange(&mut client, "c", &mut server, "s", 1);
+            exchange(&mut server, "s", &mut client, "c", 2);
+            // Half of it ends, and the other half goes on.
+            client.ok("shutdown c");
+            assert_eq!(server.ok("end s"), "0", "{what}");
+            exchange(&mut server, "s", &mut client, "c", 3);
+            server.ok("close s");
+            assert_eq!(client.ok("end c"), "0", "{what}");
+            client.ok("close c");
+            for by_client in [true, false] {
+                client.ok(&format!("connect c {to}"));
+                server.ok("accept s l");
+                exchange(&mut client, "c", &mut server, "s", 4);
+                let (resetter, named, other, ended) = match by_client {
+                    true => (&mut client, "c", &mut server, "s"),
+                    false => (&mut server, "s", &mut client, "c"),
+                };
+                resetter.ok(&format!("reset {named}"));
+                assert_eq!(other.errno(&format!("end {ended}")), libc::ECONNRESET, "{what}");
+                other.ok(&format!("close {ended}"));
+            }
+            client.ok(&format!("connect c {to}"));
+            server.ok("accept s l");
+            exchange(&mut client, "c", &mut server, "s", 5);
+            let (dying, other, ended) = match index {
+                0 => (&mut client, &mut server, "s"),
+                _ => (&mut server, &mut client, "c"),
+            };
+            dying.kill();
+            match other.ask(&format!("end {ended}")) {
+                Ok(bytes) => assert_eq!(bytes, "0", "{what}"),
+                Err((errno, _)) => assert_eq!(errno, libc::ECONNRESET, "{what}"),
+            }
+        }
+    }
+}
+
+/// Clients in every mode, by every kind of connect, and what they are told where there is no connection.
+#[test]
+fn unmodified_clients_reach_a_mapped_address_in_every_mode() {
+    let Some(two) = Two::new() else { return };
+    let more = "[[rule]]\nfrom = \"blue\"\nto = \"red\"\nport = 7482\naction = \"deny\"\n\
+                [[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.9.0.2:7480\"]\n";
+    two.apply(&format!("{MAPS}{more}"));
+    let script = across();
+    let script = script.each_ref().map(String::as_str);
+    let mut server = two.run_with(&two.scene.network, "b", "default", &script);
+    for (address, port) in [("10.77.0.2", 7480), ("fd77::2", 7481), ("10.77.0.2", 7482)] {
+        server.ok(&format!("serve {address} {port}"));
+    }
+    let space = two.blue.namespace("a");
+    assert!(pd_tests::ip(&format!("-n {space} route add default dev eth0")));
+    assert!(pd_tests::ip(&format!("-n {space} route add unreachable 10.50.0.0/16")));
+    for mode in MODES {
+        let mut client = two.run_with(&two.blue, "a", mode, &script);
+        for how in ["blocking", "epoll", "poll", "select"] {
+            assert_eq!(client.ok(&format!("echo 10.9.0.2 7480 {how}")), "10.77.0.1", "{mode}");
+            assert_eq!(client.ok(&format!("echo fd09::2 7481 {how}")), "fd77::1", "{mode}");
+            assert_eq!(client.ok(&format!("echo ::ffff:10.9.0.2 7480 {how}")), "::ffff:10.77.0.1", "{mode}");
+            client.ok(&format!("dup 10.9.0.2 7480 {how}"));
+            // Nobody listens, a rule denies, nobody has the address that is meant, and one that no map has.
+            for (to, errno) in [
+                ("10.9.0.2 7483", libc::ECONNREFUSED),
+                ("10.9.0.2 7482", libc::EACCES),
+                ("10.9.0.77 7480", libc::EHOSTUNREACH),
+                ("10.50.0.1 7480", libc::EHOSTUNREACH),
+            ] {
+                assert_eq!(client.errno(&format!("connect {to} {how}")), errno, "{mode}, {how}: {to}");
+            }
+        }
+        client.ok("bound 10.9.0.2 7480 10.77.0.1");
+        client.ok("echo 10.96.0.1 80 blocking");
+        client.ok("pass 10.9.0.2 7480 blocking");
+        client.ok("fork 10.9.0.2 7480 blocking");
+        client.ok("echo 10.9.0.2 7480 epoll");
+    }
+    // A connect waits for room in the listener's backlog, if the program waits.
+    let mut native = two.red("b", Way::Native);
+    native.ok("listen l 10.77.0.2:7485 1");
+    let mut waiting = two.run_with(&two.blue, "a", "default", &script);
+    let mut other = two.run_with(&two.blue, "a", "all", &script);
+    other.ok("connect 10.9.0.2 7485 epoll");
+    waiting.tell("connect 10.9.0.2 7485 blocking");
+    assert_eq!(other.errno("connect 10.9.0.2 7485 epoll"), libc::ECONNREFUSED);
+    native.ok("accept s l");
+    waiting.answer().expect("there is room");
+    native.ok("accept t l");
+    // Without a driver the kernel's word holds, and comes at once.
+    let library = format!("LD_PRELOAD={}", pd_tests::program_path("libpd_preload.so").display());
+    for mode in MODES {
+        let mode = format!("PD_PRELOAD={mode}");
+        let mut client = two.run(&two.blue, "a", &[&library, &mode, "PD_SOCKET=/nowhere"], &script);
+        let begin = Instant::now();
+        for how in ["blocking", "epoll"] {
+            assert_eq!(client.errno(&format!("connect 10.9.0.2 7480 {how}")), libc::EHOSTUNREACH, "{mode}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(2), "{mode}: at once");
+    }
+}
+
+/// The library has learnt that connections to an address are better left to the kernel, and then the address is mapped.
+#[test]
+fn an_address_that_is_mapped_later_is_reached_by_programs_that_know_it_as_the_kernels() {
+    let Some(two) = Two::new() else { return };
+    let (here, there) = (two.blue.namespace("a"), two.blue.namespace("b"));
+    assert!(pd_tests::ip(&format!("-n {there} addr add 10.9.0.2/24 dev eth0")));
+    assert!(pd_tests::ip(&format!("-n {here} route add 10.9.0.0/24 dev eth0")));
+    two.apply("");
+    let script = across();
+    let script = script.each_ref().map(String::as_str);
+    let mut servers =
+        [(&two.scene.network, "10.77.0.2"), (&two.blue, "0.0.0.0")].map(|(network, address)| {
+            let mut server = two.run_with(network, "b", "default", &script);
+            server.ok(&format!("serve {address} 7484"));
+            server
+        });
+    let mut client = two.run_with(&two.blue, "a", "default", &script);
+    // Of so many short-lived ones the last are the kernel's.
+    for _ in 0..40 {
+        client.ok("connect 10.9.0.2 7484 blocking");
+    }
+    two.apply(MAPS);
+    servers[1].kill();
+    client.ok("echo 10.9.0.2 7484 blocking");
+    client.ok("echo 10.9.0.2 7484 epoll");
 }
 
 /// Returns the local and the peer's address of a stream.

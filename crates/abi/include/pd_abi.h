@@ -292,7 +292,7 @@
 /* Requests about kernel sockets. */
 /* Connections to this listening socket may have twins. Each process that holds the socket may ask for it. */
 #define PD_ABI_TWIN_LISTEN 1ull
-/* A twin, which can send at once, for this socket, which is bound and about to be connected. ECONNREFUSED if no process said Listen there. */
+/* A twin, which can send at once, for this socket, which is bound and about to be connected. ECONNREFUSED if no process said Listen there. EREMOTE if the peer's address is a map's: the kernel has no way to it, and Operation::Connect of a socket without one of the kernel's reaches it. */
 #define PD_ABI_TWIN_CONNECT 2ull
 /* The twin of this accepted socket. ENOENT if the peer has made none. */
 #define PD_ABI_TWIN_CLAIM 3ull

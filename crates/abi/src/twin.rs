@@ -30,7 +30,8 @@ kinds! {
         /// Connections to this listening socket may have twins. Each process that holds the socket may ask for it.
         Listen = 1,
         /// A twin, which can send at once, for this socket, which is bound and about to be connected.
-        /// `ECONNREFUSED` if no process said `Listen` there.
+        /// `ECONNREFUSED` if no process said `Listen` there. `EREMOTE` if the peer's address is a map's: the kernel has no way to
+        /// it, and [`Operation::Connect`](crate::Operation) of a socket without one of the kernel's reaches it.
         Connect = 2,
         /// The twin of this accepted socket. `ENOENT` if the peer has made none.
         Claim = 3,

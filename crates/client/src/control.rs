@@ -175,7 +175,8 @@ impl Socket {
     /// beside one of the kernel, which waits better.
     ///
     /// # Errors
-    /// `ECONNREFUSED`, also without room for one that does not wait; `ETIMEDOUT`, `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
+    /// `ECONNREFUSED`, also without room for one that does not wait; `EAGAIN` without room for one beside the kernel; `ETIMEDOUT`,
+    /// `EHOSTUNREACH`, `ENOBUFS`, `EISCONN`.
     pub fn connect(&self, addr: SocketAddr) -> Result<()> {
         let (mut limits, mut pause) = (None, BACKLOG_LOOK_FIRST);
         loop {
@@ -316,7 +317,7 @@ impl Socket {
     ) -> Result<()> {
         // A full backlog is the listener's answer.
         let is_asked = !answer.as_ref().is_ok_and(is_backlog_full);
-        let answer = answer.and_then(|answer| match is_backlog_full(&answer) {
+        let answer = answer.and_then(|answer| match is_backlog_full(&answer) && !control.beside_kernel {
             true => Err(Error::from_driver(Errno::CONNREFUSED.raw_os_error() as u32, || {
                 format!("cannot connect to {addr}")
             })),

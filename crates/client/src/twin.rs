@@ -48,7 +48,8 @@ pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
 /// A twin for `fd`, which is bound (the port is enough) and is about to be connected to `to`. It can send at once.
 ///
 /// # Errors
-/// `ECONNREFUSED` or `EHOSTUNREACH` if nobody there takes twins: the kernel's connection has to do. `EACCES`,
+/// `ECONNREFUSED` or `EHOSTUNREACH` if nobody there takes twins: the kernel's connection has to do. `EREMOTE` if `to` means an address of
+/// another network, to which the kernel has no way: [`Socket::connect`] of a socket [`Socket::beside_kernel`] reaches it. `EACCES`,
 /// `EMFILE` by policy; `ENOBUFS`, `ENETDOWN`.
 pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> Result<Arc<Socket>> {
     twin(fd, TwinOperation::Connect, Some(to))

@@ -211,6 +211,8 @@ pub(crate) enum NoTwin {
     Kernel(KernelReason),
     /// The policy does not allow it on any way: this errno is the program's.
     Denied(c_int),
+    /// The address means one of another network, to which the kernel has no way.
+    Mapped,
 }
 
 impl From<KernelReason> for NoTwin {
@@ -239,6 +241,7 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, NoTwin> 
             socket.set_nonblocking(true);
             Ok(socket)
         }
+        Err(error) if error.errno() == libc::EREMOTE => Err(NoTwin::Mapped),
         Err(error) => {
             note!("to {to} not on the fabric: {error}");
             if let Some(errno) = denial(error.errno()) {
@@ -248,6 +251,54 @@ pub(crate) fn connect(fd: c_int, to: SocketAddr) -> Result<Arc<Socket>, NoTwin> 
             let reason = KernelReason::of_errno(error.errno());
             fallback_cache::refused(Place::Address(to), reason);
             Err(NoTwin::Kernel(reason))
+        }
+    }
+}
+
+/// Tells whether `to` means an address of another network. For a connection that the kernel has no way for, and of which the driver has
+/// not been asked.
+pub(crate) fn is_mapped(fd: c_int, to: SocketAddr) -> bool {
+    if !address::is_eligible(to) || unavailable().is_some() {
+        return false;
+    }
+    match twin::connect(borrow(fd), to) {
+        Ok(end) => {
+            let _ = end.close();
+            false
+        }
+        Err(error) => error.errno() == libc::EREMOTE,
+    }
+}
+
+/// A connection without one of the kernel's from `local`, where that has a port, to `to`, which means an address of another network.
+///
+/// # Errors
+/// The errno for the program; `EAGAIN` if the listener's backlog has no room.
+pub(crate) fn connect_mapped(local: SocketAddr, to: SocketAddr) -> Result<Arc<Socket>, c_int> {
+    let connect = |socket: &Socket| {
+        if local.port() != 0 {
+            let bound = socket.bind(local);
+            // The port alone is the library's choice, as a rule, and any other will do.
+            bound.or_else(|error| if local.ip().is_unspecified() { Ok(()) } else { Err(error) })?;
+        }
+        socket.connect(to)
+    };
+    let connected = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match connect(&socket) {
+        Ok(()) => Ok(socket),
+        Err(error) => socket.close().and(Err(error)),
+    });
+    match connected {
+        Ok(socket) => {
+            socket.set_nonblocking(true);
+            Ok(socket)
+        }
+        Err(error) => {
+            note!("to {to}, in another network, not now: {error}");
+            Err(match error.errno() {
+                errno @ (libc::ECONNREFUSED | libc::EACCES | libc::EMFILE | libc::EAGAIN) => errno,
+                errno @ (libc::EADDRNOTAVAIL | libc::EADDRINUSE | libc::ENOBUFS) => errno,
+                _ => libc::EHOSTUNREACH,
+            })
         }
     }
 }

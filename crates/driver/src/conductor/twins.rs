@@ -218,7 +218,6 @@ impl Conductor {
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let asked_for = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (namespace, pid) = (client.identity.namespace, client.identity.pid);
         let chosen = self.choose_on_kernel(namespace, asked.cookie, asked_for)?;
@@ -227,8 +226,9 @@ impl Conductor {
         let to = through.map_or(asked_for, |chosen| dressed(chosen.reached, asked_for.is_ipv6()));
         if self.names.is_mapped(namespace, to.ip()) {
             // The kernel has no way between networks.
-            return Err(Errno::HOSTUNREACH);
+            return Err(Errno::REMOTE);
         }
+        let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
         let speakers = self.twins.speakers_at(place, to.ip());

@@ -141,8 +141,8 @@ pub fn unbound(policy: &Policy) -> Vec<String> {
     }
     if !policy.maps.is_empty() {
         sentences.push(
-            "maps: the kernel has no way between networks: a connect to a mapped address fails there with EHOSTUNREACH; connect \
-             natively, or with --preload=short"
+            "maps: the kernel has no way between networks: a connect to a mapped address fails there with EHOSTUNREACH, as that of a \
+             static program; connect natively, or with --preload"
                 .to_owned(),
         );
     }

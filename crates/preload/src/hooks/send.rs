@@ -105,7 +105,7 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
             each_passed(message, |fd| {
                 calls::stays(fd);
                 numbers::passes(fd);
-                refused |= short::may_listen() && passing::refuses_to_pass(fd);
+                refused |= short::may_have_any() && passing::refuses_to_pass(fd);
             });
             if refused {
                 set_errno(libc::EOPNOTSUPP);

@@ -74,6 +74,8 @@ hooks! {
             if result == 0 || errno() == libc::EINPROGRESS {
                 table::leave_fresh(fd);
                 aside(|| fabric::stays_on_kernel(fd, reason));
+            } else if errno() == libc::EHOSTUNREACH {
+                return call(|| connect_if_mapped(fd, address, len), || result);
             }
             return result;
         }
@@ -340,6 +342,17 @@ unsafe fn unreachable(address: *const sockaddr, len: socklen_t) -> Option<Kernel
     reason
 }
 
+/// Connects to where the kernel has found no way, if the address is one of a map. The driver was not asked before, as things stood.
+unsafe fn connect_if_mapped(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
+    // SAFETY: the caller's promise.
+    let to = unsafe { address::parse(address, len) }.ok_or(Failure::Plain)?;
+    if !fabric::is_mapped(fd, to) {
+        return Err(Failure::Plain);
+    }
+    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+    connecting::connect_across(fd, &entry, to)
+}
+
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
     let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     if let Some(twin) = entry.twin() {
@@ -367,16 +380,21 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     reuse::renew(&entry);
     let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
+    let mut is_asked = unfit.is_some();
     let end = match unfit.or_else(|| fabric::unreachable(to)) {
         Some(reason) => Err(reason),
         // The kernel refuses to connect it again.
         None if address::peer(fd).is_some() => Err(KernelReason::Refused),
         None if !port::give(fd) => Err(KernelReason::NoPort),
-        None => match fabric::connect(fd, to) {
-            Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
-            Err(NoTwin::Kernel(reason)) => Err(reason),
-            Ok(end) => Ok(end),
-        },
+        None => {
+            is_asked = true;
+            match fabric::connect(fd, to) {
+                Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
+                Err(NoTwin::Mapped) => return connecting::connect_across(fd, &entry, to),
+                Err(NoTwin::Kernel(reason)) => Err(reason),
+                Ok(end) => Ok(end),
+            }
+        }
     };
     // SAFETY: the caller's promise.
     let result = outside(|| unsafe { real::connect(fd, address, len) });
@@ -409,6 +427,9 @@ unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -
     }
     if result == 0 {
         return Ok(0);
+    }
+    if errno == libc::EHOSTUNREACH && !is_asked && fabric::is_mapped(fd, to) {
+        return connecting::connect_across(fd, &entry, to);
     }
     Err(Failure::Errno(errno))
 }

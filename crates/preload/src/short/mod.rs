@@ -7,7 +7,8 @@
 //! ones from then on, and neither has the child.
 //!
 //! In a network of the policy's ([`may_listen`]) listeners of every mode take connections of this kind that come from other networks by a
-//! map, from the time when they listen: the kernel cannot bring those.
+//! map, from the time when they listen: the kernel cannot bring those. So do connections to a mapped address, in every mode, and of a
+//! process that has no new ones otherwise.
 //!
 //! Here is whether the mode is on.
 pub(crate) mod accepting;
@@ -25,6 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// Listeners of this process are in a network of the policy's.
 static IN_A_NETWORK: AtomicBool = AtomicBool::new(false);
+/// The process has connected to another network.
+static ACROSS: AtomicBool = AtomicBool::new(false);
 static SUSPENDED: AtomicBool = AtomicBool::new(false);
 
 /// Turns the mode on, at start.
@@ -47,6 +50,12 @@ pub(crate) fn take_of_other_networks() {
 #[inline]
 pub(crate) fn may_listen() -> bool {
     wanted() || IN_A_NETWORK.load(Ordering::Relaxed)
+}
+
+/// Tells whether this process may have connections of this kind.
+#[inline]
+pub(crate) fn may_have_any() -> bool {
+    may_listen() || ACROSS.load(Ordering::Relaxed)
 }
 
 /// Returns whether new connections may be of this kind.

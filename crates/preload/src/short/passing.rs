@@ -2,7 +2,7 @@
 //! the library cannot undo.
 use super::begun::{settle, settle_all};
 use super::reuse::renew;
-use super::{begun, may_listen, spare, suspend, wanted};
+use super::{begun, may_have_any, spare, suspend, wanted};
 use crate::entry::{Entry, State};
 use crate::table;
 use libc::c_int;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Before a fork.
 pub(crate) fn before_fork() {
-    if !may_listen() {
+    if !may_have_any() {
         return;
     }
     settle_all();

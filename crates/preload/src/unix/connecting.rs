@@ -30,6 +30,8 @@ pub(crate) unsafe fn connect_to_file(
         None => match unsafe { twin_towards(fd, address, len) } {
             Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
             Err(NoTwin::Kernel(reason)) => Err(reason),
+            // Files are mapped nowhere.
+            Err(NoTwin::Mapped) => Err(KernelReason::Address),
             Ok(end) => Ok(end),
         },
     };
