@@ -1,20 +1,33 @@
 //! Every kind of program reaches every other: native, unmodified, one without any of ours, and one on another host. Another host is a
 //! namespace across the bridge that the driver serves nobody in.
 use pd_tests::{ip, is_root, program_path, Network, Puppet, TestDriver};
+use std::net::SocketAddr;
 use std::process::Command;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Native,
-    Unmodified,
+    /// With the library, in a mode.
+    Unmodified(&'static str),
     Plain,
     Remote,
 }
 use Kind::{Native, Plain, Remote, Unmodified};
 
-const KINDS: [Kind; 4] = [Native, Unmodified, Plain, Remote];
+const KINDS: [Kind; 6] =
+    [Native, Unmodified("all"), Unmodified("default"), Unmodified("short"), Plain, Remote];
 /// Bytes of each direction of a cell: beyond the buffers of the kernel and the first ring.
 const BYTES: u64 = 600_000;
+
+/// Addresses of a cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+    /// The server listens on any address of IPv6, and the client connects by IPv4.
+    Dual,
+}
+use Family::{Dual, V4, V6};
 
 /// A namespace of the network, and its last number in both families.
 type Place = (&'static str, u32);
@@ -22,10 +35,120 @@ const SERVER: Place = ("a", 1);
 const CLIENT: Place = ("b", 2);
 const FAR: Place = ("s", 3);
 
+/// Side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Side {
+    Client,
+    Server,
+}
+
+const SIDES: [Side; 2] = [Side::Client, Side::Server];
+
+impl Kind {
+    fn or(self, usual: Place) -> Place {
+        if self == Remote {
+            FAR
+        } else {
+            usual
+        }
+    }
+}
+
+impl Family {
+    /// The address of a place, as its peers call it.
+    fn host(self, (_, number): Place) -> String {
+        match self {
+            V6 => format!("[fd77::{number}]"),
+            V4 | Dual => format!("10.77.0.{number}"),
+        }
+    }
+
+    /// Two ends, as both families name them.
+    fn ends(self, names: &str) -> [String; 2] {
+        let (one, other) = names.split_once(' ').expect("two addresses");
+        [one, other].map(|name| {
+            let address: SocketAddr = name.parse().expect("an address");
+            match self {
+                Dual => SocketAddr::new(address.ip().to_canonical(), address.port()).to_string(),
+                V4 | V6 => name.to_owned(),
+            }
+        })
+    }
+}
+
 struct Matrix {
     driver: TestDriver,
     network: Network,
 }
+
+/// The two programs of a cell. The client's connection is `c`, the server's end `s`.
+struct Pair {
+    client: Puppet,
+    server: Puppet,
+    /// Where the server listens.
+    addr: String,
+    family: Family,
+}
+
+impl Pair {
+    /// Makes a connection. Returns its ends as the client names them.
+    fn connect(&mut self) -> [String; 2] {
+        let names = self.client.ok(&format!("connect c {}", self.addr));
+        let accepted = self.family.ends(&self.server.ok("accept s l"));
+        let [local, peer] = self.family.ends(&names);
+        assert_eq!(accepted, [peer.clone(), local.clone()], "the two ends name each other");
+        [local, peer]
+    }
+
+    /// One side's program and its name of the connection, and the same of the other side.
+    fn sides(&mut self, side: Side) -> ((&mut Puppet, &'static str), (&mut Puppet, &'static str)) {
+        let (client, server) = ((&mut self.client, "c"), (&mut self.server, "s"));
+        match side {
+            Side::Client => (client, server),
+            Side::Server => (server, client),
+        }
+    }
+
+    /// Passes bytes both ways.
+    fn exchange(&mut self, seed: u64) {
+        pass(&mut self.client, "c", &mut self.server, "s", seed);
+        pass(&mut self.server, "s", &mut self.client, "c", seed + 1);
+    }
+
+    /// The side ends its half, and the other half goes on.
+    fn half_close(&mut self, side: Side) {
+        let ((closing, name), (other, its)) = self.sides(side);
+        closing.ok(&format!("shutdown {name}"));
+        assert_eq!(other.ok(&format!("end {its}")), "0");
+        pass(other, its, closing, name, 2);
+        other.ok(&format!("close {its}"));
+        assert_eq!(closing.ok(&format!("end {name}")), "0");
+        closing.ok(&format!("close {name}"));
+    }
+
+    fn reset(&mut self, side: Side) {
+        let ((resetter, name), (other, its)) = self.sides(side);
+        resetter.ok(&format!("reset {name}"));
+        assert_eq!(other.errno(&format!("end {its}")), libc::ECONNRESET);
+        other.ok(&format!("close {its}"));
+    }
+
+    /// The side's process is killed: the other one reads an end, and what it sends fails.
+    fn die(mut self, side: Side) {
+        let ((dying, _), (other, its)) = self.sides(side);
+        dying.kill();
+        match other.ask(&format!("end {its}")) {
+            Ok(bytes) => assert_eq!(bytes, "0"),
+            Err((errno, _)) => assert_eq!(errno, libc::ECONNRESET),
+        }
+        let failed = (0..SENDS_MAX).find_map(|_| other.ask(&format!("send {its} 1 0 50000 50000")).err());
+        let (errno, why) = failed.expect("nobody receives it");
+        assert!([libc::EPIPE, libc::ECONNRESET].contains(&errno), "{errno}: {why}");
+    }
+}
+
+/// More sends than any buffer holds.
+const SENDS_MAX: u32 = 1000;
 
 impl Matrix {
     fn puppet(&self, kind: Kind, place: Place) -> Puppet {
@@ -34,71 +157,66 @@ impl Matrix {
         command.args(["netns", "exec", &namespace]);
         match kind {
             Native => return self.network.puppet(&self.driver, place.0),
-            Unmodified => {
+            Unmodified(mode) => {
                 let library = program_path("libpd_preload.so");
                 assert!(library.exists(), "build it first: cargo build -p pd-preload");
-                command.args(["env", &format!("LD_PRELOAD={}", library.display()), "PD_PRELOAD=all"]);
+                let library = format!("LD_PRELOAD={}", library.display());
+                command.args(["env", &library, &format!("PD_PRELOAD={mode}")]);
             }
             Plain | Remote => {}
         }
         Puppet::new(self.driver.spawn(command.arg(program_path("plain"))))
     }
 
-    fn cell(&self, client_kind: Kind, server_kind: Kind, v6: bool) {
-        let place = |kind, usual| if kind == Remote { FAR } else { usual };
-        let (from, at) = (place(client_kind, CLIENT), place(server_kind, SERVER));
+    fn pair(&self, client_kind: Kind, server_kind: Kind, family: Family) -> Pair {
+        let (from, at) = (client_kind.or(CLIENT), server_kind.or(SERVER));
         let mut server = self.puppet(server_kind, at);
-        let mut client = self.puppet(client_kind, from);
-        let host =
-            |(_, number): Place| if v6 { format!("[fd77::{number}]") } else { format!("10.77.0.{number}") };
-        let addr = server.ok(&format!("listen l {}:0 8", host(at)));
+        let client = self.puppet(client_kind, from);
+        let host = if family == Dual { "[::]".to_owned() } else { family.host(at) };
+        let bound = server.ok(&format!("listen l {host}:0 8"));
+        let port = bound.rsplit_once(':').expect("a port").1;
+        let addr = format!("{}:{port}", family.host(at));
+        Pair { client, server, addr, family }
+    }
 
-        let names = client.ok(&format!("connect c {addr}"));
-        let accepted = server.ok("accept s l");
-        let (local, peer) = names.split_once(' ').unwrap();
-        assert_eq!(accepted, format!("{peer} {local}"), "the two ends name each other");
-        assert!(peer == addr && local.starts_with(&host(from)), "{names}");
+    fn cell(&self, client_kind: Kind, server_kind: Kind, family: Family) {
+        let mut pair = self.pair(client_kind, server_kind, family);
+        let [local, peer] = pair.connect();
+        assert!(
+            peer == pair.addr && local.starts_with(&family.host(client_kind.or(CLIENT))),
+            "{local} to {peer}"
+        );
         let way = if [client_kind, server_kind] == [Native; 2] { "offloaded" } else { "kernel" };
-        for (kind, puppet, name) in [(client_kind, &mut client, "c"), (server_kind, &mut server, "s")] {
+        for (kind, side) in [(client_kind, Side::Client), (server_kind, Side::Server)] {
+            let ((puppet, name), _) = pair.sides(side);
+            // In mode `short` the way depends on whether the other side listens on the fabric by then.
             if kind == Native {
-                assert_eq!(puppet.ok(&format!("path {name}")), way);
+                let path = puppet.ok(&format!("path {name}"));
+                let is_short = [client_kind, server_kind].contains(&Unmodified("short"));
+                assert!(path == way || is_short, "{path}");
             }
         }
-        exchange(&mut client, &mut server, 0);
-
-        // One direction ends, and the other goes on.
-        client.ok("shutdown c");
-        assert_eq!(server.ok("end s"), "0");
-        pass(&mut server, "s", &mut client, "c", 2);
-        server.ok("close s");
-        assert_eq!(client.ok("end c"), "0");
-        client.ok("close c");
-
-        for reset_by_client in [true, false] {
-            client.ok(&format!("connect c {addr}"));
-            server.ok("accept s l");
-            exchange(&mut client, &mut server, 3);
-            let (resetter, named, other, ended) = match reset_by_client {
-                true => (&mut client, "c", &mut server, "s"),
-                false => (&mut server, "s", &mut client, "c"),
-            };
-            resetter.ok(&format!("reset {named}"));
-            assert_eq!(other.errno(&format!("end {ended}")), libc::ECONNRESET);
-            other.ok(&format!("close {ended}"));
+        pair.exchange(0);
+        pair.half_close(Side::Client);
+        for reset_by in SIDES {
+            pair.connect();
+            pair.exchange(3);
+            pair.reset(reset_by);
         }
+        pair.connect();
+        pair.exchange(5);
+        pair.half_close(Side::Server);
+        pair.connect();
+        pair.exchange(7);
+        pair.die(Side::Client);
 
-        client.ok(&format!("connect c {addr}"));
-        server.ok("accept s l");
-        exchange(&mut client, &mut server, 6);
-        let (dying, other, ended) = match v6 {
-            true => (&mut server, &mut client, "c"),
-            false => (&mut client, &mut server, "s"),
-        };
-        dying.kill();
-        match other.ask(&format!("end {ended}")) {
-            Ok(bytes) => assert_eq!(bytes, "0"),
-            Err((errno, _)) => assert_eq!(errno, libc::ECONNRESET),
-        }
+        let mut pair = self.pair(client_kind, server_kind, family);
+        // The second one may be on another way.
+        pair.connect();
+        pair.half_close(Side::Client);
+        pair.connect();
+        pair.exchange(9);
+        pair.die(Side::Server);
     }
 }
 
@@ -107,11 +225,6 @@ fn pass(from: &mut Puppet, sender: &str, to: &mut Puppet, receiver: &str, seed: 
     from.tell(&format!("send {sender} {seed} 0 {BYTES} 50000"));
     to.ok(&format!("recv {receiver} {seed} 0 {BYTES}"));
     from.answer().unwrap();
-}
-
-fn exchange(client: &mut Puppet, server: &mut Puppet, seed: u64) {
-    pass(client, "c", server, "s", seed);
-    pass(server, "s", client, "c", seed + 1);
 }
 
 #[test]
@@ -136,9 +249,9 @@ fn every_kind_of_program_reaches_every_other() {
                 println!("{client:?} to {server:?}: none of ours");
                 continue;
             }
-            for v6 in [false, true] {
-                println!("{client:?} to {server:?}{}", if v6 { ", IPv6" } else { "" });
-                matrix.cell(client, server, v6);
+            for family in [V4, V6, Dual] {
+                println!("{client:?} to {server:?}, {family:?}");
+                matrix.cell(client, server, family);
             }
         }
     }
