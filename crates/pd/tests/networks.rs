@@ -138,7 +138,7 @@ fn two_networks_of_one_range_run_beside_each_other() {
         let heard = stage.exec(from, &client(&stage.name(peer)));
         assert_eq!(heard, format!("{peer} {own} {address}"), "by name");
     }
-    // Names of other networks lead to mapped addresses, which only the fabric carries.
+    // Names of other networks lead to mapped addresses, which only the fabric carries: with the library, in each mode.
     let hosts = stage.exec("bl1", "cat /etc/hosts");
     for line in [format!("10.0.0.2\t{}", stage.name("bl2")), format!("10.9.0.2\t{}", stage.name("re2"))] {
         assert!(hosts.lines().any(|own| own == line), "{line} in {hosts}");
@@ -146,6 +146,12 @@ fn two_networks_of_one_range_run_beside_each_other() {
     assert!(!hosts.contains(&format!("10.0.0.1\t{}", stage.name("re1"))), "{hosts}");
     let heard = stage.exec("bl1", &client("10.9.0.2"));
     assert!(["errno 113", "errno 101"].contains(&&*heard), "{heard}");
+    for mode in ["", "PD_PRELOAD=all", "PD_PRELOAD=short"] {
+        for address in ["10.9.0.2", &stage.name("re2")] {
+            let heard = stage.exec("bl2", &format!("{mode} {}", client(address)));
+            assert_eq!(heard, "re2 10.8.0.2 10.9.0.2", "{mode} to {address}");
+        }
+    }
     // A policy without maps takes the names away.
     let text = POLICY.split("[[map]]").next().unwrap();
     fs::write(stage.at("policy.toml"), text).unwrap();
