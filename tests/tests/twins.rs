@@ -509,6 +509,35 @@ fn a_side_that_sends_no_more_hears_that_its_peer_steps_aside() {
     drop((fd, accepted));
 }
 
+/// A process may close a side that has left, and leave it to another one. That takes it though the peer has received all and has nothing of it
+/// left, and learns how far it is.
+#[test]
+fn a_side_that_has_left_waits_for_who_holds_its_socket() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    // On the direct path its flows are there as long as somebody may want it.
+    driver().apply("path = \"offloaded\"");
+    let (fd, a, accepted) = connect(&listener);
+    a.send(0, 1000);
+    let b = claim(&accepted).expect("a twin");
+    b.receive(0, 1000);
+    b.socket.step_aside(Departure::Unmarked).unwrap();
+    a.socket.step_aside(Departure::Unmarked).unwrap();
+    // The driver forgets flows at a tick at the latest.
+    std::thread::sleep(Duration::from_millis(300));
+    b.socket.close().unwrap();
+    a.socket.close_left().unwrap();
+    let again = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+    assert!(again.socket.is_taken_aside());
+    let left = again.socket.step_aside(Departure::Marked).unwrap();
+    assert!(left.unmarked && !left.marks, "{left:?}");
+    assert_eq!(again.socket.recv(1).unwrap_err().errno(), pd_client::core::ELSEWHERE);
+    again.socket.close_left().unwrap();
+    driver().wait_for("the connection is over", |report| report.connections.is_empty());
+    driver().apply("");
+    drop((fd, accepted));
+}
+
 /// An end that cannot step aside is as shut as before.
 #[test]
 fn an_end_that_cannot_step_aside_stays_shut() {

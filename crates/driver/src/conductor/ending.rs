@@ -84,10 +84,10 @@ impl Life {
         }
     }
 
-    /// Tells whether the side is needed no more. The flow is over, and no client's socket holds the side. A client may read the ends of
-    /// streams as long as its socket does.
+    /// Tells whether the side is needed no more. The flow is over, and no process has the side that may still read the ends of streams: a
+    /// process that takes a parked side does.
     pub fn is_over(self) -> bool {
-        self.flow_over && self.holder != Holder::Open
+        self.flow_over && matches!(self.holder, Holder::Unclaimed | Holder::Ended)
     }
 }
 
@@ -173,17 +173,18 @@ mod tests {
             for (event, to) in [Claimed, Taken, Left, Ended, FlowOver].into_iter().zip(after) {
                 assert_eq!(state(from).after(event), state(to), "{from} {event:?}");
             }
-            assert_eq!(state(from).is_over(), ["U'", "P'", "E'"].contains(&from), "{from}");
+            assert_eq!(state(from).is_over(), ["U'", "E'"].contains(&from), "{from}");
         }
     }
 
     /// Each of the ways ends a connection, whichever comes first: the last socket or the last flow.
     #[test]
     fn every_way_ends_it() {
-        let ways: [(Life, &[Event]); 7] = [
+        let ways: [(Life, &[Event]); 8] = [
             (Life::OPEN, &[Ended, FlowOver]),
             (Life::OPEN, &[FlowOver, Ended]),
             (Life::OPEN, &[Left, Ended, FlowOver]),
+            (Life::OPEN, &[FlowOver, Left, Ended]),
             (Life::OPEN, &[Left, Taken, FlowOver, Ended]),
             (Life::UNCLAIMED, &[Claimed, Ended, FlowOver]),
             (Life::UNCLAIMED, &[FlowOver]),
