@@ -99,8 +99,12 @@ impl Attachment {
     pub(crate) fn new() -> Result<Arc<Self>> {
         let path = known_socket_path();
         let unreachable = |errno: Errno| {
-            let known = if errno == Errno::ACCESS || errno == Errno::PERM { errno } else { Errno::NETDOWN };
+            // Of a process without room it is not known whether there is a driver.
+            let tells = [Errno::ACCESS, Errno::PERM, Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+            let known = if tells.contains(&errno) { errno } else { Errno::NETDOWN };
             let remedy = match known {
+                Errno::MFILE | Errno::NFILE => "raise the limit of descriptors (ulimit -n)",
+                Errno::NOMEM | Errno::NOBUFS => "the process, or the host, has no memory left",
                 Errno::NETDOWN => "start it with `pd driver`, or set PD_SOCKET",
                 _ => {
                     "the socket is not for this user: the driver's socket_mode and socket_group say for whom"
@@ -152,7 +156,7 @@ impl Attachment {
     /// # Errors
     /// `EMFILE`.
     pub(crate) fn check_room(&self) -> Result<()> {
-        check_room(&self.socket, false)
+        check_room(&self.socket, false, 1)
     }
 
     /// Returns whether something that was accepted may have a twin.
@@ -201,7 +205,7 @@ impl Attachment {
     fn take_unasked(&self, wire: &mut Wire) {
         let mut hung_up = false;
         loop {
-            match receive(&self.socket, true, RecvFlags::DONTWAIT) {
+            match receive(&self.socket, true, 1, RecvFlags::DONTWAIT) {
                 Ok(Some((frame, fds))) => {
                     if let Err(error) = wire.unasked(&frame, fds) {
                         return self.die(Some(error.message()));
@@ -269,7 +273,7 @@ impl Attachment {
             if !wait_readable(&self.socket, ANSWER_WAIT) {
                 return Err(Error::new(Errno::TIMEDOUT, "the driver did not pass on a receive region"));
             }
-            check_room(&self.socket, true)?;
+            check_room(&self.socket, true, 1)?;
             self.take_unasked(&mut wire);
             if !self.alive() {
                 return Err(self.dead_error());
@@ -410,8 +414,9 @@ impl Drop for ThreadChannel {
 
 impl Wire {
     fn ask(&mut self, socket: &OwnFd, frame: &Frame, expected: FrameKind) -> Result<(Frame, Vec<OwnedFd>)> {
-        if expected != FrameKind::Ready {
-            check_room(socket, is_needed(expected))?;
+        let count = descriptors(expected);
+        if count > 0 {
+            check_room(socket, is_needed(expected), count)?;
         }
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
@@ -424,7 +429,7 @@ impl Wire {
                     return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
                 }
             }
-            let (answer, fds) = match receive(socket, is_needed(expected), RecvFlags::empty()) {
+            let (answer, fds) = match receive(socket, is_needed(expected), count.max(1), RecvFlags::empty()) {
                 Ok(Some(answer)) => answer,
                 Err(Errno::INTR) => continue,
                 // Another thread has taken the room that there was just now, for a moment perhaps.
@@ -463,13 +468,24 @@ impl Wire {
     }
 }
 
-/// Receives what the driver says, once there is room for descriptors that may come with it.
+/// Receives what the driver says, once there is room for the `count` descriptors that may come with it.
 fn receive(
     socket: &OwnFd,
     needed: bool,
+    count: usize,
     flags: RecvFlags,
 ) -> rustix::io::Result<Option<(Frame, Vec<OwnedFd>)>> {
-    own::receive(socket.as_fd(), needed, || attach::receive(socket, flags))?
+    own::receive(socket.as_fd(), needed, count, || attach::receive(socket, flags))?
+}
+
+/// Descriptors that come with an answer.
+fn descriptors(answer: FrameKind) -> usize {
+    match answer {
+        FrameKind::Ready => 0,
+        // The control region and the status region.
+        FrameKind::Welcome => 2,
+        _ => 1,
+    }
 }
 
 /// Tells whether a process cannot do without the descriptor in an answer.
@@ -477,14 +493,14 @@ fn is_needed(answer: FrameKind) -> bool {
     ![FrameKind::Channel, FrameKind::WakePipe, FrameKind::FileSocket].contains(&answer)
 }
 
-/// Tells whether a descriptor could be received.
+/// Tells whether so many descriptors could be received.
 ///
 /// # Errors
 /// `EMFILE`.
-fn check_room(socket: &OwnFd, needed: bool) -> Result<()> {
+fn check_room(socket: &OwnFd, needed: bool, count: usize) -> Result<()> {
     let no_room =
         |errno| Error::new(errno, "the process has no descriptor left; raise its limit (ulimit -n)");
-    own::receive(socket.as_fd(), needed, || ()).map_err(no_room)
+    own::receive(socket.as_fd(), needed, count, || ()).map_err(no_room)
 }
 
 pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRegion> {

@@ -91,7 +91,7 @@ pub mod core {
     };
     pub use crate::kept::Kept;
     pub use crate::malloc::malloc;
-    pub use crate::own::{is_own, own_fds, set_floor, OwnFd};
+    pub use crate::own::{is_own, keep_numbers, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
     pub use crate::process::{attach, in_child, is_attached, is_driver_near, prepare, stays_on_kernel};

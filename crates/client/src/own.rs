@@ -65,8 +65,8 @@ struct Room {
 }
 
 impl Room {
-    /// Makes room for one descriptor, and leaves at least `leaving` of the kept ones.
-    fn make(leaving: usize) -> Option<Self> {
+    /// Makes room for `count` descriptors, and leaves at least `leaving` of the kept ones.
+    fn make(leaving: usize, count: usize) -> Option<Self> {
         let one = lock(&ROOM);
         let limit = getrlimit(Resource::Nofile);
         let most = limit.maximum.unwrap_or(u64::MAX);
@@ -77,8 +77,10 @@ impl Room {
             }
         }
         let mut kept = lock(&KEPT);
-        let given = if kept.len() > leaving { kept.pop() } else { None };
-        given.map(|_number| Self { before: None, _one: one })
+        let given = kept.len().saturating_sub(leaving).min(count);
+        let left = kept.len() - given;
+        kept.truncate(left);
+        (given > 0).then_some(Self { before: None, _one: one })
     }
 }
 
@@ -102,22 +104,23 @@ pub(crate) fn make<T>(mut work: impl FnMut() -> rustix::io::Result<T>) -> rustix
     if !wants_room || FLOOR.load(Ordering::Relaxed) == 0 {
         return made;
     }
-    match Room::make(KEPT_FOR_NEED) {
+    match Room::make(KEPT_FOR_NEED, 1) {
         Some(_room) => work(),
         None => made,
     }
 }
 
-/// Does what takes a descriptor from a message, which is lost if there is no room. `known` is any of the library's.
+/// Does what takes `count` descriptors from a message, which are lost if there is no room. `known` is any of the library's.
 ///
 /// # Errors
 /// `EMFILE`: nothing is done.
 pub(crate) fn receive<T>(
     known: BorrowedFd<'_>,
     needed: bool,
+    count: usize,
     work: impl FnOnce() -> T,
 ) -> rustix::io::Result<T> {
-    let is_free = || rustix::io::fcntl_dupfd_cloexec(known, 0).is_ok();
+    let is_free = || are_free(known, count);
     if FLOOR.load(Ordering::Relaxed) == 0 {
         return Ok(work());
     }
@@ -126,11 +129,26 @@ pub(crate) fn receive<T>(
         keep_some(known);
         return Ok(done);
     }
-    let room = Room::make(if needed { 0 } else { KEPT_FOR_NEED }).filter(|_| is_free());
+    let room = Room::make(if needed { 0 } else { KEPT_FOR_NEED }, count).filter(|_| is_free());
     let done = room.as_ref().map(|_| work());
     drop(room);
     keep_some(known);
     done.ok_or(Errno::MFILE)
+}
+
+/// Tells whether there are so many free numbers.
+fn are_free(known: BorrowedFd<'_>, count: usize) -> bool {
+    count == 0 || rustix::io::fcntl_dupfd_cloexec(known, 0).is_ok_and(|_one| are_free(known, count - 1))
+}
+
+/// Keeps descriptors to be given away later, for a process that may have to attach when it has used up its numbers.
+pub fn keep_numbers() {
+    if FLOOR.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    if let Ok(any) = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
+        keep_some(any.as_fd());
+    }
 }
 
 /// Descriptors that were given away are made anew when there is room.

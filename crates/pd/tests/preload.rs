@@ -66,6 +66,8 @@ enum With {
     Scarce,
     /// Both.
     ScarceMediated,
+    /// The library, as one of a tenant's that may have three processes attached.
+    Few,
 }
 
 impl With {
@@ -75,6 +77,7 @@ impl With {
             With::Mediated => Some("mediated"),
             With::Scarce => Some("scarce"),
             With::ScarceMediated => Some("scarce_mediated"),
+            With::Few => Some("few"),
         }
     }
 }
@@ -110,6 +113,7 @@ impl Site {
             at("policy.toml")
         );
         let policy = "[[tenant]]\nname = \"mediated\"\n\
+                      [[tenant]]\nname = \"few\"\nclients_max = 3\n\
                       [[tenant]]\nname = \"scarce\"\nmemory_bytes_max = \"8MiB\"\n\
                       [[tenant]]\nname = \"scarce_mediated\"\nmemory_bytes_max = \"8MiB\"\n\
                       [[rule]]\nfrom = [\"mediated\", \"scarce_mediated\"]\nto = [\"mediated\", \"scarce_mediated\"]\n\

@@ -2,7 +2,7 @@
 use crate::call::{Failure, Outcome};
 use crate::fallback_cache::{self, now_ns, File, Place};
 use crate::log::note;
-use crate::{address, confined, heap, unseen};
+use crate::{address, confined, file_lock, heap, unseen};
 use libc::c_int;
 use pd_client::core::{sleep_for, twin, KernelReason, Socket, Takes};
 use std::net::SocketAddr;
@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 const ABSENT_FOR: Duration = Duration::from_secs(2);
 /// Time for which a process that is to take a connection over tries to attach while the driver has no room for it, and time
 /// between attempts.
-const ROOM_WITHIN: Duration = Duration::from_secs(10);
-const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(5);
+pub(crate) const ROOM_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(5);
 /// Marks addresses that were tried without a kernel connection.
 const SHORT: &str = "short";
 
@@ -332,28 +332,43 @@ pub(crate) enum Taken {
     Departed,
     /// The connection has none, or none that can be had.
     None,
+    /// The connection has one that cannot be had now, for this errno.
+    NotNow(c_int),
 }
 
 /// Returns whether a process that tries again may have more luck: others end, and make room.
-fn lacks_room(errno: c_int) -> bool {
+pub(crate) fn lacks_room(errno: c_int) -> bool {
     [libc::ENOMEM, libc::ENOBUFS, libc::EMFILE, libc::ENFILE, libc::EUSERS].contains(&errno)
 }
 
-/// The twin of a connection that another process had. `waits_for_room`: there is one, and it is worth to wait for.
-pub(crate) fn take(fd: c_int, waits_for_room: bool) -> Taken {
+/// The twin of a connection that another process had, and that is known to have one: it is worth to wait for room.
+pub(crate) fn take(fd: c_int) -> Taken {
     let until = Instant::now() + ROOM_WITHIN;
     loop {
-        let taken = take_now(fd, waits_for_room);
-        let may_get = waits_for_room && matches!(taken, Err(errno) if lacks_room(errno));
-        let again = may_get && Instant::now() < until;
-        if !again {
+        let taken = take_now(fd, true);
+        let may_get = matches!(taken, Err(errno) if lacks_room(errno));
+        if !(may_get && Instant::now() < until) {
             return taken.unwrap_or(Taken::None);
         }
         sleep_for(LOOK_FOR_ROOM_EVERY);
     }
 }
 
-/// The same, or the errno for which it cannot be had now. `at_once`: also soon after the driver was not there, or had no room.
+/// The twin of a connection of which this process knows nothing. One whose file is marked has a twin, and is never taken for the kernel's.
+pub(crate) fn take_unknown(fd: c_int) -> Taken {
+    match take_now(fd, false) {
+        Ok(taken) => return taken,
+        Err(_) if !file_lock::is_marked(fd) => return Taken::None,
+        Err(_) => {}
+    }
+    take_now(fd, true).unwrap_or_else(|errno| match errno {
+        // Without the driver there is no twin any more.
+        libc::ENETDOWN => Taken::None,
+        errno => Taken::NotNow(errno),
+    })
+}
+
+/// The twin of a connection that another process had, or the errno for which it cannot be had now. `at_once`: also soon after the driver was not there, or had no room.
 fn take_now(fd: c_int, at_once: bool) -> Result<Taken, c_int> {
     let attached = if at_once { attaches() } else { reaches_driver() };
     if !attached {

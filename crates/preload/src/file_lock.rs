@@ -1,6 +1,41 @@
-//! A lock in the kernel's file of a socket.
+//! Locks in the kernel's file of a socket: one between processes that share it, and a mark that it has a twin.
+//!
+//! A process that gets a socket and has no room to attach cannot ask the driver whether there is a twin. The mark tells. It stays in the open
+//! file, whichever process has that, until the connection is the kernel's.
 use crate::real;
-use libc::c_int;
+use libc::{c_int, off_t};
+
+/// Bytes of the file that the two lie on.
+const LOCK_AT: off_t = 0;
+const MARK_AT: off_t = 1;
+
+/// Makes or ends a lock on a byte of the file, or asks for one.
+fn control(fd: c_int, command: c_int, kind: c_int, at: off_t) -> (c_int, c_int) {
+    // SAFETY: zeroes are a value of the type; the call reads it, and may write it.
+    unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        (lock.l_type, lock.l_start, lock.l_len) = (kind as libc::c_short, at, 1);
+        let result = real::fcntl(fd, command, (&raw mut lock).expose_provenance() as libc::c_ulong);
+        (result, lock.l_type.into())
+    }
+}
+
+/// Marks the file of a socket that has a twin, before another process or image may get it.
+pub(crate) fn mark(fd: c_int) {
+    // Refused only where the kernel has no memory for it.
+    control(fd, libc::F_OFD_SETLK, libc::F_WRLCK, MARK_AT);
+}
+
+/// Takes the mark off: the connection is the kernel's.
+pub(crate) fn unmark(fd: c_int) {
+    control(fd, libc::F_OFD_SETLK, libc::F_UNLCK, MARK_AT);
+}
+
+/// Tells whether the file is marked.
+pub(crate) fn is_marked(fd: c_int) -> bool {
+    // A process's lock conflicts with one of the open file, also of a file of its own.
+    control(fd, libc::F_GETLK, libc::F_WRLCK, MARK_AT) == (0, libc::F_WRLCK)
+}
 
 /// A lock between processes that share a descriptor, which ends with its holder.
 pub(crate) struct FileLock(c_int);
@@ -15,12 +50,7 @@ impl FileLock {
     }
 
     fn set(fd: c_int, kind: c_int) -> c_int {
-        // SAFETY: zeroes are a value of the type; the call reads it.
-        unsafe {
-            let mut lock: libc::flock = std::mem::zeroed();
-            lock.l_type = kind as libc::c_short;
-            real::fcntl(fd, libc::F_SETLKW, (&raw const lock).expose_provenance() as libc::c_ulong)
-        }
+        control(fd, libc::F_SETLKW, kind, LOCK_AT).0
     }
 }
 

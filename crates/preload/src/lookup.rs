@@ -1,6 +1,6 @@
 //! Entries by number: finds them, makes them, and looks at what came from another image or process.
 use crate::address::is_nonblocking;
-use crate::call::{Failure, Outcome};
+use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::ending::release;
 use crate::entry::{make, Entry, State};
 use crate::epoll_set::registering;
@@ -10,8 +10,10 @@ use crate::short::reuse;
 use crate::twin::{self, Twin};
 use crate::{address, fabric, table, unix};
 use libc::c_int;
+use pd_client::core::sleep_for;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Gives a number that has none an entry as a socket. None if that cannot be.
 pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
@@ -40,22 +42,14 @@ pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
     }
 }
 
-/// The entry of a socket, looking at what it is if it was inherited.
+/// The entry of a socket, looking at what it is if it was inherited. None, too, if that cannot be said now ([`is_unknown`]).
 pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
-    match table::look(fd) {
-        table::SOCKET => table::entry(fd),
-        table::INHERITED => resolve(fd),
-        table::PIPE => {
-            expose(fd);
-            None
-        }
-        table::FRESH => {
-            let entry = make(None);
-            entry.socket()?.facts.set_nonblocking(is_nonblocking(fd));
-            table::set_fresh(fd, entry)
-        }
-        _ => None,
-    }
+    look_up(fd, || !is_nonblocking(fd)).ok().flatten()
+}
+
+/// The same for a call that cannot say that it would have to wait: waits for room. The call is the kernel's if there is no entry.
+pub(crate) fn found(fd: c_int) -> Outcome<Arc<Entry>> {
+    look_up(fd, || true)?.ok_or(Failure::Plain)
 }
 
 /// The same of an epoll instance, too.
@@ -66,9 +60,57 @@ pub(crate) fn find_any(fd: c_int) -> Option<Arc<Entry>> {
     }
 }
 
-/// The entry of a connection with a twin; the call is the kernel's otherwise.
+/// [`find_any`] for a call that has to know: waits for room to take the connection over, if there is none.
+pub(crate) fn find_for_certain(fd: c_int) -> Outcome<Option<Arc<Entry>>> {
+    match table::look(fd) {
+        table::EPOLL | table::BARE => Ok(table::epoll(fd)),
+        _ => look_up(fd, || true),
+    }
+}
+
+/// [`find`] for a call that does not wait.
+pub(crate) fn find_now(fd: c_int) -> Option<Arc<Entry>> {
+    match table::look(fd) {
+        table::EPOLL | table::BARE => table::epoll(fd),
+        _ => look_up(fd, || false).ok().flatten(),
+    }
+}
+
+/// Tells whether the number is one of which [`find`] could not say what it is.
+pub(crate) fn is_unknown(fd: c_int) -> bool {
+    table::look(fd) == table::INHERITED
+}
+
+/// The entry of a socket, or none; or why that cannot be said now.
+fn look_up(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>>> {
+    Ok(match table::look(fd) {
+        table::SOCKET => table::entry(fd),
+        table::INHERITED => return resolve(fd, waits),
+        table::PIPE => {
+            expose(fd);
+            None
+        }
+        table::FRESH => {
+            let entry = make(None);
+            entry.socket().into_iter().for_each(|socket| socket.facts.set_nonblocking(is_nonblocking(fd)));
+            table::set_fresh(fd, entry)
+        }
+        _ => None,
+    })
+}
+
+/// The entry of a connection with a twin; the call is the kernel's otherwise. For calls as [`found`].
 pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
-    let Some(entry) = find(fd) else {
+    twinned_if(fd, || true)
+}
+
+/// The same for a send or receive with these flags.
+pub(crate) fn twinned_for(fd: c_int, flags: c_int) -> Outcome<Arc<Entry>> {
+    twinned_if(fd, || flags & libc::MSG_DONTWAIT == 0 && !is_nonblocking(fd))
+}
+
+fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<Entry>> {
+    let Some(entry) = look_up(fd, waits)? else {
         return Err(if table::look(fd) == table::AWAY { Failure::Kernel } else { Failure::Plain });
     };
     if entry.twin().is_some() {
@@ -84,9 +126,46 @@ fn is_bound(fd: c_int) -> bool {
     address::local(fd).is_some_and(|(_, local)| local.port() != 0)
 }
 
-/// Looks at a socket that came from another image or process.
+/// Looks at a socket that came from another image or process. If its connection cannot be taken over for want of room, a call that `waits`
+/// tries for a while; the next call tries again.
 #[cold]
-fn resolve(fd: c_int) -> Option<Arc<Entry>> {
+fn resolve(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>>> {
+    let (mut waits, mut until) = (Some(waits), None);
+    loop {
+        let errno = match resolve_now(fd) {
+            Ok(entry) => return Ok(entry),
+            Err(errno) => errno,
+        };
+        table::stay_inherited(fd);
+        if !fabric::lacks_room(errno) {
+            return Err(Failure::Errno(libc::ECONNRESET));
+        }
+        if let Some(waits) = waits.take() {
+            until = waits().then(|| Instant::now() + fabric::ROOM_WITHIN);
+        }
+        match until {
+            None => return Err(AGAIN),
+            Some(until) if Instant::now() >= until => return Err(Failure::Errno(libc::ENOBUFS)),
+            Some(_) if sleep_for(fabric::LOOK_FOR_ROOM_EVERY) && interrupts(false) => {
+                return Err(Failure::Errno(libc::EINTR));
+            }
+            Some(_) => {}
+        }
+        if table::look(fd) != table::INHERITED {
+            // Another thread has taken it over, or closed it.
+            return Ok(table::entry(fd));
+        }
+    }
+}
+
+/// The same without waiting, or the errno for which its connection cannot be taken over now.
+fn resolve_now(fd: c_int) -> Result<Option<Arc<Entry>>, c_int> {
+    let mut not_now = None;
+    let entry = entry_of(fd, &mut not_now);
+    not_now.map_or(Ok(entry), Err)
+}
+
+fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
     table::clear(fd);
     let unix = !address::is_tcp(fd);
     if unix && !unix::is_unix(fd) {
@@ -114,7 +193,11 @@ fn resolve(fd: c_int) -> Option<Arc<Entry>> {
         Some(false) => return None,
         Some(true) => {}
     }
-    match fabric::take(fd, false) {
+    match fabric::take_unknown(fd) {
+        Taken::NotNow(errno) => {
+            *not_now = Some(errno);
+            return None;
+        }
         Taken::None | Taken::Departed if connected.is_none() => return adopt(fd, None),
         Taken::None | Taken::Departed => return None,
         Taken::Twin(socket) => {

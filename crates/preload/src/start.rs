@@ -80,7 +80,20 @@ pub extern "C" fn pd_preload_leaving() {
     if pipe::any() && !table::is_borrowed() {
         call::aside(numbers::expose_all);
     }
+    call::aside(mark_twins);
     call::aside(carrying::carry);
+}
+
+/// Marks the sockets of all twins for whoever gets them. A child of `vfork` finds those of its parent marked.
+fn mark_twins() {
+    if table::is_borrowed() {
+        return;
+    }
+    for fd in (0..table::end()).filter(|&fd| table::look(fd) == table::SOCKET) {
+        if let Some(entry) = table::entry(fd) {
+            entry.twin().into_iter().for_each(|twin| twin.mark(fd));
+        }
+    }
 }
 
 /// Does what is done before a fork that the C library tells nobody of.

@@ -87,6 +87,13 @@ pub(crate) fn mark_fresh(fd: c_int) {
     mark(fd, FRESH);
 }
 
+/// The same of one that was cleared to be looked at, unless another thread has found out what it is.
+pub(crate) fn stay_inherited(fd: c_int) {
+    if let Some(kind) = KINDS.get(fd as usize) {
+        let _ = kind.compare_exchange(PLAIN, INHERITED, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 fn mark(fd: c_int, as_what: u8) {
     if let Some(kind) = KINDS.get(fd as usize) {
         END.fetch_max(fd + 1, Ordering::Relaxed);

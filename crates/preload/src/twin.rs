@@ -18,7 +18,7 @@ use crate::shared::Slot;
 use crate::short::names::Names;
 use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::Attention;
-use crate::{address, closed, real};
+use crate::{address, closed, file_lock, real};
 use arc_swap::ArcSwapOption;
 use libc::c_int;
 use pd_client::core::Socket;
@@ -78,6 +78,8 @@ pub(crate) struct Twin {
     unsure: AtomicBool,
     /// Another process had it that this one knows nothing of.
     passed: AtomicBool,
+    /// The kernel's file of its socket says that there is a twin.
+    marked: AtomicBool,
     /// Times in a row that it went to another process for little, where there is no slot.
     turns: AtomicU32,
     /// The moves were too many.
@@ -163,6 +165,7 @@ impl Twin {
             lost: false,
             unsure: AtomicBool::new(false),
             passed: AtomicBool::new(false),
+            marked: AtomicBool::new(false),
             turns: AtomicU32::new(0),
             turns_too_often: AtomicBool::new(false),
             lender: Arc::default(),
@@ -171,7 +174,8 @@ impl Twin {
 
     /// One that a process has taken over which knows nothing of it.
     pub(crate) fn taken(self) -> Self {
-        Self { unsure: AtomicBool::new(true), passed: AtomicBool::new(true), ..self }
+        let set = || AtomicBool::new(true);
+        Self { unsure: set(), passed: set(), marked: set(), ..self }
     }
 
     /// One that comes back, and was away so often.
@@ -216,6 +220,7 @@ impl Twin {
             lost: self.lost || self.window().is_some(),
             unsure: flag(&self.unsure),
             passed: flag(&self.passed),
+            marked: flag(&self.marked),
             turns: AtomicU32::new(0),
             turns_too_often: AtomicBool::new(false),
             lender: Arc::default(),
@@ -269,6 +274,21 @@ impl Twin {
     /// Its descriptor has gone to another process in a message.
     pub(crate) fn has_passed(&self) {
         self.passed.store(true, Ordering::Relaxed);
+    }
+
+    /// Another process or image may get its socket by this number: the kernel's file of that is marked.
+    pub(crate) fn mark(&self, fd: c_int) {
+        let may = self.names.is_none() && !self.is_abandoned() && !closed::is_closed();
+        if may && !self.marked.swap(true, Ordering::Relaxed) {
+            file_lock::mark(fd);
+        }
+    }
+
+    /// Its connection is the kernel's: takes the mark off.
+    pub(crate) fn unmark(&self, fd: Option<c_int>) {
+        if let Some(fd) = fd.filter(|_| self.marked.swap(false, Ordering::Relaxed) && !closed::is_closed()) {
+            file_lock::unmark(fd);
+        }
     }
 
     /// The slot that a family of processes shares.

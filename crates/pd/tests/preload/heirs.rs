@@ -133,3 +133,86 @@ for number in range(5):
     assert!(!said.contains("nobody took the connection"), "{said}");
     assert_eq!(said.matches("accepted on the fabric").count(), 5, "{said}");
 }
+
+/// Echoes what comes in capitals, by another image, for each of the ways in which that waits. In the way "full" it has used up its
+/// descriptors before. Otherwise there is no room for it at the driver until it has tried.
+const LEAVES_TO_IMAGES: &str = "
+import os, resource, select, socket, subprocess, sys, time
+if sys.argv[1] == 'fills':
+    listener = socket.create_server(('', 0))
+    print('fills', flush=True)
+    sys.stdin.read()
+elif sys.argv[1] == 'heir':
+    way, fd = sys.argv[2], int(sys.argv[3])
+    if way == 'full':
+        try:
+            while True: os.dup(0)
+        except OSError: pass
+    os.write(2, b'begins\\n')
+    if way in ('read', 'full'): got = os.read(fd, 100)
+    else:
+        os.set_blocking(fd, False)
+        if way == 'epoll':
+            epoll = select.epoll()
+            epoll.register(fd, select.EPOLLIN)
+        got = None
+        while got is None:
+            if way == 'poll': select.select([fd], [], [], 1)
+            if way == 'epoll': epoll.poll(1)
+            try: got = os.read(fd, 100)
+            except BlockingIOError: pass
+    os.write(fd, got.upper())
+    os.set_blocking(fd, True)
+    while os.read(fd, 1): pass
+else:
+    listener = socket.create_server(('', int(sys.argv[1])))
+    print('ready', flush=True)
+    while True:
+        connection = listener.accept()[0]
+        way = connection.recv(100).decode()
+        connection.sendall(b'sent')
+        assert connection.recv(6, socket.MSG_PEEK | socket.MSG_WAITALL) == b'hello!'
+        if way != 'full':
+            filler = subprocess.Popen([sys.executable, '-c', os.environ['IMAGE'], 'fills'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            filler.stdout.readline()
+        limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))) if way == 'full' else None
+        heir = subprocess.Popen([sys.executable, '-c', os.environ['IMAGE'], 'heir', way, str(connection.fileno())],
+                                pass_fds=[connection.fileno()], preexec_fn=limit, stderr=subprocess.PIPE)
+        connection.close()
+        heir.stderr.readline()
+        if way != 'full':
+            time.sleep(0.3)
+            filler.communicate()
+        heir.wait()
+";
+
+const ASKS_IMAGES: &str = "
+import socket, sys
+for way in sys.argv[3:]:
+    connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    connection.sendall(way.encode())
+    assert connection.recv(4, socket.MSG_WAITALL) == b'sent'
+    connection.sendall(b'hello!')
+    print(way, connection.recv(100), flush=True)
+    connection.close()
+";
+
+/// An image that gets a connection and has no room to take it over, at the driver or for descriptors, waits for room. It does not take the
+/// connection for the kernel's, where its peer's bytes would never come.
+#[test]
+fn an_image_without_room_waits_for_its_connection() {
+    let site = Site::new(186);
+    let ways = ["read", "busy", "poll", "epoll", "full"];
+    let ip = site.address(2);
+    let server = ["env", &format!("IMAGE={LEAVES_TO_IMAGES}"), "python3", "-c", LEAVES_TO_IMAGES, PORT];
+    let client = [&["python3", "-c", ASKS_IMAGES, &ip, PORT][..], &ways].concat();
+    let expected: String = ways.iter().map(|way| format!("{way} b'HELLO!'\n")).collect();
+    for has in [With::Nothing, With::Few] {
+        let running = site.serve(has, &server);
+        assert_eq!(site.answer(has, &client), expected, "{has:?}");
+        drop(running);
+    }
+    let said = std::fs::read_to_string(site.log()).unwrap();
+    assert_eq!(said.matches("accepted on the fabric").count(), ways.len(), "{said}");
+    assert_eq!(said.matches("are attached: raise its clients_max").count(), ways.len() - 1, "{said}");
+}

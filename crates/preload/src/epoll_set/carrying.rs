@@ -76,7 +76,14 @@ fn take_member(instance: &Arc<Entry>, record: Record) {
     if carried::inode(fd) != Some(record.inode) {
         return;
     }
-    let entry = lookup::find(fd);
+    let Ok(entry) = lookup::find_for_certain(fd) else {
+        // The next wait tries again.
+        if let Some(set) = instance.epoll() {
+            lock(&set.carried).push(record);
+            set.inherited.store(true, Ordering::Release);
+        }
+        return;
+    };
     if let Some(entry) = entry.as_ref().filter(|entry| entry.twin().is_some()) {
         // Of one that was about to leave the kernel tells by a token of the image before.
         in_kernel_too(epoll, libc::EPOLL_CTL_DEL, fd, 0);

@@ -122,7 +122,7 @@ hooks! {
         }
         call(
             || {
-                let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+                let entry = lookup::found(fd)?;
                 if !is_known {
                     passing::alter(&entry);
                 }

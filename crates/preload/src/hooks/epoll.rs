@@ -141,7 +141,9 @@ unsafe fn control(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_e
         registering::control_fresh(epoll, operation, fd, &entry, event_of());
         return Ok(result);
     }
-    let entry = lookup::find_any(fd).ok_or(Failure::Plain)?;
+    // The kernel's call cannot say that it would have to wait.
+    let entry =
+        lookup::find_for_certain(fd).map_err(|_| Failure::Errno(libc::ENOMEM))?.ok_or(Failure::Plain)?;
     if entry.epoll().is_some() {
         carrying::expose(&entry);
         return Err(Failure::Plain);

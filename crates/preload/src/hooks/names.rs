@@ -12,7 +12,7 @@ hooks! {
         }
         call(
             || {
-                let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+                let entry = lookup::found(fd)?;
                 entry.socket().inspect(|socket| socket.facts.touch());
                 passing::alter(&entry);
                 match entry.twin() {

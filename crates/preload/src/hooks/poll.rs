@@ -5,13 +5,14 @@ use crate::away::calls::Stays;
 use crate::call::{call, Failure, Outcome};
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;
+use crate::fabric::LOOK_FOR_ROOM_EVERY;
 use crate::short::{accepting, begun};
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::unclaimed::settling;
 use crate::{lookup, reach, real, table, unclaimed};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{KernelReason, Socket, ASIDE, SET_BYTES};
+use pd_client::core::{sleep_for, KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -201,11 +202,12 @@ fn wanted(events: i16) -> u32 {
 
 fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
     begun::settle_all();
-    let mut members = Vec::new();
+    let (mut members, mut unknown) = (Vec::new(), false);
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
-        let mut entry = lookup::find_any(poll.fd);
+        let mut entry = lookup::find_now(poll.fd);
+        unknown |= lookup::is_unknown(poll.fd);
         entry.iter().for_each(carrying::expose);
         match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
             Some(State::Twin(twin)) => twin.attention.is_polled(),
@@ -232,6 +234,9 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
             stands,
         }));
     }
+    if unknown {
+        return poll_unknown(fds, timeout, mask);
+    }
     // Connections that are away do not come back during this call.
     let stays = Stays::all(fds.iter().map(|poll| poll.fd));
     if members.is_empty() {
@@ -239,6 +244,25 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         return if stays.is_empty() { Err(Failure::Plain) } else { plain(fds, until, mask) };
     }
     wait(fds, &members, &mut kernel, timeout, mask)
+}
+
+/// `poll` with connections that cannot be taken over now, of which nobody knows how they stand: they are ready, for the program's next call
+/// on them waits for that, or says that it would have to.
+#[cold]
+fn poll_unknown(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+    const READY: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
+    // A program that does not wait anywhere else calls again at once.
+    sleep_for(timeout.map_or(LOOK_FOR_ROOM_EVERY, |timeout| timeout.min(LOOK_FOR_ROOM_EVERY)));
+    let is_unknown: Vec<bool> = fds.iter().map(|poll| lookup::is_unknown(poll.fd)).collect();
+    let mut others = fds.to_vec();
+    for (other, _) in others.iter_mut().zip(&is_unknown).filter(|(_, &is_unknown)| is_unknown) {
+        other.fd = -1;
+    }
+    again(&mut others, Some(Instant::now()), mask)?;
+    for ((poll, other), &is_unknown) in fds.iter_mut().zip(&others).zip(&is_unknown) {
+        poll.revents = if is_unknown { poll.events & READY } else { other.revents };
+    }
+    Ok(fds.iter().filter(|poll| poll.revents != 0).count() as c_int)
 }
 
 fn wait(

@@ -141,7 +141,7 @@ fn dont_wait(flags: c_int) -> c_int {
 }
 
 unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(fd)?;
+    let entry = lookup::twinned_for(fd, flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = match flags & libc::MSG_TRUNC {
         0 => super::send::piece(buffer, len)?,
@@ -152,7 +152,7 @@ unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> O
 }
 
 unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(fd)?;
+    let entry = lookup::twinned_for(fd, flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { super::send::pieces(pieces, count, flags & libc::MSG_TRUNC == 0) }?;
@@ -161,7 +161,7 @@ unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c
 }
 
 unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     // SAFETY: the caller's promise.
     let list = unsafe { super::send::pieces(pieces, count, true) }?;
     if list.iter().all(|piece| piece.iov_len == 0) {
@@ -183,7 +183,7 @@ unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t)
 }
 
 unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's promise.
     unsafe {
@@ -206,7 +206,7 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
 
 unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {

@@ -74,6 +74,9 @@ hooks! {
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
         let plain = || {
+            if table::end() > 0 && reach::is_readable(messages, count as usize * size_of::<mmsghdr>()) {
+                aside(|| (0..count as usize).for_each(|place| mark_passed(&(*messages.add(place)).msg_hdr)));
+            }
             let sent = real::sendmmsg(fd, messages, count, flags);
             (0..sent.max(0) as usize).for_each(|place| note_passed(&(*messages.add(place)).msg_hdr));
             sent
@@ -111,12 +114,27 @@ unsafe fn send_plain(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t
                 set_errno(libc::EOPNOTSUPP);
                 return -1;
             }
+            aside(|| mark_passed(message));
         }
         let sent = real::sendmsg(fd, message, flags);
         if sent >= 0 {
             note_passed(message);
         }
         sent
+    }
+}
+
+/// A message is about to go: whoever gets a connection by it finds it marked.
+unsafe fn mark_passed(message: *const msghdr) {
+    // SAFETY: the caller's message, which is readable.
+    unsafe {
+        if (*message).msg_controllen > 0 {
+            each_passed(message, |fd| {
+                if let Some(entry) = table::entry(fd) {
+                    entry.twin().into_iter().for_each(|twin| twin.mark(fd));
+                }
+            });
+        }
     }
 }
 
@@ -182,7 +200,7 @@ pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize, moved: bool) -
 }
 
 unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(fd)?;
+    let entry = lookup::twinned_for(fd, flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = piece(buffer.cast_mut(), len)?;
     // SAFETY: the caller's promise.
@@ -190,7 +208,7 @@ unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -
 }
 
 unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(fd)?;
+    let entry = lookup::twinned_for(fd, flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { pieces(list, count, true) }?;
@@ -200,7 +218,7 @@ unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_
 
 /// Writing nothing in pieces is no call on a socket.
 unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     // SAFETY: the caller's promise.
     let all = unsafe { pieces(list, count, true) }?;
     if all.iter().all(|piece| piece.iov_len == 0) {
@@ -211,7 +229,7 @@ unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int
 }
 
 unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's message.
     unsafe {
@@ -236,7 +254,7 @@ fn leave_for_control(fd: c_int) -> Outcome<()> {
 
 unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
     let mut done = 0;
-    lookup::twinned(fd)?;
+    lookup::twinned_for(fd, flags)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {

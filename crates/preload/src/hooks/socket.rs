@@ -247,7 +247,7 @@ unsafe fn original(fd: c_int, v6: bool, value: *mut c_void, len: *mut socklen_t)
 }
 
 unsafe fn listen_twinned(fd: c_int, backlog: c_int) -> Outcome<c_int> {
-    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::found(fd)?;
     if entry.twin().is_some_and(|twin| twin.names.is_some()) {
         return Err(Failure::Errno(libc::EINVAL));
     }
@@ -354,7 +354,7 @@ unsafe fn connect_if_mapped(fd: c_int, address: *const sockaddr, len: socklen_t)
 }
 
 unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
-    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::found(fd)?;
     if let Some(twin) = entry.twin() {
         if twin.names.is_some() {
             // SAFETY: the caller's promise.
@@ -460,7 +460,7 @@ unsafe fn set_option(
     value: *const c_void,
     len: socklen_t,
 ) -> Outcome<c_int> {
-    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
+    let entry = lookup::found(fd)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
     if level == libc::SOL_SOCKET && TIMEOUTS.contains(&name) {
         socket.facts.touch();

@@ -51,6 +51,7 @@ impl Twin {
     #[cold]
     pub(super) fn stay_away(&self, entry: &Arc<Entry>) {
         standing::move_back(entry);
+        self.unmark(entry.any_fd());
         table::give_up(entry);
         self.abandon();
     }

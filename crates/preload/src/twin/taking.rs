@@ -109,7 +109,7 @@ impl Twin {
             return Ok(());
         }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-        let socket = match fabric::take(fd, true) {
+        let socket = match fabric::take(fd) {
             Taken::Twin(socket) => socket,
             Taken::Departed => {
                 self.progress().is_over_elsewhere();

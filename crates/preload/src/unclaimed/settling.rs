@@ -137,6 +137,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     replay(fd, &sent);
     shut_as_the_twin(entry);
     standing::move_back(entry);
+    twin.unmark(Some(fd));
     table::give_up(entry);
     twin.abandon();
     true
