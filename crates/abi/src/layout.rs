@@ -188,11 +188,11 @@ pub mod path {
         SENDS_OFFLOADED: u32 = 32;
         /// Added to `DIRECT`: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them.
         TRUSTED: u32 = 64;
-        /// Added to `DIRECT`: the driver has still to bring bytes that a former client of the socket was brought and has not read.
-        /// The peer's ring is not read before them.
+        /// Of a twin that was another client's: the driver has still to bring bytes that a former client of the socket was brought and
+        /// has not read. The peer's ring is not read before them.
         RECV_UNDRAINED: u32 = 128;
-        /// Added to `DIRECT`: the driver has still to deliver what a former client of the socket has sent. What this side sends
-        /// goes by the driver until then.
+        /// Of a twin that was another client's: the driver has still to deliver what a former client of the socket has sent. What this
+        /// side sends goes by the driver until then.
         SEND_UNDRAINED: u32 = 256;
     }
 }

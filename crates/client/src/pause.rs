@@ -3,10 +3,17 @@ use crate::direct::Noticing;
 use crate::socket::Socket;
 use crate::turn::SLEEP_MAX;
 use std::cell::Cell;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 /// Pause between looks of a wait for more bytes than there is room for.
 const FULL_LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// Longest wait for bytes that a former process has left, in all calls together: the driver brings them at once, unless it has no memory
+/// for a ring.
+const INHERITED_WITHIN: Duration = Duration::from_secs(2);
+/// Time between looks whether it has brought them.
+const INHERITED_LOOK_EVERY: Duration = Duration::from_micros(200);
 
 /// Result of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +39,33 @@ impl Socket {
         let signal = Cell::new(false);
         self.rest_recv(timeout, known, Some(Noticing { signal: &signal }));
         outcome(&signal)
+    }
+
+    /// Waits until the driver has brought what the process that had a twin before was brought and has not received. For calls that do not
+    /// wait: in the kernel those bytes would be there. Waits for nothing that the peer does. Returns whether something can be received.
+    pub fn await_inherited(&self) -> bool {
+        if !self.inherits.load(Ordering::Relaxed) {
+            return false;
+        }
+        let until = *self.inherits_until.get_or_init(|| Instant::now() + INHERITED_WITHIN);
+        let mut before = 0;
+        loop {
+            let mut side = self.recv.lock();
+            // In this order: what is brought before the word changes is seen with it.
+            let is_undrained = side.link.is_undrained();
+            let (there, end) = side.poll();
+            drop(side);
+            if !is_undrained || end != 0 || Instant::now() >= until {
+                self.inherits.store(false, Ordering::Relaxed);
+                return there > 0 || end != 0;
+            }
+            if there > 0 && there == before {
+                // The ring may be full.
+                return true;
+            }
+            before = there;
+            self.rest_recv(INHERITED_LOOK_EVERY, there, None);
+        }
     }
 
     /// [`Self::pause_recv`] for callers to whom signals are nothing.

@@ -27,6 +27,10 @@ pub struct Socket {
     closed: AtomicBool,
     /// Its side had left for the kernel when this process took it.
     taken_aside: AtomicBool,
+    /// Its side was another process's, bytes of which the driver may have still to bring: see [`Socket::await_inherited`].
+    pub(crate) inherits: AtomicBool,
+    /// End of the waits for those.
+    pub(crate) inherits_until: OnceLock<Instant>,
     pub(crate) control: Mutex<Control>,
     /// Of a listener, once something has come.
     #[allow(clippy::box_collection, reason = "most sockets never listen: they have a word for it, not five")]
@@ -159,6 +163,8 @@ impl Socket {
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             taken_aside: AtomicBool::new(false),
+            inherits: AtomicBool::new(false),
+            inherits_until: OnceLock::new(),
             accepting: Mutex::default(),
             copying: Lock::new(()),
             send: Lock::new(SendSide::new(

@@ -22,6 +22,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// From now on connections to the listening socket `fd` may have twins. Every process that accepts from it says
@@ -201,6 +202,7 @@ fn twin_of(
     };
     let socket = Socket::assemble(control, true);
     socket.expect_moves();
+    socket.inherits.store(operation == TwinOperation::Take, Ordering::Relaxed);
     if number & TAKEN_ASIDE != 0 {
         socket.set_taken_aside();
     }

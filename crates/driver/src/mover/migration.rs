@@ -251,7 +251,7 @@ impl Mover {
             migration.end_remainder();
         }
         match found {
-            Ok(0) => {}
+            Ok(0) => self.tell_drained(id),
             Ok(len) => {
                 flow.add_pending(len);
                 self.resume(id);

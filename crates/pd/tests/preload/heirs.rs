@@ -216,3 +216,21 @@ fn an_image_without_room_waits_for_its_connection() {
     assert_eq!(said.matches("accepted on the fabric").count(), ways.len(), "{said}");
     assert_eq!(said.matches("are attached: raise its clients_max").count(), ways.len() - 1, "{said}");
 }
+
+/// What another image has left unread is there for the next one's first call, as in the kernel.
+#[test]
+fn a_process_that_replaces_itself_finds_what_it_has_left() {
+    let site = Site::new(187);
+    let program = site.compiled("replaces", &[]);
+    let mut expected = None;
+    for has in [With::Nothing, With::Library, With::Mediated] {
+        let before = site.connections();
+        let running = site.serve(has, &[&program, "server", PORT]);
+        let answer = site.answer(has, &[&program, "client", &site.address(2), PORT]);
+        drop(running);
+        let expected = expected.get_or_insert_with(|| answer.clone());
+        assert_eq!(&answer, expected, "{has:?}");
+        assert_eq!(site.connections() - before, if has == With::Nothing { 0 } else { 4 }, "{has:?}");
+    }
+    assert_eq!(expected.unwrap().matches(": all\n").count(), 4);
+}

@@ -65,6 +65,7 @@ pub(super) fn control_of(
         return Ok(());
     }
     twin.with_begun(entry, |end| set.fabric.add_as(end, name(fd), own_flags, data))?;
+    twin.await_inherited();
     set.enroll(fd, entry);
     set.expose_again();
     lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));

@@ -81,6 +81,9 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
 /// Registers a connection again that this process has taken over: its registrations are of an earlier end.
 pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
     let Some(socket) = entry.socket() else { return };
+    if socket.is_watched() {
+        end.await_inherited();
+    }
     for watcher in lock(&socket.watchers).iter() {
         if let Some(set) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
             let _ = set.fabric.add_as(end, name(watcher.fd), watcher.event.0, watcher.event.1);

@@ -143,6 +143,9 @@ hooks! {
                 twin.is_settled(&entry);
                 match request {
                     libc::FIONREAD => {
+                        if twin.with_present(&entry, |_| Ok(())).is_ok() {
+                            twin.await_inherited();
+                        }
                         let begun = receiving::has_begun(twin);
                         if begun {
                             checked(plain())?;

@@ -128,6 +128,7 @@ impl Twin {
                     }
                 }
                 Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
+                Err(AGAIN) if received == 0 && !self.waits(flags) && self.await_inherited() => continue,
                 Err(AGAIN) if received == 0 && !self.waits(flags) && looking::is_waited_for(entry, self) => {
                     continue
                 }

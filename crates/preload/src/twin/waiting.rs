@@ -136,6 +136,19 @@ impl Twin {
 
     /// The events of `poll` and `epoll` that hold.
     pub(crate) fn ready(&self, entry: &Arc<Entry>, wanted: u32) -> u32 {
-        self.with_present(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32)
+        let look =
+            || self.with_present(entry, |socket| Ok(socket.ready(wanted))).unwrap_or(libc::EPOLLERR as u32);
+        let ready = look();
+        const READ: u32 = (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP) as u32;
+        let misses = wanted & libc::EPOLLIN as u32 != 0 && ready & READ == 0;
+        match misses && self.await_inherited() {
+            true => look(),
+            false => ready,
+        }
+    }
+
+    /// Waits for what the process that had the end before has left unread. Returns whether there is something to receive.
+    pub(crate) fn await_inherited(&self) -> bool {
+        self.current().is_some_and(|end| end.await_inherited())
     }
 }

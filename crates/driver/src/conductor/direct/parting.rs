@@ -4,7 +4,7 @@ use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
 use crate::memory::DirectRing;
 use crate::memory::Remainder;
 use crate::messages::{FlowEnd, Leave};
-use pd_abi::layout::path;
+use pd_abi::layout::{path, socket_status};
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
@@ -105,6 +105,20 @@ impl Conductor {
         bits.fold(0, |word, bit| word | bit)
     }
 
+    /// Tells the client of an offloaded side whether bytes of former clients are under way. On the direct path `Direct::words` has that.
+    pub(in crate::conductor) fn tell_undrained(&self, index: ConnectionId, side: Side) {
+        let Some(Connection { twin: Some(_), sides, direct, .. }) = self.connection(index) else { return };
+        if direct.as_ref().is_some_and(|direct| !direct.left[side]) {
+            return;
+        }
+        let memory =
+            sides[side].and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
+        if let Some((memory, slot)) = memory {
+            let word = path::CLAIMED | self.undrained(index, side);
+            memory.publish_u32(slot, socket_status::PATH, word);
+        }
+    }
+
     /// Notes that nothing is under way any more for the former clients of one end of a flow, after `moves` moves. The ring may be used when
     /// all moves are done.
     pub(in crate::conductor) fn drained(&mut self, flow: FlowId, end: FlowEnd, moves: u32) {
@@ -115,9 +129,14 @@ impl Conductor {
         };
         let Some(connection) = self.connections.get_mut(index) else { return };
         let (open, bit) = (&mut connection.undrained[side][what], UNDRAINED[what]);
+        let was_open = *open > 0;
         *open = open.saturating_sub(moves);
-        let is_told = connection.direct.as_ref().is_some_and(|direct| direct.words[side] & bit != 0);
-        if *open == 0 && is_told {
+        let word =
+            connection.direct.as_ref().filter(|direct| !direct.left[side]).map(|direct| direct.words[side]);
+        let is_drained = *open == 0;
+        if was_open && is_drained && word.is_none() {
+            self.tell_undrained(index, side);
+        } else if is_drained && word.is_some_and(|word| word & bit != 0) {
             // SYNC POINT: direct-drained (all was delivered before a client reads, or writes, a ring)
             self.change_word(index, side, |word| word & !bit);
             fence(Ordering::SeqCst);

@@ -145,10 +145,12 @@ impl Conductor {
         let Some(connection) = self.connections.get_mut(index) else { return };
         if let Some(direct) = connection.direct.take_if(|direct| direct.is_unused()) {
             let sides = connection.sides;
-            for (client, slot) in sides.into_iter().flatten() {
+            for side in Side::BOTH {
+                let Some((client, slot)) = sides[side] else { continue };
                 if let Some(memory) = self.client(client).and_then(|client| client.memory.as_ref()) {
                     // `CLAIMED` is for twins: the other end is there.
-                    memory.publish_u32(slot, socket_status::PATH, path::CLAIMED);
+                    let word = path::CLAIMED | self.undrained(index, side);
+                    memory.publish_u32(slot, socket_status::PATH, word);
                 }
             }
             self.close_direct(*direct);

@@ -107,6 +107,8 @@ struct DrainRing {
     given_back: u64,
     /// Bytes read, by the former receiver or here.
     read: u64,
+    /// Set once the bytes that were there from the start are known.
+    is_looked_at: bool,
     /// Time of the next look.
     look_at: Duration,
     /// Pause after that look.
@@ -116,7 +118,7 @@ struct DrainRing {
 impl From<Remainder> for DrainRing {
     fn from(Remainder { map, head, bytes, read, is_last: _ }: Remainder) -> Self {
         let (map, look_at, pause) = (Arc::new(map), Duration::ZERO, LOOK_FIRST);
-        Self { map, head, bytes, given_back: read, read, look_at, pause }
+        Self { map, head, bytes, given_back: read, read, is_looked_at: false, look_at, pause }
     }
 }
 
@@ -217,7 +219,11 @@ impl Migration {
     pub fn take_drained(&mut self, end: FlowEnd) -> Option<u32> {
         let is_drained = match end {
             FlowEnd::Source => self.successors.is_empty(),
-            FlowEnd::Destination => self.next.is_none() && self.undrained.is_empty(),
+            FlowEnd::Destination => {
+                // Bytes may lie in the sender's ring that nobody has looked for.
+                let is_looked_at = self.remainder.as_ref().is_none_or(|ring| ring.is_looked_at);
+                is_looked_at && self.next.is_none() && self.undrained.is_empty()
+            }
         };
         let moves = &mut self.moves[end as usize];
         (is_drained && *moves > 0).then(|| std::mem::take(moves))
@@ -315,6 +321,7 @@ impl Migration {
         if !in_order {
             return Ok(0);
         }
+        ring.is_looked_at = true;
         let written = ring.map.load_u64(direct::PRODUCER, Ordering::Acquire);
         if written.wrapping_sub(ring.given_back) > ring.bytes || written < ring.read {
             return Err(Impossible);
