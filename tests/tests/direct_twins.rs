@@ -257,3 +257,22 @@ fn change_hands(later: bool) {
     a.receive(0, BEFORE + 5_000);
     holder.kill();
 }
+
+/// A side whose process has gone while the kernel's socket is held leaves the direct path with the policy, too, and its peer with it.
+#[test]
+fn a_policy_takes_a_parked_side_off_the_direct_path() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (_fd, a, accepted) = connect(&listener);
+    let _b = claim(&accepted).expect("a twin");
+    let mut holder = Holder::new(&accepted, 1);
+    holder.tell("take");
+    a.send(0, 1000);
+    holder.tell("receive 0 1000");
+    assert_eq!(a.socket.path(), Path::Direct);
+    holder.kill();
+    driver().wait_for("nobody has it", |report| report.clients.len() == 1);
+    driver().apply("path = \"offloaded\"");
+    driver().wait_for("it has left", |_| a.socket.path() != Path::Direct);
+    driver().apply("path = \"direct\"");
+}

@@ -115,7 +115,16 @@ impl Conductor {
     /// Puts an open connection on the path that policy and sockets ask for by now.
     pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else { return };
-        let &Connection { sides: [Some(from), Some(to)], tenants, reached, .. } = connection else { return };
+        let &Connection { sides, tenants, reached, .. } = connection;
+        let [Some(from), Some(to)] = sides else {
+            // A client that takes a parked side is judged by then. Rings would have been left when the side was parked.
+            let path = self.tenants.path(tenants, false, reached).0;
+            let is_denied = path != Path::Direct || self.is_shown(tenants, reached);
+            if is_denied && connection.direct.as_ref().is_some_and(|it| it.is_unused() && it.is_in_use()) {
+                self.recall(index);
+            }
+            return;
+        };
         let plan = self.plan([from, to], tenants, reached, connection.twin.is_some());
         match (connection.direct.as_ref(), plan) {
             (None, Some(plan)) => self.begin_direct(index, [from, to], plan),
