@@ -135,6 +135,10 @@ impl Direct {
 
     /// Tells whether a side has bytes in its peer's ring that it has not given back, as both say.
     pub(super) fn has_unread(&self, side: Side) -> bool {
+        if self.left[side] {
+            // The mover reads the ring for a side that has moved.
+            return false;
+        }
         let written = self.rings[side.other()].as_ref().map_or(0, |ring| ring.said().0);
         written != self.rings[side].as_ref().map_or(0, DirectRing::said_read)
     }
