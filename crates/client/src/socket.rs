@@ -25,6 +25,8 @@ pub struct Socket {
     serial: u64,
     pub(crate) nonblocking: AtomicBool,
     closed: AtomicBool,
+    /// Its side was another client's before.
+    pub(crate) taken: AtomicBool,
     /// Its side had left for the kernel when this process took it.
     taken_aside: AtomicBool,
     /// Its side was another process's, bytes of which the driver may have still to bring: see [`Socket::await_inherited`].
@@ -162,6 +164,7 @@ impl Socket {
             serial,
             nonblocking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            taken: AtomicBool::new(false),
             taken_aside: AtomicBool::new(false),
             inherits: AtomicBool::new(false),
             inherits_until: OnceLock::new(),
@@ -312,6 +315,11 @@ impl Socket {
         self.came_back.swap(BACK_TOLD, Ordering::AcqRel) != BACK_TOLD
     }
 
+    /// Tells whether its side of a twin was another client's before.
+    pub fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     /// Tells whether the connection has failed, or bytes that were sent have come back.
     pub fn is_gone(&self) -> bool {
         let link = lock(&self.control).link.clone();
@@ -353,6 +361,10 @@ impl Socket {
             return Ok(end as i32);
         }
         drop(control);
+        if ends[0] == ENDED && self.send.lock().is_shut_by_program() {
+            // Both directions had ended before the reset, which TCP ignores then.
+            return Ok(0);
+        }
         Ok(match self.tell_failure() {
             // TCP's word for a reset after the end of the stream.
             true if ends[0] == ENDED => libc::EPIPE,

@@ -202,7 +202,9 @@ fn twin_of(
     };
     let socket = Socket::assemble(control, true);
     socket.expect_moves();
-    socket.inherits.store(operation == TwinOperation::Take, Ordering::Relaxed);
+    for flag in [&socket.taken, &socket.inherits] {
+        flag.store(operation == TwinOperation::Take, Ordering::Relaxed);
+    }
     if number & TAKEN_ASIDE != 0 {
         socket.set_taken_aside();
     }

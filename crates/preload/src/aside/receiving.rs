@@ -51,7 +51,7 @@ pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u
 /// Of an end that several processes have, only the driver knows whether a mark comes.
 fn ask_for_mark(entry: &Arc<Entry>, twin: &Twin) {
     if !twin.progress().sends()
-        && twin.is_passed()
+        && (twin.is_passed() || twin.current().is_some_and(|end| end.is_taken()))
         && twin.with_present(entry, |end| Ok(end.sends_elsewhere())) == Ok(true)
     {
         leave(entry, twin, KernelReason::PeerLeft);
