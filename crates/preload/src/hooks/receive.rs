@@ -148,16 +148,22 @@ unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> O
         _ => [iovec { iov_base: buffer, iov_len: len.min(reach::MOVED_MAX) }],
     };
     // SAFETY: the caller's promise.
-    unsafe { twin.receive(&entry, &piece, flags) }.map(|received| received as ssize_t)
+    unsafe { twin.receive(&entry, &piece, flags, false) }.map(|received| received as ssize_t)
 }
 
-unsafe fn receive_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+unsafe fn receive_pieces(
+    fd: c_int,
+    pieces: *const iovec,
+    count: usize,
+    flags: c_int,
+    takes_descriptors: bool,
+) -> Outcome<ssize_t> {
     let entry = lookup::twinned_for(fd, flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { super::send::pieces(pieces, count, flags & libc::MSG_TRUNC == 0) }?;
     // SAFETY: the caller's promise.
-    unsafe { twin.receive(&entry, pieces, flags) }.map(|received| received as ssize_t)
+    unsafe { twin.receive(&entry, pieces, flags, takes_descriptors) }.map(|received| received as ssize_t)
 }
 
 unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
@@ -168,7 +174,7 @@ unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_in
         return Err(Failure::Plain);
     }
     // SAFETY: the caller's promise.
-    unsafe { receive_pieces(fd, pieces, count, flags) }
+    unsafe { receive_pieces(fd, pieces, count, flags, false) }
 }
 
 /// Writes who has sent: the kernel's TCP names nobody, AF_UNIX a peer that has a name.
@@ -190,8 +196,8 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
         if (*message).msg_iovlen > libc::UIO_MAXIOV as usize {
             return Err(Failure::Errno(libc::EMSGSIZE));
         }
-        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)?;
         let room = (*message).msg_controllen;
+        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags, room > 0)?;
         let name = (*message).msg_name;
         (*message).msg_namelen =
             if name.is_null() { 0 } else { sender(fd, received, name, (*message).msg_namelen) };

@@ -263,7 +263,7 @@ fn to_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t
     let receive = |len: usize, flags| {
         let piece = [iovec { iov_base: at.cast(), iov_len: len }];
         // SAFETY: the buffer's memory.
-        unsafe { twin.receive(&entry, &piece, flags) }
+        unsafe { twin.receive(&entry, &piece, flags, false) }
     };
     let received = receive(bytes.len(), libc::MSG_PEEK | dont_wait)?;
     if received == 0 {

@@ -17,7 +17,7 @@ use std::time::Duration;
 const PEEK_EVERY: Duration = Duration::from_micros(50);
 
 impl Twin {
-    /// `recvmsg` into `pieces`.
+    /// `recvmsg` into `pieces`. `takes_descriptors`: those that come with an AF_UNIX message are the program's.
     ///
     /// # Safety
     /// Each piece is memory that may be written.
@@ -26,9 +26,12 @@ impl Twin {
         entry: &Arc<Entry>,
         pieces: &[iovec],
         flags: c_int,
+        takes_descriptors: bool,
     ) -> Outcome<usize> {
+        // A message with descriptors that the program takes is received by a call of its own.
+        let joins = !(self.unix && takes_descriptors);
         // SAFETY: the caller's promise.
-        self.receive_by(entry, pieces, flags, &mut |pieces, peek| unsafe {
+        self.receive_by(entry, pieces, flags, joins, &mut |pieces, peek| unsafe {
             self.receive_some(entry, pieces, peek)
         })
     }
@@ -41,17 +44,18 @@ impl Twin {
         each: &mut dyn FnMut(&Arc<Socket>, Handout),
     ) -> Outcome<usize> {
         let room = [iovec { iov_base: std::ptr::null_mut(), iov_len: max }];
-        self.receive_by(entry, &room, libc::MSG_DONTWAIT, &mut |room, _| {
+        self.receive_by(entry, &room, libc::MSG_DONTWAIT, false, &mut |room, _| {
             self.with(entry, |socket| socket.lend(total(room), &mut |lent| each(socket, lent)))
         })
     }
 
-    /// [`Twin::receive`] by means of `some`, which receives what is there.
+    /// [`Twin::receive`] by means of `some`, which receives what is there. `joins`: bytes in the kernel follow those of the fabric in one call.
     pub(super) fn receive_by(
         &self,
         entry: &Arc<Entry>,
         pieces: &[iovec],
         flags: c_int,
+        joins: bool,
         some: &mut dyn FnMut(&[iovec], bool) -> Outcome<usize>,
     ) -> Outcome<usize> {
         if flags & libc::MSG_OOB != 0 {
@@ -101,9 +105,8 @@ impl Twin {
                     if part == 0 || received >= least {
                         looking::used(entry, self);
                         self.used_in_turn(entry);
-                        // An AF_UNIX message with descriptors is received by a call of its own.
-                        let joins = part > 0 && received < wanted && !self.unix;
-                        if joins && self.progress().sends() && self.ends_elsewhere(0) {
+                        let is_short = part > 0 && received < wanted;
+                        if joins && is_short && self.progress().sends() && self.ends_elsewhere(0) {
                             // Bytes that were peeked at are there at once.
                             rest.advance(part);
                             let missing = first(rest.pieces(), wanted - received);
