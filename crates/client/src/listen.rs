@@ -32,7 +32,11 @@ impl Socket {
             let Some(timeout) = deadline.next_sleep() else { return result };
             if self.ear.get().is_some() {
                 drop(side);
-                self.sleep_for_both(timeout)?;
+                match self.sleep_for_both(timeout) {
+                    // The driver has gone: the next round attaches again.
+                    Err(_) if !lock(&self.control).link.attachment.alive() => std::thread::sleep(timeout),
+                    slept => _ = slept?,
+                }
                 self.check_usable()?;
                 continue;
             }
@@ -100,7 +104,10 @@ impl Socket {
             }
             (side.link.clone(), came, side.consumer)
         };
-        let channel = link.attachment.channel()?;
+        let channel = match link.attachment.channel() {
+            Err(_) if !link.attachment.alive() => return Err(would_block()),
+            channel => channel?,
+        };
         let mut request = link.request(Operation::Accept);
         request.value = (came - taken).min(ANSWERS_MAX.into()) as u32;
         let answers = channel.call_for_several(&link.attachment, request);
