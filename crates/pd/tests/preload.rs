@@ -376,28 +376,25 @@ fn python_answers_the_same_whatever_carries_the_bytes() {
     compare_python(&Site::new(72));
 }
 
-#[test]
-fn who_lingers_for_no_time_resets_whatever_carries_the_bytes() {
-    let site = Site::new(94);
-    let program = programs().join("linger.py");
+/// Compares a server and a client of a program in Python, also with short connections.
+fn compare_both_modes(site: &Site, program: &str, compare: impl Fn(&Site, &[&str], &[&str])) {
+    let program = programs().join(program);
     let program = program.to_str().unwrap();
     let (server, ip) = (["python3", program, "server", PORT], site.address(2));
     let client = ["python3", program, "client", &ip, PORT];
-    site.compare(&server, &client);
+    compare(site, &server, &client);
     let short = ["env", "PD_PRELOAD=short"];
-    site.compare(&[&short[..], &server].concat(), &[&short[..], &client].concat());
+    compare(site, &[&short[..], &server].concat(), &[&short[..], &client].concat());
+}
+
+#[test]
+fn who_lingers_for_no_time_resets_whatever_carries_the_bytes() {
+    compare_both_modes(&Site::new(94), "linger.py", Site::compare);
 }
 
 #[test]
 fn peers_of_processes_that_die_learn_the_same_whatever_carries_the_bytes() {
-    let site = Site::new(95);
-    let program = programs().join("deaths.py");
-    let program = program.to_str().unwrap();
-    let (server, ip) = (["python3", program, "server", PORT], site.address(2));
-    let client = ["python3", program, "client", &ip, PORT];
-    site.compare_moving(&server, &client);
-    let short = ["env", "PD_PRELOAD=short"];
-    site.compare_moving(&[&short[..], &server].concat(), &[&short[..], &client].concat());
+    compare_both_modes(&Site::new(88), "deaths.py", Site::compare_moving);
 }
 
 /// Containers have movers of their own, and connections ends of two.
