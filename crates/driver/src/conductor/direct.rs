@@ -219,6 +219,12 @@ impl Conductor {
             }
             return;
         }
+        self.publish_path(index, side, word);
+    }
+
+    /// Stores the `path` word of a side's client.
+    fn publish_path(&self, index: ConnectionId, side: Side, word: u32) {
+        let owner = self.connection(index).and_then(|connection| connection.sides[side]);
         let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
         if let Some((memory, slot)) = memory {
             memory.publish_u32(slot, socket_status::PATH, word);

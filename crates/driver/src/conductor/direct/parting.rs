@@ -4,7 +4,7 @@ use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
 use crate::memory::DirectRing;
 use crate::memory::Remainder;
 use crate::messages::{FlowEnd, Leave};
-use pd_abi::layout::{path, socket_status};
+use pd_abi::layout::path;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
@@ -107,15 +107,10 @@ impl Conductor {
 
     /// Tells the client of an offloaded side whether bytes of former clients are under way. On the direct path `Direct::words` has that.
     pub(in crate::conductor) fn tell_undrained(&self, index: ConnectionId, side: Side) {
-        let Some(Connection { twin: Some(_), sides, direct, .. }) = self.connection(index) else { return };
-        if direct.as_ref().is_some_and(|direct| !direct.left[side]) {
-            return;
-        }
-        let memory =
-            sides[side].and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
-        if let Some((memory, slot)) = memory {
-            let word = path::CLAIMED | self.undrained(index, side);
-            memory.publish_u32(slot, socket_status::PATH, word);
+        let direct = self.connection(index).and_then(|connection| connection.direct.as_ref());
+        if direct.is_none_or(|direct| direct.left[side]) {
+            // `CLAIMED` is for twins: the other end is there.
+            self.publish_path(index, side, path::CLAIMED | self.undrained(index, side));
         }
     }
 

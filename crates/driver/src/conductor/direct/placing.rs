@@ -19,7 +19,7 @@ use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot, TenantId};
 use crate::messages::{Gone, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::Path;
-use pd_abi::layout::{path, socket_status};
+use pd_abi::layout::path;
 use std::net::SocketAddr;
 use std::sync::atomic::{fence, Ordering};
 
@@ -153,15 +153,7 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_recalled, 1);
         let Some(connection) = self.connections.get_mut(index) else { return };
         if let Some(direct) = connection.direct.take_if(|direct| direct.is_unused()) {
-            let sides = connection.sides;
-            for side in Side::BOTH {
-                let Some((client, slot)) = sides[side] else { continue };
-                if let Some(memory) = self.client(client).and_then(|client| client.memory.as_ref()) {
-                    // `CLAIMED` is for twins: the other end is there.
-                    let word = path::CLAIMED | self.undrained(index, side);
-                    memory.publish_u32(slot, socket_status::PATH, word);
-                }
-            }
+            Side::BOTH.into_iter().for_each(|side| self.tell_undrained(index, side));
             self.close_direct(*direct);
         } else if let Some(direct) = &mut connection.direct {
             direct.recall = Some(Recall::default());
