@@ -103,30 +103,34 @@ pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
     pd_client::core::stays_on_kernel(reason, inode as u32);
 }
 
+/// Makes a socket beside the kernel's, does `work` with it, and lets its calls not wait. Closes it if `work` fails.
+fn beside_kernel(
+    v6: bool,
+    work: impl FnOnce(&Socket) -> pd_client::Result<()>,
+) -> pd_client::Result<Arc<Socket>> {
+    let socket = Socket::beside_kernel(v6)?;
+    match work(&socket) {
+        Ok(()) => {
+            socket.set_nonblocking(true);
+            Ok(socket)
+        }
+        Err(error) => socket.close().and(Err(error)),
+    }
+}
+
 /// A connection to `to` without one of the kernel's, if somebody takes such there and the policy allows it.
 pub(crate) fn connect_short(to: SocketAddr) -> Outcome<Arc<Socket>> {
-    let connected = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.connect(to) {
-        Ok(()) => Ok(socket),
-        Err(error) => socket.close().and(Err(error)),
-    });
-    take_short(to, connected)
+    take_short(to, beside_kernel(to.is_ipv6(), |socket| socket.connect(to)))
 }
 
 /// Begins such a connection: see [`Socket::begin_connect`].
 pub(crate) fn begin_short(to: SocketAddr) -> Outcome<Arc<Socket>> {
-    let begun = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match socket.begin_connect(to) {
-        Ok(()) => Ok(socket),
-        Err(error) => socket.close().and(Err(error)),
-    });
-    take_short(to, begun)
+    take_short(to, beside_kernel(to.is_ipv6(), |socket| socket.begin_connect(to)))
 }
 
 fn take_short(to: SocketAddr, connected: pd_client::Result<Arc<Socket>>) -> Outcome<Arc<Socket>> {
     match connected {
-        Ok(socket) => {
-            socket.set_nonblocking(true);
-            Ok(socket)
-        }
+        Ok(socket) => Ok(socket),
         Err(error) if denial(error.errno()) == Some(libc::EACCES) => {
             note!("to {to} not at all: {error}");
             Err(Failure::Errno(libc::EACCES))
@@ -163,15 +167,8 @@ pub(crate) fn listen_short(
         socket.set_takes(takes)?;
         socket.listen(backlog)
     };
-    let listening = Socket::beside_kernel(local.is_ipv6()).and_then(|socket| match listen(&socket) {
-        Ok(()) => Ok(socket),
-        Err(error) => socket.close().and(Err(error)),
-    });
-    match listening {
-        Ok(socket) => {
-            socket.set_nonblocking(true);
-            Some(socket)
-        }
+    match beside_kernel(local.is_ipv6(), listen) {
+        Ok(socket) => Some(socket),
         Err(error) => {
             note!("descriptor {fd} takes no short connections: {error}");
             fallback_cache::refused((local, SHORT), KernelReason::of_errno(error.errno()));
@@ -283,24 +280,14 @@ pub(crate) fn connect_mapped(local: SocketAddr, to: SocketAddr) -> Result<Arc<So
         }
         socket.connect(to)
     };
-    let connected = Socket::beside_kernel(to.is_ipv6()).and_then(|socket| match connect(&socket) {
-        Ok(()) => Ok(socket),
-        Err(error) => socket.close().and(Err(error)),
-    });
-    match connected {
-        Ok(socket) => {
-            socket.set_nonblocking(true);
-            Ok(socket)
+    beside_kernel(to.is_ipv6(), connect).map_err(|error| {
+        note!("to {to}, in another network, not now: {error}");
+        match error.errno() {
+            errno @ (libc::ECONNREFUSED | libc::EACCES | libc::EMFILE | libc::EAGAIN) => errno,
+            errno @ (libc::EADDRNOTAVAIL | libc::EADDRINUSE | libc::ENOBUFS) => errno,
+            _ => libc::EHOSTUNREACH,
         }
-        Err(error) => {
-            note!("to {to}, in another network, not now: {error}");
-            Err(match error.errno() {
-                errno @ (libc::ECONNREFUSED | libc::EACCES | libc::EMFILE | libc::EAGAIN) => errno,
-                errno @ (libc::EADDRNOTAVAIL | libc::EADDRINUSE | libc::ENOBUFS) => errno,
-                _ => libc::EHOSTUNREACH,
-            })
-        }
-    }
+    })
 }
 
 /// The twin that came with an accepted connection, if one did. `is_told`: the driver tells when there may be one.
