@@ -83,7 +83,7 @@ fn main() -> ExitCode {
 fn run() -> ExitCode {
     let cli = Cli::parse();
     let failed = match cli.command {
-        Command::Run(_) | Command::Exec(_) => 125,
+        Command::Run(_) | Command::Exec(_) => pd_harness::container::NOT_STARTED,
         _ => 1,
     };
     let result = match cli.command {

@@ -19,7 +19,7 @@ use pd_harness::container::cgroup::Limits;
 use pd_harness::container::jobs::Terminal;
 use pd_harness::container::overlay::Overlay;
 use pd_harness::container::state::RUN_DIR;
-use pd_harness::container::{check_name, Container, Invocation, Spec};
+use pd_harness::container::{check_name, Container, Invocation, Spec, NOT_STARTED};
 use pd_harness::signals::{Signals, Wake};
 use pd_harness::tuning::Network;
 
@@ -269,7 +269,7 @@ fn hold_in_background(args: RunArgs) -> Result<i32> {
         Ok(container) => container,
         Err(error) => {
             let _ = write!(report, "{error:#}");
-            return Ok(125);
+            return Ok(NOT_STARTED.into());
         }
     };
     // After this message nobody waits for the socket's end any more.

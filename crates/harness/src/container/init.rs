@@ -12,10 +12,7 @@ use rustix::process::{set_parent_process_death_signal, wait, Pid, Signal, WaitOp
 
 use super::confine::{self, Inside};
 use super::control::{Channel, Message};
-use super::jobs;
-
-/// Status of a container that has not started, as of `pd run`.
-const NOT_STARTED: i32 = 125;
+use super::{jobs, NOT_STARTED};
 
 /// Arguments of the hidden subcommand.
 #[derive(Debug, clap::Args)]
@@ -39,7 +36,7 @@ pub fn main(args: &InitArgs) -> Result<i32> {
     let inside = match channel.receive()? {
         Some(Message::Begin { inside }) => inside,
         // The holder has given up, and says why.
-        None => return Ok(NOT_STARTED),
+        None => return Ok(NOT_STARTED.into()),
         other => bail!("expected the beginning on the container's control socket, got {other:?}"),
     };
     match start(args, inside) {

@@ -47,6 +47,9 @@ use state::{Lock, ProcessId, Record};
 use crate::signals::Caught;
 use crate::tuning::Network;
 
+/// Exit status of a container, or of `pd run`, that could not start the command.
+pub const NOT_STARTED: u8 = 125;
+
 const START_TIMEOUT_S: i64 = 10;
 
 /// The description of a container to start.

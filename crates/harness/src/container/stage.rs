@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use rustix::thread::UnshareFlags;
 
 use super::control::{Channel, Message};
-use super::links;
+use super::{links, NOT_STARTED};
 use crate::sys::unshare;
 use crate::tuning::{self, Network};
 
@@ -51,7 +51,7 @@ pub fn main(args: &StageArgs) -> Result<i32> {
         Ok(mut init) => Ok(exit_code(init.wait()?)),
         Err(e) => {
             channel.send(&Message::Failed { reason: format!("{e:#}") })?;
-            Ok(125)
+            Ok(NOT_STARTED.into())
         }
     }
 }
