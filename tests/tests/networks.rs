@@ -424,7 +424,7 @@ fn unmodified_clients_reach_a_mapped_address_in_every_mode() {
             assert_eq!(client.ok(&format!("echo fd09::2 7481 {how}")), "fd77::1", "{mode}");
             assert_eq!(client.ok(&format!("echo ::ffff:10.9.0.2 7480 {how}")), "::ffff:10.77.0.1", "{mode}");
             client.ok(&format!("dup 10.9.0.2 7480 {how}"));
-            // Nobody listens, a rule denies, nobody has the address that is meant, and one that no map has.
+            // Errors of a port without a listener, a rule that denies, an address without an owner, and one that no map has.
             for (to, errno) in [
                 ("10.9.0.2 7483", libc::ECONNREFUSED),
                 ("10.9.0.2 7482", libc::EACCES),

@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn what_cannot_be_raised_leaves_no_note() {
         let (dir, path, note) = limit("10\n");
-        // Nobody may write this file.
+        // A link leads to a file that cannot be written.
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/proc/sys/kernel/random/poolsize", &path).unwrap();
         assert!(Raised::raise_in(path, 1 << 40, note.clone()).is_err() && !note.exists());

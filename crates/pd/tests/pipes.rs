@@ -267,7 +267,7 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
     let mut dump = Command::new(env!("CARGO_BIN_EXE_pd"));
     dump.args(["pipe", "dump", "loop.0", "--count", "1000", "--snap", "70", "--out"]).arg(&file);
     let mut dump = Running(dump.arg("--admin-socket").arg(&admin).spawn().unwrap());
-    // Nobody reads this tap: its ring fills, and no frame waits for it.
+    // A tap without a reader: its ring fills, and no frame waits for it.
     let of = pd_driver::admin::TapOf::Port { name: "loop.1".to_owned() };
     let unread = pd_driver::admin::tap(&admin, of, 9000).unwrap();
     let taps = || driver.json(&["pipe", "ls", "--json"])["taps"].as_array().unwrap().clone();

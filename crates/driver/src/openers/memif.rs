@@ -24,7 +24,7 @@ pub fn open(path: &Path) -> Result<Vec<OwnedFd>, String> {
         }
         bound => bound.map_err(wrong)?,
     }
-    // Nobody can connect before it listens.
+    // Connects fail before the socket listens.
     chmod(path, Mode::RUSR | Mode::WUSR).map_err(wrong)?;
     listen(&made, 1).map_err(wrong)?;
     Ok(vec![made])

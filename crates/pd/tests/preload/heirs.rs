@@ -217,7 +217,7 @@ fn an_image_without_room_waits_for_its_connection() {
     assert_eq!(said.matches("are attached: raise its clients_max").count(), ways.len() - 1, "{said}");
 }
 
-/// What another image has left unread is there for the next one's first call, as in the kernel.
+/// Bytes that an image has left unread are there for the next one's first call, as in the kernel.
 #[test]
 fn a_process_that_replaces_itself_finds_what_it_has_left() {
     let site = Site::new(187);
