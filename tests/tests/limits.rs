@@ -197,6 +197,34 @@ fn rings_shrink_when_memory_is_short_and_no_byte_is_lost() {
 }
 
 #[test]
+fn idle_receive_memory_goes_to_a_client_that_has_none() {
+    // The sender's region takes 4 MiB. Rings of the first client's many connections take the rest.
+    let driver = driver(|settings| settings.budget_bytes = 4 * MIB + MIB / 2);
+    let [mut many, mut sender, mut late] = [driver.puppet(), driver.puppet(), driver.puppet()];
+    sender.ok("malloc b 1000000");
+    let [to_many, to_late] = [&mut many, &mut late].map(|puppet| puppet.ok("listen l 127.0.0.1:0 256"));
+    let count = 200;
+    sender.ok(&format!("connect-many c {to_many} {count}"));
+    many.ok(&format!("accept-many s l {count}"));
+    for round in 0..3 {
+        let begin = round * 1000;
+        (0..count).for_each(|at| drop(sender.ok(&format!("send c{at} {at} {begin} 1000 1000"))));
+        driver.wait_for("memory is used up", |_| driver.metrics().rings_denied > round);
+        (0..count).for_each(|at| drop(many.ok(&format!("recv s{at} {at} {begin} 1000"))));
+        driver.wait_for("the rings go back", |r| r.clients.iter().all(|client| client.ring_bytes == 0));
+        sender.ok(&format!("connect d{round} {to_late}"));
+        late.ok(&format!("accept e{round} l"));
+        sender.tell(&format!("send d{round} 1 0 3000000 100000"));
+        late.ok(&format!("recv e{round} 1 0 3000000"));
+        sender.answer().unwrap();
+    }
+    assert!(driver.metrics().regions_emptied > 0, "there was enough memory");
+    driver.wait_for("nobody waits", |r| r.rings_waiting == 0);
+    drop((many, sender, late));
+    wait_gone(&driver);
+}
+
+#[test]
 fn connections_have_a_limit() {
     let driver = driver(|settings| settings.connections_max = 10);
     let (mut server, mut client) = (driver.puppet(), driver.puppet());

@@ -732,7 +732,7 @@ struct pd_abi_gauges {
 _Static_assert(sizeof(struct pd_abi_gauges) == 24, "gauges has 24 bytes");
 
 /* Counters of an agent, written by: that agent. */
-#define PD_ABI_AGENT_COUNTERS_BYTES 248ull
+#define PD_ABI_AGENT_COUNTERS_BYTES 256ull
 struct pd_abi_agent_counters {
     /* Clients that attached. */
     uint64_t clients_attached;
@@ -796,8 +796,10 @@ struct pd_abi_agent_counters {
     uint64_t files_failed;
     /* Times that a tenant was refused clients, descriptors or memory beyond what it may hold. */
     uint64_t caps_reached;
+    /* Times that the memory of an idle receive region was taken back, because memory was short. */
+    uint64_t regions_emptied;
 };
-_Static_assert(sizeof(struct pd_abi_agent_counters) == 248, "agent_counters has 248 bytes");
+_Static_assert(sizeof(struct pd_abi_agent_counters) == 256, "agent_counters has 256 bytes");
 
 /* Counters of a client, for each mover, written by: that mover. */
 #define PD_ABI_CLIENT_COUNTERS_BYTES 56ull

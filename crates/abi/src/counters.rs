@@ -113,7 +113,7 @@ counters! {
 named_counters! {
     $, agent_counters,
     /// Work of one agent. The sum over all agents is the driver's.
-    AgentCounters in 248 {
+    AgentCounters in 256 {
         /// Clients that attached.
         clients_attached,
         /// Clients that left, died or were cut off after they had attached.
@@ -176,6 +176,8 @@ named_counters! {
         files_failed,
         /// Times that a tenant was refused clients, descriptors or memory beyond what it may hold.
         caps_reached,
+        /// Times that the memory of an idle receive region was taken back, because memory was short.
+        regions_emptied,
     }
 }
 

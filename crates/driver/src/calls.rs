@@ -39,6 +39,7 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
+    use pd_shm::Mapping;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;
 
@@ -72,6 +73,10 @@ pub mod simulated {
     }
     #[inline(always)]
     pub fn is_let_go(_: BorrowedFd<'_>) -> Option<bool> {
+        None
+    }
+    #[inline(always)]
+    pub fn emptied(_: &Mapping) -> Option<()> {
         None
     }
 }

@@ -52,6 +52,8 @@ pub struct Client {
     pub channels: usize,
     /// Receive regions by number, each with the space that rings take.
     pub regions: BTreeMap<u32, (Region, Space)>,
+    /// Receive regions without pages, by number: they were idle when memory was short.
+    pub emptied: BTreeMap<u32, Region>,
     /// Size of the ring, in bytes, for which a receive region is being made.
     pub growing: Option<u64>,
     /// Flows that wait for that region, in the order of their requests.
@@ -155,6 +157,7 @@ impl Client {
             away: Vec::new(),
             channels: 0,
             regions: BTreeMap::new(),
+            emptied: BTreeMap::new(),
             growing: None,
             asked: VecDeque::new(),
             ring_bytes_max: u64::MAX,
@@ -334,6 +337,12 @@ impl Client {
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.socket.is_none());
         self.free_slots = free.map(|(at, _)| Slot::at(at)).collect();
         self.slots.len() * SOCKET_STRIDE <= self.pages_of_lines * PAGE_BYTES
+    }
+
+    /// Adds a receive region without rings.
+    pub fn add_region(&mut self, number: u32, region: Region) {
+        let pages = region.map.len() / region.pages.bytes();
+        self.regions.insert(number, (region, Space::new(pages as u32)));
     }
 
     /// Tells whether no region is being made for the client, and no mover has still to hear of one.

@@ -5,7 +5,6 @@ use crate::admin::Ask;
 use crate::door::{Asked, FromDoor, ToDoor};
 use crate::identity::Identity;
 use crate::ids::ClientId;
-use crate::memory::Space;
 use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Refused};
@@ -67,13 +66,15 @@ impl Conductor {
             FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
             FromDoor::ReceiveRegion { client, number, region } => {
                 let id = client;
-                let Some(client) = self.client_mut(id) else { return };
-                let pages = region.map.len() / region.pages.bytes();
+                let Some(client) = self.client_mut(id) else {
+                    return self.door.send(ToDoor::DropReceiveRegion { region });
+                };
                 client.growing = None;
                 client.ring_bytes_max = u64::MAX;
-                client.regions.insert(number, (*region, Space::new(pages as u32)));
+                client.add_region(number, *region);
                 self.grown(id);
             }
+            FromDoor::Emptied { client, number, region } => self.emptied(client, number, region),
             FromDoor::NoReceiveRegion { client: id, exhausted } => {
                 if let Some(client) = self.client_mut(id) {
                     // The next region is to be smaller.
@@ -86,7 +87,11 @@ impl Conductor {
             }
             FromDoor::Refused { client, errno, exhausted } => {
                 tracing::trace!(%client, "refused");
-                exhausted.into_iter().for_each(|exhausted| self.note_cap_of(client, exhausted));
+                if let Some(exhausted) = exhausted {
+                    self.note_short(client, &exhausted);
+                    self.reclaim();
+                    self.note_cap_of(client, exhausted);
+                }
                 Metrics::add(&self.metrics.requests_refused, 1);
                 self.note_not_attached(client, errno);
             }

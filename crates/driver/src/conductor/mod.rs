@@ -521,7 +521,8 @@ impl Conductor {
     /// Removes a client that no mover remembers.
     fn forget(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(id) else { return };
-        let regions = client.regions.into_values().map(|(region, _)| region).collect();
+        let filled = client.regions.into_values().map(|(region, _)| region);
+        let regions = filled.chain(client.emptied.into_values()).collect();
         self.door.send(ToDoor::Forget { client: id, regions });
     }
 
@@ -583,6 +584,7 @@ impl Conductor {
 
     fn warn_exhausted(&mut self, id: ClientId, exhausted: &Exhausted) {
         self.note_cap_of(id, exhausted.clone());
+        self.note_short(id, exhausted);
         if self.may_say(EXHAUSTED, id) {
             tracing::warn!(%exhausted, "{EXHAUSTED}");
         }

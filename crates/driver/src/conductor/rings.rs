@@ -1,14 +1,16 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
-use super::client::{Asked, Client};
+use super::client::{Asked, Client, Phase};
 use super::queues::Queues;
 use super::Conductor;
 use crate::door::ToDoor;
 use crate::ids::{ClientId, FlowId};
-use crate::memory::{Amounts, Exhausted, Region};
+use crate::memory::{Amounts, Exhausted, Region, Resource, Whose};
 use crate::messages::{Payer, Ring, ToMover, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::io::Errno;
+use std::collections::btree_map::Entry;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +23,8 @@ const WAITING_PER_TURN: usize = 16;
 const RETRY: Duration = Duration::from_millis(100);
 /// Shortest interval between requests to movers to give rings back.
 const RECLAIM_EVERY: Duration = Duration::from_millis(5);
+/// Clients whose regions are looked at in one search for idle ones.
+const EMPTIED_LOOKS: usize = 256;
 
 /// Flows that wait for memory, and the times at which they are tried again.
 #[derive(Debug, Default)]
@@ -36,6 +40,12 @@ pub struct Waiting {
     next_retry: Duration,
     next_reclaim: Duration,
     reclaim_wanted: bool,
+    /// Payers that were refused memory since the last search for idle regions. `None` among them: the pool refused.
+    short: BTreeSet<Option<Payer>>,
+    /// Place of the client with which the next search begins.
+    next_looked_at: usize,
+    /// Time at which an idle region was found last.
+    found_idle: Option<Duration>,
 }
 
 impl Waiting {
@@ -214,6 +224,63 @@ impl Conductor {
         }
         self.waiting.next_reclaim = now + RECLAIM_EVERY;
         self.movers.working().for_each(|mover| self.movers.send(mover, ToMover::Reclaim));
+        self.empty_idle_regions();
+    }
+
+    /// Notes that a client was refused memory because of an account.
+    pub(super) fn note_short(&mut self, id: ClientId, exhausted: &Exhausted) {
+        let Exhausted::Budget { resource: Resource::Memory, whose, .. } = exhausted else { return };
+        let payer = self.client(id).map(Client::payer).filter(|_| *whose != Whose::Pool);
+        self.waiting.short.insert(payer);
+    }
+
+    /// Takes the pages of idle receive regions back, because the pool has no memory for one more connection. Returns whether there are such
+    /// regions, or were a moment ago.
+    pub(super) fn make_room(&mut self) -> bool {
+        self.waiting.short.insert(None);
+        self.empty_idle_regions();
+        self.waiting.found_idle.is_some_and(|at| self.clock.now() < at + RECLAIM_EVERY)
+    }
+
+    /// Has the pages of receive regions without rings taken back, if a payer needs their memory: its own, and those of all if the pool has
+    /// too little.
+    fn empty_idle_regions(&mut self) {
+        let short = std::mem::take(&mut self.waiting.short);
+        if short.is_empty() {
+            return;
+        }
+        let (places, first) = (self.clients.len(), self.waiting.next_looked_at);
+        for at in 0..places.min(EMPTIED_LOOKS) {
+            let id = ClientId::at((first + at) % places);
+            let Some(client) = self.clients.get_mut(id) else { continue };
+            if client.phase != Phase::Attached
+                || !short.contains(&None) && !short.contains(&Some(client.payer()))
+            {
+                continue;
+            }
+            let idle = client.regions.iter();
+            let idle = idle.filter(|(_, (region, space))| space.taken() == 0 && region.is_emptiable());
+            for number in idle.map(|(&number, _)| number).collect::<Vec<_>>() {
+                let Some((region, _)) = client.regions.remove(&number) else { continue };
+                let region = Box::new(region);
+                self.waiting.found_idle = Some(self.clock.now());
+                self.door.send(ToDoor::EmptyReceiveRegion { client: id, number, region });
+            }
+        }
+        self.waiting.next_looked_at = (first + EMPTIED_LOOKS) % places.max(1);
+    }
+
+    /// Keeps a region that has no pages by now. Flows that wait for memory ask again.
+    pub(super) fn emptied(&mut self, id: ClientId, number: u32, region: Box<Region>) {
+        match self.client_mut(id) {
+            Some(client) if region.is_empty() => {
+                client.emptied.insert(number, *region);
+                Metrics::add(&self.metrics.regions_emptied, 1);
+            }
+            Some(client) => client.add_region(number, *region),
+            None => self.door.send(ToDoor::DropReceiveRegion { region }),
+        }
+        self.retry_rings();
     }
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
@@ -230,6 +297,18 @@ impl Conductor {
                 .clamp(*SMALL_REGION_BYTES.start(), *SMALL_REGION_BYTES.end())
                 .next_multiple_of(bytes)
         };
+        let suits = |region: &Region| region.map.len() as u64 >= bytes && bytes % region.pages.bytes() as u64 == 0;
+        let suiting = client.emptied.iter().filter(|(_, region)| suits(region));
+        let smallest = suiting.min_by_key(|(_, region)| region.map.len()).map(|(&number, _)| number);
+        if let Some(Entry::Occupied(mut emptied)) = smallest.map(|number| client.emptied.entry(number)) {
+            if emptied.get_mut().reserve().is_ok() {
+                let (number, region) = emptied.remove_entry();
+                client.growing = Some(bytes);
+                let region = Box::new(region);
+                self.door.send(ToDoor::FillReceiveRegion { client: id, number, region });
+                return Ok(());
+            }
+        }
         let lease = |region: u64| {
             let region = self.pool.bytes_of(region, bytes >= HUGEPAGE_BYTES as u64);
             client.account.lease_ring(Amounts::region(region))

@@ -385,7 +385,9 @@ impl Conductor {
         let (used, budget) = self.pool.usage();
         if used + RING_BYTES_MIN > budget && self.client(peer).is_none_or(|c| c.free_ring_bytes() == 0) {
             self.reclaim();
-            return Err(Errno::NOBUFS);
+            if !self.make_room() {
+                return Err(Errno::NOBUFS);
+            }
         }
         Ok(())
     }

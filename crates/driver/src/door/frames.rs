@@ -300,6 +300,8 @@ impl Door {
         let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
                 self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![region]));
+            } else if let Made::Emptied(_, region) | Made::Filled(_, region, _) = made {
+                self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![*region]));
             } else if let Made::Pipe(Ok(new)) = made {
                 // The pipe has no other holder: its offer goes with it.
                 drop(new);
@@ -327,6 +329,16 @@ impl Door {
             Made::ReceiveRegion(Err(exhausted)) => {
                 self.conductor.send(FromDoor::NoReceiveRegion { client: id, exhausted });
             }
+            Made::Emptied(number, region) => {
+                self.conductor.send(FromDoor::Emptied { client: id, number, region });
+            }
+            Made::Filled(number, region, Ok(())) => {
+                self.conductor.send(FromDoor::ReceiveRegion { client: id, number, region });
+            }
+            Made::Filled(number, region, Err(exhausted)) => {
+                self.conductor.send(FromDoor::Emptied { client: id, number, region });
+                self.conductor.send(FromDoor::NoReceiveRegion { client: id, exhausted });
+            }
             Made::Sealed { number, sealed: Ok(map) } => {
                 self.conductor.send(FromDoor::AddSendRegion { client: id, number, map });
             }
@@ -338,6 +350,19 @@ impl Door {
                 self.helpers.give(payer, NOBODY, Job::Drop(region.into_iter().collect()));
                 self.refuse(id, errno, "no memory for the pages of the send region");
             }
+        }
+    }
+
+    /// Gives the helper of a client's payer a job with a receive region. The region is let go if the client has gone.
+    pub(super) fn give_region_job(
+        &mut self,
+        id: ClientId,
+        region: Box<Region>,
+        job: impl FnOnce(Box<Region>) -> Job,
+    ) {
+        match self.guests.here(id).map(|guest| (guest.payer(), (id, guest.serial))) {
+            Some((payer, whose)) => self.helpers.give(payer, whose, job(region)),
+            None => self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![*region])),
         }
     }
 

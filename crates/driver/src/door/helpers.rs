@@ -37,6 +37,9 @@ pub enum Job {
     SendRegion(Lease),
     /// Makes a receive region for rings of this number of bytes.
     ReceiveRegion(Lease, u64),
+    /// Takes the pages of a receive region back, or makes them again.
+    Empty(u32, Box<Region>),
+    Fill(u32, Box<Region>),
     /// Seals a send region, and sees to it that the region is whole.
     Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
     /// Reads the addresses of a network namespace, for a payer.
@@ -250,6 +253,16 @@ impl Job {
             Self::SendRegion(lease) => Some(Made::SendRegion(pool.send_region(lease))),
             Self::ReceiveRegion(lease, ring_bytes) => {
                 Some(Made::ReceiveRegion(pool.receive_region(lease, ring_bytes)))
+            }
+            Self::Empty(number, mut region) => {
+                if let Err(error) = region.empty() {
+                    tracing::debug!(%error, "an idle receive region keeps its pages");
+                }
+                Some(Made::Emptied(number, region))
+            }
+            Self::Fill(number, mut region) => {
+                let filled = region.fill();
+                Some(Made::Filled(number, region, filled))
             }
             Self::Seal { number, fd, map } => {
                 let seal = || {

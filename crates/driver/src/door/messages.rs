@@ -47,6 +47,13 @@ pub enum ToDoor {
     Forget { client: ClientId, regions: Vec<Region> },
     /// Makes a receive region of the lease's bytes for rings of `ring_bytes`.
     MakeReceiveRegion { client: ClientId, lease: Lease, ring_bytes: u64 },
+    /// Has the pages of the client's receive region taken back ([`FromDoor::Emptied`]).
+    EmptyReceiveRegion { client: ClientId, number: u32, region: Box<Region> },
+    /// Has the pages of the client's receive region made again. The answer is that of [`Self::MakeReceiveRegion`]; if there are none to be
+    /// had, the region comes back by [`FromDoor::Emptied`] first.
+    FillReceiveRegion { client: ClientId, number: u32, region: Box<Region> },
+    /// Lets a receive region go that no client of the conductor's has.
+    DropReceiveRegion { region: Box<Region> },
     /// Has the payer's helper read the addresses of a network namespace ([`FromDoor::Addresses`]).
     ReadAddresses { payer: Payer, id: NamespaceId, namespace: Arc<OwnedFd> },
     /// Watches a process for its end ([`FromDoor::WatchedEnded`]).
@@ -80,6 +87,10 @@ pub enum Made {
     SendRegion(Result<(Region, OwnedFd), Exhausted>),
     /// A region that the driver writes, and its descriptor.
     ReceiveRegion(Result<(Region, OwnedFd), Exhausted>),
+    /// A receive region whose pages were taken back, unless the kernel refused.
+    Emptied(u32, Box<Region>),
+    /// A receive region whose pages were made again, or were not to be had.
+    Filled(u32, Box<Region>, Result<(), Exhausted>),
     /// A send region is sealed and whole.
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
     /// Addresses of a network namespace.
@@ -133,6 +144,8 @@ pub enum FromDoor {
     ReceiveRegion { client: ClientId, number: u32, region: Box<Region> },
     /// [`ToDoor::MakeReceiveRegion`] could not be carried out.
     NoReceiveRegion { client: ClientId, exhausted: Exhausted },
+    /// [`ToDoor::EmptyReceiveRegion`] was carried out. The region has its pages still if the kernel refused.
+    Emptied { client: ClientId, number: u32, region: Box<Region> },
     /// The client was refused a request.
     Refused { client: ClientId, errno: Errno, exhausted: Option<Exhausted> },
     /// The client has hung up, or died.

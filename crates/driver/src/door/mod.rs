@@ -285,6 +285,15 @@ impl Door {
                     self.helpers.give(payer, whose, Job::ReceiveRegion(lease, ring_bytes));
                 }
             }
+            ToDoor::EmptyReceiveRegion { client, number, region } => {
+                self.give_region_job(client, region, |region| Job::Empty(number, region));
+            }
+            ToDoor::FillReceiveRegion { client, number, region } => {
+                self.give_region_job(client, region, |region| Job::Fill(number, region));
+            }
+            ToDoor::DropReceiveRegion { region } => {
+                self.helpers.give(DRIVER, NOBODY, Job::Drop(vec![*region]));
+            }
             ToDoor::ReadAddresses { payer, id, namespace } => {
                 self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
             }

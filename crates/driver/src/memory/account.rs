@@ -543,6 +543,30 @@ impl Lease {
     pub fn bytes(&self) -> u64 {
         self.amounts.memory_bytes
     }
+
+    /// Gives the bytes of regions back. Other amounts stay.
+    pub fn give_bytes(&mut self) {
+        let bytes = std::mem::take(&mut self.amounts.memory_bytes);
+        if bytes > 0 {
+            let mut books = self.account.lock();
+            books.change(self.account.index, &|used| used.memory_bytes -= bytes);
+            books.entry_mut(self.account.index).leases -= 1;
+        }
+    }
+
+    /// Takes bytes for a receive region, after [`Self::give_bytes`].
+    ///
+    /// # Errors
+    /// [`Exhausted::Budget`], which names the account that has too little.
+    pub fn take_bytes(&mut self, bytes: u64) -> Result<(), Exhausted> {
+        debug_assert_eq!(self.amounts.memory_bytes, 0, "one region");
+        let mut books = self.account.lock();
+        let want = Amounts { memory_bytes: bytes, ..Amounts::default() };
+        books.take(self.account.index, &want, true)?;
+        books.entry_mut(self.account.index).leases += usize::from(bytes > 0);
+        self.amounts.memory_bytes = bytes;
+        Ok(())
+    }
 }
 
 impl Drop for Lease {

@@ -6,7 +6,7 @@ use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::shelf::{self, Shelf};
 use pd_shm::{Mapping, Protection};
-use rustix::fs::OFlags;
+use rustix::fs::{fallocate, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -141,8 +141,10 @@ pub struct Region {
     fd: OwnedFd,
     /// Read-only descriptor for the client, of a region that lies in a shelf.
     readable: Option<OwnedFd>,
+    /// Set if the driver can take the pages back: no seal forbids it.
+    is_emptiable: bool,
     /// The region's share of the budget, given back on drop.
-    _lease: Lease,
+    lease: Lease,
 }
 
 impl Pool {
@@ -188,6 +190,7 @@ impl Pool {
     pub fn receive_region(&self, lease: Lease, ring_bytes: u64) -> Result<(Region, OwnedFd), Exhausted> {
         let large = ring_bytes >= HUGEPAGE_BYTES as u64;
         let mut region = self.region("pd-receive", lease, large, Some(&self.shelves))?;
+        region.is_emptiable |= region.readable.is_some();
         if let Some(fd) = region.readable.take() {
             return Ok((region, fd));
         }
@@ -235,7 +238,7 @@ impl Pool {
             _ => of(Pages::Ordinary).map_err(Exhausted::Memory),
         };
         let (map, pages, fd, readable) = made?;
-        Ok(Region { map: Arc::new(map), pages, fd, readable, _lease: lease })
+        Ok(Region { map: Arc::new(map), pages, fd, readable, is_emptiable: simulated::is_on(), lease })
     }
 
     /// Makes memory. Returns the mapping, the kind of pages, the driver's descriptor, and the descriptor of a client that only
@@ -291,14 +294,14 @@ impl Region {
     /// As of [`Self::resume_send`].
     pub fn resume_receive(fd: OwnedFd, lease: Lease, pages: Pages) -> rustix::io::Result<Self> {
         shelf::check(&fd, lease.bytes() as usize, pages)?;
-        Self::resume(fd, lease, pages, Protection::ReadWrite)
+        Ok(Self { is_emptiable: true, ..Self::resume(fd, lease, pages, Protection::ReadWrite)? })
     }
 
     fn resume(fd: OwnedFd, lease: Lease, pages: Pages, protection: Protection) -> rustix::io::Result<Self> {
         let bytes = lease.bytes() as usize;
         let map = Mapping::new(&fd, bytes, protection)?;
         map.populate(0, bytes)?;
-        Ok(Self { map: Arc::new(map), pages, fd, readable: None, _lease: lease })
+        Ok(Self { map: Arc::new(map), pages, fd, readable: None, is_emptiable: false, lease })
     }
 
     /// Returns the region's file, for another driver.
@@ -319,6 +322,52 @@ impl Region {
         rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)
     }
 
+    /// Tells whether [`Self::empty`] may take the pages back.
+    pub fn is_emptiable(&self) -> bool {
+        self.is_emptiable && !self.is_empty()
+    }
+
+    /// Tells whether the region has no pages. Nothing may lie in it then.
+    pub fn is_empty(&self) -> bool {
+        self.lease.bytes() == 0
+    }
+
+    /// Takes the pages back and gives their bytes back to the account. Mappings stay, and read zeros. A client that reads there has pages
+    /// made, which the kernel charges to the client's control group.
+    ///
+    /// # Errors
+    /// Errors of `fallocate`. The region stays as it is, for good.
+    pub fn empty(&mut self) -> rustix::io::Result<()> {
+        if simulated::emptied(&self.map).is_none() {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let punched = fallocate(&self.fd, mode, 0, self.map.len() as u64);
+            punched.inspect_err(|_| self.is_emptiable = false)?;
+        }
+        self.lease.give_bytes();
+        Ok(())
+    }
+
+    /// Takes the bytes of an empty region from the account. [`Self::fill`] has to follow.
+    ///
+    /// # Errors
+    /// [`Exhausted`].
+    pub fn reserve(&mut self) -> Result<(), Exhausted> {
+        self.lease.take_bytes(self.map.len() as u64)
+    }
+
+    /// Makes the pages of a region that was empty.
+    ///
+    /// # Errors
+    /// [`Exhausted::Memory`]. The region is empty again.
+    pub fn fill(&mut self) -> Result<(), Exhausted> {
+        let filled = may(Call::Populate).and_then(|()| self.map.populate(0, self.map.len()));
+        filled.map_err(|errno| {
+            // Without pages or with some of them: nothing lies there.
+            let _ = self.empty();
+            Exhausted::Memory(errno)
+        })
+    }
+
     /// Tells whether no client holds the region any more.
     pub fn is_let_go(&self) -> bool {
         simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
@@ -329,6 +378,39 @@ impl Region {
 mod tests {
     use super::*;
     use crate::memory::{Cap, Caps};
+
+    #[test]
+    fn an_empty_region_costs_nothing_until_it_is_filled() {
+        let of = |memory_bytes| Amounts { clients: 9, descriptors: 9, lines_bytes: 0, memory_bytes };
+        let pool = Pool::of(of(2 << 20), HugepageUse::Off, Shelves::open(HugepageUse::Off));
+        let client = pool.root().payer(Caps::default()).client(u64::MAX);
+        let (mut region, fd) =
+            pool.receive_region(client.lease_ring(Amounts::region(1 << 20)).unwrap(), 4096).unwrap();
+        if pool.shelf().is_none() {
+            println!("SKIPPED: no CAP_SYS_ADMIN: memory is sealed, and keeps its pages");
+            assert!(!region.is_emptiable());
+            return;
+        }
+        let theirs = Mapping::new(&fd, 1 << 20, Protection::Read).unwrap();
+        region.map.store_u64(4096, 7, Ordering::Relaxed);
+        let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+        assert_eq!((theirs.load_u64(4096, Ordering::Relaxed), blocks(region.file())), (7, 2048));
+        region.empty().unwrap();
+        assert_eq!((pool.usage().0, blocks(region.file()), client.leases()), (0, 0, 0));
+        assert!(region.is_empty() && !region.is_emptiable());
+        assert_eq!(client.used().descriptors, 1, "the file stays open");
+        // Others may have the memory meanwhile.
+        let others = client.lease(Amounts::memory(1 << 20)).unwrap();
+        assert!(region.reserve().is_err());
+        drop(others);
+        region.reserve().unwrap();
+        region.fill().unwrap();
+        region.map.store_u64(4096, 8, Ordering::Relaxed);
+        assert_eq!((theirs.load_u64(4096, Ordering::Relaxed), blocks(region.file())), (8, 2048));
+        assert_eq!((pool.usage().0, client.leases()), (1 << 20, 1));
+        drop(region);
+        assert_eq!(client.used(), Amounts::default());
+    }
 
     #[test]
     fn budget_is_kept_and_comes_back() {

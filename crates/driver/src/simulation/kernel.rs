@@ -4,11 +4,13 @@ use super::random::Random;
 use crate::addresses::Addresses;
 use crate::calls::Call;
 use crate::identity::{Identity, NamespaceId};
+use pd_shm::Mapping;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -191,6 +193,13 @@ pub fn idle_time() -> Option<Duration> {
 /// Returns the inode of an open file.
 pub fn inode(fd: BorrowedFd<'_>) -> u64 {
     rustix::fs::fstat(fd).map_or(0, |file| file.st_ino)
+}
+
+/// Overwrites memory whose pages the driver takes back: a client that reads there has wrong bytes.
+pub fn emptied(map: &Mapping) -> Option<()> {
+    with(|_| ())?;
+    (0..map.len()).step_by(size_of::<u64>()).for_each(|at| map.store_u64(at, u64::MAX, Ordering::Relaxed));
+    Some(())
 }
 
 /// Tells whether nobody else holds a region. A process that another thread is starting may hold it for a moment.

@@ -32,7 +32,7 @@ const ATTACHES_REFUSED: (&str, &str) =
     ("pipedevice_attaches_refused", "Processes that were not let in, by reason");
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 31] = [
+const COUNTERS: [(&str, &str, &str); 32] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -53,6 +53,7 @@ const COUNTERS: [(&str, &str, &str); 31] = [
     ("messages_completed", "pipedevice_messages_completed", "Sends completed"),
     ("rings_full", "pipedevice_rings_full", "Times that a receive ring was full with more to deliver"),
     ("rings_denied", "pipedevice_rings_denied", "Times that a flow had to wait for memory for its ring"),
+    ("regions_emptied", "pipedevice_regions_emptied", "Times that memory of an idle receive region was taken back"),
     ("wake_ups", "pipedevice_wake_ups", "Sleeping clients woken"),
     ("mover_sleeps", "pipedevice_mover_sleeps", "Times that a mover slept"),
     ("mover_idle_ns", "pipedevice_mover_idle_ns", "Nanoseconds that movers had nothing to do"),
