@@ -225,23 +225,34 @@ fn change_hands(later: bool) {
     // One message: a ring would begin with the next.
     let by_driver = |side: &TwinSide| side.send(0, BEFORE as usize);
     let by_ring = |side: &TwinSide, from: u64| (0..200).for_each(|at| side.send(from + 50 * at, 50));
-    // Brought: the new process has little room, so that it is brought the rest in many pieces.
-    apply("offloaded");
-    let (_fd, a, accepted) = connect(&listener);
-    let b = claim(&accepted).expect("a twin");
-    by_driver(&a);
-    let limit = Instant::now() + Duration::from_secs(10);
-    while b.socket.received() < BEFORE && Instant::now() < limit {
-        std::thread::sleep(Duration::from_millis(1));
+    // Brought: the new process has little room, so that it is brought the rest in many pieces. The other end moves, too, or does not.
+    for both in [false, true] {
+        apply("offloaded");
+        let (fd, a, accepted) = connect(&listener);
+        let b = claim(&accepted).expect("a twin");
+        by_driver(&a);
+        let limit = Instant::now() + Duration::from_secs(10);
+        while b.socket.received() < BEFORE && Instant::now() < limit {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        b.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
+        let mut holder = Holder::new(&accepted, 1);
+        holder.tell("take");
+        apply("direct");
+        by_ring(&a, BEFORE);
+        assert_eq!(a.socket.path(), Path::Direct);
+        let mut end = BEFORE + 10_000;
+        let sender = both.then(|| {
+            let mut sender = Holder::new(&fd, 0);
+            sender.tell("take");
+            sender.tell(&format!("send {end} 5000"));
+            end += 5000;
+            sender
+        });
+        holder.tell(&format!("receive 0 {end}"));
+        holder.kill();
+        sender.into_iter().for_each(Holder::kill);
     }
-    b.socket.set_receive_ring_bytes(RING_BYTES).unwrap();
-    let mut holder = Holder::new(&accepted, 1);
-    holder.tell("take");
-    apply("direct");
-    by_ring(&a, BEFORE);
-    assert_eq!(a.socket.path(), Path::Direct);
-    holder.tell(&format!("receive 0 {}", BEFORE + 10_000));
-    holder.kill();
     // Sent: the peer has little room, so that it is still on its way.
     apply("offloaded");
     let (_fd, a, accepted) = connect(&listener);

@@ -102,8 +102,10 @@ impl Flow {
     /// Returns the bytes to be copied next. Bytes that a former owner has left come before any send.
     #[inline]
     fn next(&mut self, messages: &mut u64) -> Option<Next> {
-        match self.migration.as_ref().and_then(|migration| migration.next_undrained()) {
+        let Some(migration) = &self.migration else { return self.source.next(messages) };
+        match migration.next_undrained() {
             Some((address, left)) => Some(Next { piece: Piece::FormerRing(address), left, allowed: left }),
+            None if migration.holds_sends() => None,
             None => self.source.next(messages),
         }
     }

@@ -148,7 +148,13 @@ impl Migration {
 
     /// Tells whether the flow must not put anything under way.
     pub fn is_waiting(&self) -> bool {
-        self.held || self.is_switching()
+        self.is_switching() || self.holds_sends() && self.next_undrained().is_none()
+    }
+
+    /// Tells whether no send may be put under way. Bytes in rings of former receivers may be: they come before the ring that the receiver has
+    /// still to read, and the receiver does not read that before them.
+    pub fn holds_sends(&self) -> bool {
+        self.held
     }
 
     /// Tells whether the flow is to have another destination.
