@@ -164,6 +164,8 @@ pub struct Former {
 pub struct Parted {
     /// The former socket of the end.
     pub former: Option<Former>,
+    /// The same as an end, for the flow that is over by then: its mover tells the former client.
+    pub former_end: Option<Endpoint>,
     /// Of the destination: whether the connection has left the direct path with it, and stays off it.
     pub left: bool,
     /// Then the bytes that the former socket had not read.

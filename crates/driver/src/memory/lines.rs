@@ -248,8 +248,7 @@ impl ClientMemory {
         self.status.load_u32(socket_offset(slot.get()) + socket_status::EVENT_NUMBER, Relaxed)
     }
 
-    /// Returns the last value stored in a word of the slot's status line.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    /// Returns the last value stored in a word of the slot's status line, which only the driver writes.
     pub fn published(&self, slot: Slot, word: usize) -> u64 {
         self.status.load_u64(socket_offset(slot.get()) + word, Relaxed)
     }

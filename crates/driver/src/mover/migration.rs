@@ -63,8 +63,10 @@ impl Mover {
         let is_move = parted.is_some();
         let parted = parted.map_or_else(Parted::default, |parted| *parted);
         let end = parted.peers_end();
-        let Parted { former, left, remainder, .. } = parted;
+        let Parted { former, former_end, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
+            let stale = Errno::STALE.raw_os_error() as u32;
+            former_end.iter().for_each(|end| self.tell_moved(end, socket_status::RECV_END, stale));
             self.let_go(former);
             // The flow is over, and its last receiver has read all.
             let (memory, slot) = (&destination.memory, destination.slot);
@@ -154,7 +156,13 @@ impl Mover {
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
         self.read_on(id, true);
         let end = parted.peers_end();
+        let stale = Errno::STALE.raw_os_error() as u16;
         let Some(flow) = self.flows.get(id) else {
+            if let Some(end) = &parted.former_end {
+                // All that it sent is done.
+                let sends = end.memory.published(end.slot, socket_status::SEND_CONSUMER);
+                self.tell_moved(end, socket_status::SEND_END, moved::word(stale, Some(sends)));
+            }
             self.let_go(parted.former);
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, end);
@@ -166,7 +174,6 @@ impl Mover {
             // The former one has learnt the same, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }
-        let stale = Errno::STALE.raw_os_error() as u16;
         // The former client sees the word before it posts a send, or the send is seen here.
         former.memory.publish_u32(former.slot, socket_status::SEND_END, moved::word(stale, None));
         // SYNC POINT: moved-dekker

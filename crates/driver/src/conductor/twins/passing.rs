@@ -110,6 +110,7 @@ impl Conductor {
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
         let elsewhere = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
+        let former_end = owned.and_then(|(client, slot)| self.endpoint(client, slot));
         let former = owned.and_then(|(client, slot)| {
             let state = self.client_mut(client)?;
             state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
@@ -127,6 +128,7 @@ impl Conductor {
                     destination: to.clone(),
                     parted: Some(Box::new(Parted {
                         former,
+                        former_end: former_end.clone(),
                         left,
                         remainder,
                         elsewhere,
@@ -142,6 +144,7 @@ impl Conductor {
                 source: to,
                 parted: Box::new(Parted {
                     former,
+                    former_end,
                     held,
                     leave,
                     unclaimed: !claimed,
