@@ -538,6 +538,42 @@ fn a_side_that_has_left_waits_for_who_holds_its_socket() {
     drop((fd, accepted));
 }
 
+/// One process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
+#[test]
+fn one_process_claims_the_mark() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    driver().apply("path = \"offloaded\"");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    a.socket.step_aside(Departure::Unmarked).unwrap();
+    assert!(!b.socket.step_aside(Departure::Marked).unwrap().unmarked);
+    // The driver forgets flows at a tick at the latest.
+    std::thread::sleep(Duration::from_millis(300));
+    let mut holder = Holder::new(&accepted, 1);
+    holder.tell("take");
+    assert_eq!(b.socket.claim_mark().unwrap_err().errno(), libc::ESTALE);
+    // The driver's word for the former process follows.
+    let limit = Instant::now() + Duration::from_secs(10);
+    while b.socket.check_present().is_ok() {
+        assert!(Instant::now() < limit, "its line does not say that the end has gone");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    holder.kill();
+    let again = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+    assert!(!again.socket.step_aside(Departure::Marked).unwrap().unmarked);
+    assert!(again.socket.claim_mark().unwrap());
+    assert!(!again.socket.claim_mark().unwrap());
+    assert!(again.socket.step_aside(Departure::Marked).unwrap().unmarked);
+    // The other side has asked for none.
+    assert!(!a.socket.claim_mark().unwrap());
+    again.socket.close_left().unwrap();
+    a.socket.close_left().unwrap();
+    driver().wait_for("the connection is over", |report| report.connections.is_empty());
+    driver().apply("");
+    drop((fd, accepted));
+}
+
 /// An end that cannot step aside is as shut as before.
 #[test]
 fn an_end_that_cannot_step_aside_stays_shut() {

@@ -108,8 +108,8 @@
 #define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
 /* value of Operation::StepAside: the socket's process looks at both streams, so that a peer that follows sends no mark over the kernel's connection. Without effect if the peer has left before. */
 #define PD_ABI_STEP_ASIDE_UNMARKED 2ull
-/* value of Operation::StepAside: the peer's mark has been taken off the kernel's connection, so that whichever process has the socket later looks for none. */
-#define PD_ABI_STEP_ASIDE_MARK_TAKEN 4ull
+/* value of Operation::StepAside: this process takes the peer's mark off the kernel's connection, so that whichever has the socket later looks for none. Answered with UNMARKED if there is no mark any more. */
+#define PD_ABI_STEP_ASIDE_CLAIM_MARK 4ull
 /* In the answer to Operation::StepAside: the peer has left before. */
 #define PD_ABI_PEER_LEFT 9223372036854775808ull
 /* The same: it wants no mark. */
@@ -216,7 +216,7 @@
 #define PD_ABI_OP_OPEN_FILE 16ull
 /* Move a piece of a file to the peer: tag is a FileId, the numbers are its first byte and its length (at most MESSAGE_BYTES_MAX). Counted as a send. Unanswered. */
 #define PD_ABI_OP_SEND_FILE 17ull
-/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT, PEER_UNMARKED, LEFT_BEFORE and UNMARKED. value is a sum of STEP_ASIDE_BY_CHOICE and STEP_ASIDE_UNMARKED, or STEP_ASIDE_MARK_TAKEN. */
+/* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT, PEER_UNMARKED, LEFT_BEFORE and UNMARKED. value is a sum of STEP_ASIDE_BY_CHOICE and STEP_ASIDE_UNMARKED, or STEP_ASIDE_CLAIM_MARK. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
 
 /* Socket options. */

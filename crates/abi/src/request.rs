@@ -154,7 +154,7 @@ kinds! {
         /// [`ELSEWHERE`](crate::layout::ELSEWHERE) after what was sent, and its peer's sending at once. Answered, as a number, with the
         /// position in the stream up to which the driver delivers what the peer has sent before it could know, and
         /// [`PEER_LEFT`], [`PEER_UNMARKED`], [`LEFT_BEFORE`] and [`UNMARKED`]. `value` is a sum of [`STEP_ASIDE_BY_CHOICE`] and
-        /// [`STEP_ASIDE_UNMARKED`], or [`STEP_ASIDE_MARK_TAKEN`].
+        /// [`STEP_ASIDE_UNMARKED`], or [`STEP_ASIDE_CLAIM_MARK`].
         StepAside = 18,
     }
 }
@@ -171,9 +171,9 @@ constants! {
     /// `value` of [`Operation::StepAside`]: the socket's process looks at both streams, so that a peer that follows sends no mark
     /// over the kernel's connection. Without effect if the peer has left before.
     STEP_ASIDE_UNMARKED: u32 = 2;
-    /// `value` of [`Operation::StepAside`]: the peer's mark has been taken off the kernel's connection, so that whichever process has
-    /// the socket later looks for none.
-    STEP_ASIDE_MARK_TAKEN: u32 = 4;
+    /// `value` of [`Operation::StepAside`]: this process takes the peer's mark off the kernel's connection, so that whichever has the socket
+    /// later looks for none. Answered with [`UNMARKED`] if there is no mark any more.
+    STEP_ASIDE_CLAIM_MARK: u32 = 4;
     /// In the answer to [`Operation::StepAside`]: the peer has left before.
     PEER_LEFT: u64 = 1 << 63;
     /// The same: it wants no mark.

@@ -1,6 +1,6 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
-use crate::error::{check, not_connected, Error, Result};
+use crate::error::{check, moved, not_connected, Error, Result};
 use crate::link::Link;
 use crate::path::Path;
 use crate::process;
@@ -9,7 +9,7 @@ use crate::turn::{lock, Deadline};
 use pd_abi::limits::{BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketOption, BESIDE_KERNEL, LEFT_BEFORE, LISTENS_TO_OTHERS,
-    OTHER_NETWORKS, PEER_LEFT, PEER_UNMARKED, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN,
+    OTHER_NETWORKS, PEER_LEFT, PEER_UNMARKED, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_CLAIM_MARK,
     STEP_ASIDE_UNMARKED, UNMARKED,
 };
 use rustix::io::Errno;
@@ -415,19 +415,20 @@ impl Socket {
         })
     }
 
-    /// Tells the driver that the peer's mark has been taken off the kernel's connection. The socket or its peer has left.
+    /// Claims the peer's mark in the kernel's connection. The socket or its peer has left. Returns whether this process is to take the mark
+    /// off: another one has, or there is none, otherwise.
     ///
     /// # Errors
     /// `ESTALE` if another process has taken the socket; those of [`Self::step_aside`].
-    pub fn mark_taken(&self) -> Result<()> {
+    pub fn claim_mark(&self) -> Result<bool> {
         self.check_present()?;
         let control = lock(&self.control);
-        let request = Request { value: STEP_ASIDE_MARK_TAKEN, ..control.link.request(Operation::StepAside) };
-        let said = control.call(request, || "cannot say that the mark is off".to_owned());
-        drop(control);
-        match said {
-            Ok(_) => Ok(()),
-            Err(error) => self.check_present().and(Err(error)),
+        let request = Request { value: STEP_ASIDE_CLAIM_MARK, ..control.link.request(Operation::StepAside) };
+        match control.call(request, || "cannot claim the mark".to_owned()) {
+            Ok(answer) => Ok(answer.number() & UNMARKED == 0),
+            // The driver has given the end away. The socket's line may say so later.
+            Err(error) if error.errno() == libc::EBADF => Err(moved()),
+            Err(error) => Err(error),
         }
     }
 

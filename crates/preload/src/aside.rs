@@ -42,8 +42,6 @@ pub(crate) struct Aside {
     marking: Mutex<()>,
     /// Why the mark cannot be taken off, which the kernel tells once; 0: nothing that the program has still to hear.
     failed: AtomicI32,
-    /// The mark is off, and the driver does not know.
-    mark_untold: AtomicBool,
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
     /// Bytes over the kernel since the marks.

@@ -297,7 +297,8 @@ impl Conductor {
                 .clamp(*SMALL_REGION_BYTES.start(), *SMALL_REGION_BYTES.end())
                 .next_multiple_of(bytes)
         };
-        let suits = |region: &Region| region.map.len() as u64 >= bytes && bytes % region.pages.bytes() as u64 == 0;
+        let suits =
+            |region: &Region| region.map.len() as u64 >= bytes && bytes % region.pages.bytes() as u64 == 0;
         let suiting = client.emptied.iter().filter(|(_, region)| suits(region));
         let smallest = suiting.min_by_key(|(_, region)| region.map.len()).map(|(&number, _)| number);
         if let Some(Entry::Occupied(mut emptied)) = smallest.map(|number| client.emptied.entry(number)) {

@@ -15,7 +15,7 @@ use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_LEFT, CLOSE_RESETS,
-    LISTENS_TO_OTHERS, OTHER_NETWORKS, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_MARK_TAKEN,
+    LISTENS_TO_OTHERS, OTHER_NETWORKS, RECEIVES_SHARED, STEP_ASIDE_BY_CHOICE, STEP_ASIDE_CLAIM_MARK,
     STEP_ASIDE_UNMARKED,
 };
 use rustix::io::Errno;
@@ -491,9 +491,9 @@ impl Conductor {
         // Both sides of a connection that was cut have learnt more.
         let peer = entry.sides[side.other()].filter(|_| !entry.cut);
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
-        if request.value == STEP_ASIDE_MARK_TAKEN {
-            twin.mark_taken(side);
-            self.answer((client, channel), socket, request.tag, Ok(done(socket)));
+        if request.value == STEP_ASIDE_CLAIM_MARK {
+            let answer = done(socket).with_number(twin.claim_mark(side));
+            self.answer((client, channel), socket, request.tag, Ok(answer));
             return Ok(());
         }
         let unmarked = request.value & STEP_ASIDE_UNMARKED != 0;

@@ -41,7 +41,11 @@ pub enum Job {
     Empty(u32, Box<Region>),
     Fill(u32, Box<Region>),
     /// Seals a send region, and sees to it that the region is whole.
-    Seal { number: u32, fd: OwnedFd, map: Arc<Mapping> },
+    Seal {
+        number: u32,
+        fd: OwnedFd,
+        map: Arc<Mapping>,
+    },
     /// Reads the addresses of a network namespace, for a payer.
     Addresses(Payer, NamespaceId, Arc<OwnedFd>),
     /// Receives a frame, and any descriptors that come with it.

@@ -53,7 +53,11 @@ const COUNTERS: [(&str, &str, &str); 32] = [
     ("messages_completed", "pipedevice_messages_completed", "Sends completed"),
     ("rings_full", "pipedevice_rings_full", "Times that a receive ring was full with more to deliver"),
     ("rings_denied", "pipedevice_rings_denied", "Times that a flow had to wait for memory for its ring"),
-    ("regions_emptied", "pipedevice_regions_emptied", "Times that memory of an idle receive region was taken back"),
+    (
+        "regions_emptied",
+        "pipedevice_regions_emptied",
+        "Times that memory of an idle receive region was taken back",
+    ),
     ("wake_ups", "pipedevice_wake_ups", "Sleeping clients woken"),
     ("mover_sleeps", "pipedevice_mover_sleeps", "Times that a mover slept"),
     ("mover_idle_ns", "pipedevice_mover_idle_ns", "Nanoseconds that movers had nothing to do"),

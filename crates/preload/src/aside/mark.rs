@@ -6,6 +6,7 @@ use crate::sleep::kernel_poll;
 use crate::twin::Twin;
 use crate::{closed, real};
 use libc::c_int;
+use pd_client::core::Socket;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,61 +30,89 @@ pub(super) enum Mark {
     Never,
 }
 
-/// Takes the peer's mark off the kernel's stream, if it is there. Of several images that hold the socket the one that has the end does:
-/// what another one has read since is no mark.
+/// Takes the peer's mark off the kernel's stream, if it is there. Of several images that hold the socket, one does: the driver says which,
+/// before the byte is read. What another one has read since is no mark.
 pub(super) fn take_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) -> Outcome<Mark> {
-    if !twin.progress().has(MARKED | UNMARKED) && !closed::is_closed() {
+    let is_known = twin.progress().has(MARKED | UNMARKED);
+    let taken = if is_known || closed::is_closed() {
+        take_off(twin, fd, None).map_err(Failure::from)
+    } else {
         // Taking the end over tells whether a mark comes.
-        match twin.with_present(entry, |_| Ok(())) {
-            Ok(()) => {}
-            Err(Failure::Kernel) => return Ok(Mark::Off),
-            Err(_) => return Ok(Mark::NotYet),
-        }
+        twin.with_present(entry, |end| take_off(twin, fd, Some(end)))
+    };
+    match taken {
+        Ok(taken) => taken,
+        Err(Failure::Kernel) => Ok(Mark::Off),
+        Err(_) => Ok(Mark::NotYet),
     }
+}
+
+/// Takes the mark off for one that has this end, or where the driver cannot be asked.
+///
+/// # Errors
+/// `ESTALE` if another process has the end by now.
+fn take_off(twin: &Twin, fd: c_int, end: Option<&Arc<Socket>>) -> pd_client::Result<Outcome<Mark>> {
     let _one = lock(&twin.aside.marking);
-    // Nor does another process.
+    // Nor does another process of the family.
     let _alone = twin.slot().map(|slot| slot.lock_mark());
     if twin.progress().has(MARKED) {
-        return Ok(Mark::Off);
+        return Ok(Ok(Mark::Off));
     }
     if twin.progress().has(UNMARKED) {
-        return Ok(if is_readable(fd) { Mark::Off } else { Mark::NotYet });
+        return Ok(Ok(if is_readable(fd) { Mark::Off } else { Mark::NotYet }));
     }
     if let Some(back) = twin.back.as_ref().filter(|back| back.is_headless() || !back.receives()) {
         // There is none: what the peer sent went over the kernel all the time. Or it comes behind bytes of the program's.
         if !back.is_headless() {
-            return Ok(Mark::NotYet);
+            return Ok(Ok(Mark::NotYet));
         }
         twin.progress().set(MARKED);
-        return Ok(Mark::Off);
+        return Ok(Ok(Mark::Off));
     }
     let failed = twin.aside.failed.load(Ordering::Relaxed);
     if failed != 0 {
-        return Err(Failure::Errno(failed));
+        return Ok(Err(Failure::Errno(failed)));
     }
-    let mut byte = [0u8; 1];
-    let taken = if closed::is_closed() {
-        closed::read_byte(fd, &mut byte)
-    } else {
-        // SAFETY: room for a byte.
-        unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) }
-    };
-    match taken {
-        1 => {
-            twin.aside.mark_untold.store(true, Ordering::Relaxed);
-            twin.aside.may_return[1].store(byte[0] == MARK_BRIEF, Ordering::Relaxed);
+    if let Some(end) = end.filter(|_| receive_byte(fd, libc::MSG_PEEK).is_ok_and(|(len, _)| len == 1)) {
+        match end.claim_mark() {
+            Ok(true) => {}
+            Ok(false) => {
+                twin.progress().set(MARKED);
+                return Ok(Ok(Mark::Off));
+            }
+            Err(error) if error.errno() == libc::ESTALE => return Err(error),
+            // The driver does not know the connection any more: nobody else gets the end.
+            Err(_) => {}
+        }
+    }
+    Ok(match receive_byte(fd, 0) {
+        Ok((0, _)) => Ok(Mark::Never),
+        Ok((_, byte)) => {
+            twin.aside.may_return[1].store(byte == MARK_BRIEF, Ordering::Relaxed);
             twin.progress().set(MARKED);
             Ok(Mark::Off)
         }
-        0 => Ok(Mark::Never),
-        _ => match errno() {
-            libc::EAGAIN | libc::EINTR => Ok(Mark::NotYet),
-            // The kernel says it once.
-            other => {
-                twin.aside.failed.store(other, Ordering::Relaxed);
-                Err(Failure::Errno(other))
-            }
-        },
+        Err(libc::EAGAIN | libc::EINTR) => Ok(Mark::NotYet),
+        // The kernel says it once.
+        Err(other) => {
+            twin.aside.failed.store(other, Ordering::Relaxed);
+            Err(Failure::Errno(other))
+        }
+    })
+}
+
+/// Receives a byte of the kernel's stream, if there is one. Returns the length and the byte.
+fn receive_byte(fd: c_int, flags: c_int) -> Result<(isize, u8), c_int> {
+    let mut byte = [0u8; 1];
+    let received = if closed::is_closed() {
+        closed::read_byte(fd, &mut byte)
+    } else {
+        // SAFETY: room for a byte.
+        unsafe { real::recv(fd, byte.as_mut_ptr().cast(), 1, flags | libc::MSG_DONTWAIT) }
+    };
+    match received {
+        0.. => Ok((received, byte[0])),
+        _ => Err(errno()),
     }
 }
 

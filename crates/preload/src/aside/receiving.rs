@@ -21,13 +21,6 @@ const COMES_WITHIN: Duration = Duration::from_secs(2);
 /// Time between looks of a process that makes few system calls.
 const SANDBOX_LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Says to the driver that the mark is off, if this side stays on the fabric for now: another image may get the socket.
-fn tell_mark(entry: &Arc<Entry>, twin: &Twin) {
-    if twin.aside.mark_untold.swap(false, Ordering::Relaxed) && !closed::is_closed() {
-        let _ = twin.with(entry, |end| end.mark_taken());
-    }
-}
-
 /// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
 pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u32) -> u32 {
     const READABLE: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
@@ -40,9 +33,7 @@ pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u
         return told;
     }
     ask_for_mark(entry, twin);
-    let mark = take_mark(entry, twin, fd);
-    tell_mark(entry, twin);
-    match mark {
+    match take_mark(entry, twin, fd) {
         Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
         _ => told,
     }
@@ -106,19 +97,15 @@ pub(crate) fn kernels_part(
 ) -> Outcome<c_int> {
     leave(entry, twin, KernelReason::PeerLeft);
     let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    let found = await_mark(entry, twin, fd, waits, until);
-    tell_mark(entry, twin);
-    found.map(|_| fd)
+    await_mark(entry, twin, fd, waits, until).map(|_| fd)
 }
 
 /// Nothing is there on the fabric for one that has left. Waits for what is certain to come: what the driver has spoken of, and the end
 /// of a stream that has begun, or ended, in the kernel. False: nothing comes that the kernel does not tell of.
 pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool {
     let Some(fd) = entry.any_fd() else { return false };
-    let is_due = || end.position() < twin.progress().owed() || take_mark(entry, twin, fd) != Ok(Mark::NotYet);
-    let due = is_due();
-    tell_mark(entry, twin);
-    if !due {
+    let is_due = end.position() < twin.progress().owed() || take_mark(entry, twin, fd) != Ok(Mark::NotYet);
+    if !is_due {
         return false;
     }
     let until = Instant::now() + COMES_WITHIN;
@@ -178,6 +165,5 @@ pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
     if twin.names.is_none() && twin.current().is_some_and(|end| end.sends_elsewhere()) {
         ask_for_mark(entry, twin);
         let _ = take_mark(entry, twin, fd);
-        tell_mark(entry, twin);
     }
 }

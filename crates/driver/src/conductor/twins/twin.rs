@@ -195,9 +195,12 @@ impl Twin {
         Some(learnt.into_iter().filter(|(is, _)| *is).fold(0, |all, (_, bit)| all | bit))
     }
 
-    /// Notes that the mark has been taken off on a side.
-    pub(in crate::conductor) fn mark_taken(&mut self, side: Side) {
-        self.unmarked[side] = true;
+    /// Lets a side's client take the mark off. Returns facts of the two ([`UNMARKED`]): none to the one that may.
+    pub(in crate::conductor) fn claim_mark(&mut self, side: Side) -> u64 {
+        match std::mem::replace(&mut self.unmarked[side], true) {
+            true => UNMARKED,
+            false => 0,
+        }
     }
 
     /// Tells whether the flow that starts at a side ends because the side goes on in the kernel.
