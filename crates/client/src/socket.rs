@@ -315,6 +315,13 @@ impl Socket {
         self.came_back.swap(BACK_TOLD, Ordering::AcqRel) != BACK_TOLD
     }
 
+    /// Tells whether the connection was reset, unless the program was told. AF_UNIX says so to a receive that finds nothing more, whichever
+    /// directions had ended before.
+    pub fn take_reset(&self) -> bool {
+        let link = lock(&self.control).link.clone();
+        (has_failed(link.recv_end()) || has_failed(link.send_end())) && self.tell_failure()
+    }
+
     /// Tells whether its side of a twin was another client's before.
     pub fn is_taken(&self) -> bool {
         self.taken.load(Ordering::Relaxed)
@@ -361,13 +368,14 @@ impl Socket {
             return Ok(end as i32);
         }
         drop(control);
-        if ends[0] == ENDED && self.send.lock().is_shut_by_program() {
+        let is_tcp = self.stands_for_tcp();
+        if is_tcp && ends[0] == ENDED && self.send.lock().is_shut_by_program() {
             // Both directions had ended before the reset, which TCP ignores then.
             return Ok(0);
         }
         Ok(match self.tell_failure() {
             // TCP's word for a reset after the end of the stream.
-            true if ends[0] == ENDED => libc::EPIPE,
+            true if is_tcp && ends[0] == ENDED => libc::EPIPE,
             true => end as i32,
             false => 0,
         })

@@ -394,6 +394,11 @@ impl Twin {
         self.current().is_none_or(|socket| socket.tell_failure())
     }
 
+    /// Tells whether a receive of AF_UNIX that found nothing is to tell of a reset: not one of no bytes, where there are some.
+    fn takes_reset(&self, wanted: usize) -> bool {
+        self.unix && self.current().is_some_and(|end| (wanted > 0 || end.received() == 0) && end.take_reset())
+    }
+
     /// As much was sent as may be before the peer is there: then the connection is not writable.
     fn hold_if_full(&self, unclaimed: &Unclaimed) {
         if let Some(socket) = self.current().filter(|_| unclaimed.room() == 0) {

@@ -94,7 +94,7 @@ impl Socket {
 
     /// True for what stands for TCP, where a peer's close is the end of its stream and no more: some programs read nothing
     /// after a `HUP`. A twin of an AF_UNIX socket, which has no address here, does not.
-    fn stands_for_tcp(&self) -> bool {
+    pub(crate) fn stands_for_tcp(&self) -> bool {
         lock(&self.control).local.is_some()
     }
 }

@@ -141,7 +141,7 @@ hooks! {
                 if how != libc::SHUT_WR {
                     twin.lender.settle();
                 }
-                let gone = twin.is_gone();
+                let (gone, was_shut) = (twin.is_gone(), twin.send_shut.load(Ordering::Relaxed));
                 // TCP does not tell the peer.
                 let alone = direction == Shutdown::Read && !twin.unix;
                 let end_one = |end: &Arc<pd_client::core::Socket>| {
@@ -176,7 +176,7 @@ hooks! {
                 // The kernel's connection follows: who asks for its state gets the right answer.
                 match checked(real::shutdown(fd, how)) {
                     // The peer has answered the fabric's end by closing both.
-                    Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() => Ok(0),
+                    Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() && !was_shut => Ok(0),
                     answer => answer,
                 }
             },

@@ -86,6 +86,11 @@ impl Twin {
                         Err(_) => Ok(part),
                     };
                 }
+                Ok(0) if self.takes_reset(wanted) => {
+                    receiving::failure_is_told(entry, self);
+                    // A receive that looked for more has been told, and does not say so.
+                    return if received > 0 { Ok(received) } else { Err(Failure::Errno(libc::ECONNRESET)) };
+                }
                 Ok(part) if peek => {
                     // All of what is to be peeked at has to be there at once.
                     if part >= least || part == 0 || self.unix || !self.waits(flags) || !self.goes_on() {
@@ -144,6 +149,11 @@ impl Twin {
                 Err(failure) => failure,
             };
             return match failure {
+                Failure::Errno(libc::ECONNRESET) if received > 0 && self.unix => {
+                    // As for a receive that finds the end.
+                    self.tells_failure();
+                    Ok(received)
+                }
                 _ if received > 0 => Ok(received),
                 // TCP has waited, and then has nothing to do.
                 AGAIN if wanted == 0 && !self.unix && self.waits(flags) => Ok(0),
