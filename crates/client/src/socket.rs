@@ -318,8 +318,18 @@ impl Socket {
     /// Tells whether the connection was reset, unless the program was told. AF_UNIX says so to a receive that finds nothing more, whichever
     /// directions had ended before.
     pub fn take_reset(&self) -> bool {
+        self.was_reset() && self.tell_failure()
+    }
+
+    /// Tells whether a direction has failed.
+    fn was_reset(&self) -> bool {
         let link = lock(&self.control).link.clone();
-        (has_failed(link.recv_end()) || has_failed(link.send_end())) && self.tell_failure()
+        has_failed(link.recv_end()) || has_failed(link.send_end())
+    }
+
+    /// Tells whether both directions had ended before a reset, given the end of what it receives. TCP ignores the reset then.
+    pub(crate) fn ignores_reset(&self, recv_end: u32) -> bool {
+        recv_end == ENDED && self.stands_for_tcp() && self.send.lock().is_shut_by_program()
     }
 
     /// Tells whether its side of a twin was another client's before.
@@ -329,8 +339,7 @@ impl Socket {
 
     /// Tells whether the connection has failed, or bytes that were sent have come back.
     pub fn is_gone(&self) -> bool {
-        let link = lock(&self.control).link.clone();
-        self.has_come_back().0 || has_failed(link.recv_end()) || has_failed(link.send_end())
+        self.has_come_back().0 || self.was_reset()
     }
 
     /// Tells whether bytes have come back, and whether that error is still to be told.
@@ -368,14 +377,12 @@ impl Socket {
             return Ok(end as i32);
         }
         drop(control);
-        let is_tcp = self.stands_for_tcp();
-        if is_tcp && ends[0] == ENDED && self.send.lock().is_shut_by_program() {
-            // Both directions had ended before the reset, which TCP ignores then.
+        if self.ignores_reset(ends[0]) {
             return Ok(0);
         }
         Ok(match self.tell_failure() {
             // TCP's word for a reset after the end of the stream.
-            true if is_tcp && ends[0] == ENDED => libc::EPIPE,
+            true if ends[0] == ENDED && self.stands_for_tcp() => libc::EPIPE,
             true => end as i32,
             false => 0,
         })

@@ -205,9 +205,7 @@ impl Socket {
         };
         let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
-        // TCP ignores a reset that comes when both directions have ended.
-        let is_over = || recv_end == ENDED && self.stands_for_tcp() && self.send.lock().is_shut_by_program();
-        let failed = has_failed(recv_end) || has_failed(send_end) && !is_over();
+        let failed = has_failed(recv_end) || has_failed(send_end) && !self.ignores_reset(recv_end);
         if there >= lowat || received_all {
             ready |= IN;
         }
