@@ -33,21 +33,32 @@ fn hash(name: &[u8], seed: u64) -> u64 {
     mix(name.iter().fold(0xcbf2_9ce4_8422_2325 ^ mix(seed), fold))
 }
 
-/// The order in which a backend prefers entries.
+/// The order in which a backend prefers entries: offset + skip n³ for n from 0 on, each entry once.
+///
+/// The paper has offset + skip n. Among 100 backends two often have the same skip, so that one follows the other through the table, and
+/// takes many entries when the other goes. Cubes of different offsets meet no oftener than chance has them. They are a permutation
+/// because 3 and `ENTRIES - 1` have no common divisor.
 struct Order {
     next: usize,
-    step: usize,
+    /// First, second and third difference of what follows.
+    first: usize,
+    second: usize,
+    third: usize,
 }
 
 impl Order {
     fn new(name: &[u8]) -> Self {
         let next = (hash(name, 1) % ENTRIES as u64) as usize;
-        Self { next, step: (hash(name, 2) % (ENTRIES as u64 - 1)) as usize + 1 }
+        let skip = (hash(name, 2) % (ENTRIES as u64 - 1)) as usize + 1;
+        let third = 6 * skip % ENTRIES;
+        Self { next, first: skip, second: third, third }
     }
 
     fn take(&mut self) -> usize {
         let at = self.next;
-        self.next = (at + self.step) % ENTRIES;
+        self.next = (at + self.first) % ENTRIES;
+        self.first = (self.first + self.second) % ENTRIES;
+        self.second = (self.second + self.third) % ENTRIES;
         at
     }
 }
@@ -170,5 +181,5 @@ mod tests {
         assert_eq!((table.entries().len(), sum), (ENTRIES, SUM));
     }
 
-    const SUM: u64 = 13_411_548_332_084_143_462;
+    const SUM: u64 = 3_523_465_252_353_936_447;
 }
