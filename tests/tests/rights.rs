@@ -13,6 +13,8 @@ const NUMBERS: [(&str, u32); 5] =
 /// Right that the driver can start without, and that only one thread keeps.
 const OPTIONAL: &str = "NET_ADMIN";
 const KEEPER: &str = "pd-gate";
+/// Flag of a thread that ends, in the ninth field of `stat`: linux/sched.h.
+const PF_EXITING: u32 = 4;
 
 /// Returns the capabilities that the guide adds, for docker and for Kubernetes.
 fn documented() -> Vec<String> {
@@ -73,10 +75,19 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Returns the file `status` of each thread of a process.
+/// Returns the file `status` of each thread of a process, except of those that are ending. Such a one has been waited for already, may
+/// be listed for a while, and gets no filter any more.
 fn threads(pid: u32) -> Vec<String> {
+    let read = |path: PathBuf| std::fs::read_to_string(path).ok();
     let all = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    all.filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok()).collect()
+    let statuses = all.filter_map(|thread| {
+        let status = read(thread.path().join("status"))?;
+        // Read after the status: a thread that ends does not go on.
+        let stat = read(thread.path().join("stat"))?;
+        let flags = stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse::<u32>().ok()?;
+        (flags & PF_EXITING == 0).then_some(status)
+    });
+    statuses.collect()
 }
 
 fn field<'a>(status: &'a str, name: &str) -> &'a str {
