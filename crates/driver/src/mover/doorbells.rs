@@ -1,4 +1,5 @@
 //! Doorbells of a mover: those of clients, of its mailbox, and of other descriptors that its thread waits for.
+use super::channel::Channel;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use rustix::event::epoll;
@@ -60,6 +61,14 @@ impl Doorbells {
         may(Call::Watch)?;
         let data = epoll::EventData::new_u64(u64::from(client.get()) << 32 | channel as u64);
         epoll::add(&self.epoll, doorbell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+    }
+
+    /// Watches a channel's doorbell, if that could not be done before. Returns whether it is watched.
+    pub fn hear_channel(&self, client: ClientId, index: usize, channel: &mut Channel) -> bool {
+        if !channel.is_heard() {
+            channel.set_heard(self.add(client, index, channel.doorbell()).is_ok());
+        }
+        channel.is_heard()
     }
 
     /// Removes a doorbell: the client's end may live on in another process.

@@ -63,6 +63,8 @@ use ticks::Ticks;
 
 /// Looks before a sleep for each one that is at the doorbells, too.
 const LOOKS_PER_POLL: u32 = 4;
+/// Longest sleep while a doorbell cannot be watched.
+const UNHEARD_POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a mover.
 #[derive(Clone, Debug)]
@@ -241,7 +243,7 @@ impl Mover {
         asleep: &dyn Fn(bool),
         news: &dyn Fn() -> bool,
     ) -> Option<Option<Duration>> {
-        self.arm();
+        let all_heard = self.arm();
         asleep(true);
         self.inbox.set_asleep(true);
         // SYNC POINT: need-wakeup-dekker
@@ -249,8 +251,9 @@ impl Mover {
         if news() || self.has_news(false) {
             return None;
         }
-        let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next()];
         let now = self.clock.now();
+        let next_look = (!all_heard).then(|| now + UNHEARD_POLL);
+        let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next(), next_look];
         let until = until.into_iter().flatten().min();
         Some(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))))
     }
@@ -287,18 +290,22 @@ impl Mover {
         !ready.is_empty()
     }
 
-    /// Asks all clients that are looked at to ring, and blocked receivers to report room.
-    fn arm(&mut self) {
+    /// Asks all clients that are looked at to ring, and blocked receivers to report room. Returns whether each ring would be heard.
+    fn arm(&mut self) -> bool {
         let number = self.doorbells.number_sleep();
-        for (client, index) in self.scheduler.channels() {
-            let Some(client) = self.clients.get(client) else { continue };
+        let mut all_heard = true;
+        for (id, index) in self.scheduler.channels() {
+            let Some(client) = self.clients.get_mut(id) else { continue };
             client.memory().set_need_wakeup(index, number);
+            all_heard &=
+                client.channel(index).is_none_or(|channel| self.doorbells.hear_channel(id, index, channel));
         }
         for id in self.scheduler.blocked() {
             if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_room();
             }
         }
+        all_heard
     }
 
     fn disarm(&mut self) {

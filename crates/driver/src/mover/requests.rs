@@ -124,12 +124,9 @@ impl Mover {
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
         let number = self.doorbells.number_sleep();
         let Some(state) = self.clients.get_mut(client) else { return true };
-        if let Some(channel) = state.channel(index).filter(|channel| !channel.is_heard()) {
-            // The doorbell could not be watched before. An unwatched doorbell would not be heard.
-            let is_heard = self.doorbells.add(client, index, channel.doorbell()).is_ok();
-            channel.set_heard(is_heard);
-            channel.restart_quiet();
-            if !is_heard {
+        if let Some(channel) = state.channel(index) {
+            if !self.doorbells.hear_channel(client, index, channel) {
+                channel.restart_quiet();
                 return false;
             }
         }

@@ -252,9 +252,11 @@ impl Mover {
         };
         old.doorbells.remove(channel.doorbell());
         self.doorbells.number_beyond(&old.doorbells);
-        if let Err(error) = self.doorbells.add(client, index, channel.doorbell()) {
-            tracing::error!(%client, index, %error, "cannot watch a doorbell");
+        let heard = self.doorbells.add(client, index, channel.doorbell());
+        if let Err(error) = heard {
+            tracing::error!(%client, index, %error, "cannot watch a doorbell: its channel is looked at");
         }
+        channel.set_heard(heard.is_ok());
         channel.leave();
         if channel.is_overflowing() {
             self.outbox.add_overflowing(place);
