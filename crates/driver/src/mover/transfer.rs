@@ -51,10 +51,14 @@ struct Plan {
 /// Has all movers carry out their commands, until there are no more. Returns whether there were any.
 pub fn settle(movers: &mut [&mut Mover]) -> bool {
     let mut worked = false;
-    while movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any) {
-        worked = true;
+    loop {
+        let told = movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any);
+        worked |= told;
+        // A mover that was told nothing has news all the same, and may have told one before it.
+        if !told && !movers.iter().any(|mover| mover.inbox.is_filled()) {
+            return worked;
+        }
     }
-    worked
 }
 
 /// Transfers channels. Returns the flows that went.
