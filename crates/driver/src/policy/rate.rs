@@ -102,8 +102,8 @@ impl Meter {
         let lease = bucket.rate.lease();
         let need = want.min(lease).saturating_sub(self.left);
         if need > 0 {
-            match bucket.take(lease, now) {
-                Ok(()) => self.left += lease,
+            match bucket.take(lease - self.left, now) {
+                Ok(()) => self.left = lease,
                 Err(_) => {
                     bucket.take(need, now)?;
                     self.left += need;
