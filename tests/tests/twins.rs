@@ -538,6 +538,24 @@ fn a_side_that_has_left_waits_for_who_holds_its_socket() {
     drop((fd, accepted));
 }
 
+/// The question may overtake the close, which goes another way to the driver.
+#[test]
+fn a_process_takes_what_it_has_just_closed() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let mut b = claim(&accepted).expect("a twin");
+    for round in 0..200 {
+        a.send(round * 10, 10);
+        b.socket.close().unwrap();
+        b = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+        b.receive(round * 10, 10);
+    }
+    a.socket.close().unwrap();
+    b.socket.close().unwrap();
+    drop((fd, accepted));
+}
+
 /// One process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
 #[test]
 fn one_process_claims_the_mark() {

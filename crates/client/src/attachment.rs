@@ -11,7 +11,7 @@ use crate::setting::known_socket_path;
 use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
-use pd_abi::{Frame, FrameKind, KernelReason};
+use pd_abi::{Frame, FrameKind, KernelReason, Operation, Request, SocketId};
 use pd_shm::{attach, Own, Region, Spin, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -374,6 +374,15 @@ impl Attachment {
         let channel = Arc::new(Channel::new(frame.id, channels.all.len(), OwnFd::new(doorbell), self));
         channels.all.push(channel.clone());
         Ok(channel)
+    }
+
+    /// Waits until the driver has carried out the requests of all channels so far. A frame may come before them.
+    pub(crate) fn settle(&self) {
+        let channels = lock(&self.channels).all.clone();
+        for channel in channels {
+            // Refused, for there is no such socket, in the order of the channel's requests.
+            let _ = channel.call(self, Request::new(Operation::Adopt, SocketId(0), 0));
+        }
     }
 
     fn shared_channel(&self) -> Result<Arc<Channel>> {

@@ -105,7 +105,14 @@ pub fn claim_again(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
 /// `EALREADY` if the twin is this process's own; `EREMCHG` if its connection has gone on in the kernel; `EOPNOTSUPP` if the driver's movers cannot pass it on;
 /// `ENETDOWN`.
 pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
-    found(twin(fd, TwinOperation::Take, None))
+    match found(twin(fd, TwinOperation::Take, None)) {
+        Err(error) if error.errno() == libc::EALREADY => {
+            // It may have been closed here, and the question have overtaken that.
+            process::attachment()?.settle();
+            found(twin(fd, TwinOperation::Take, None))
+        }
+        taken => taken,
+    }
 }
 
 /// Says that nobody shall claim this twin any more, which one of its own connections made. What it has sent can
