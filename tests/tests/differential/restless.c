@@ -222,11 +222,14 @@ int main(int argc, char **argv) {
     }
     // Sent bytes have arrived when the peer has them.
     meeting->done++;
+    since = now_ns();
     while (meeting->done < 2) {
+        if (meeting->moved[1 - side] != before) before = meeting->moved[1 - side], since = now_ns();
         if (now_ns() - since > 3 * STALLED_AFTER_S * 1000000000ull) fail("the peer does not end");
         usleep(1000);
     }
-    if (checked(recv(fd, buffer, 1, 0), "recv") >= 0) fail("more than was sent");
+    ssize_t more = checked(recv(fd, buffer, 1, 0), "recv");
+    if (more >= 0) fail(more ? "more than was sent" : "the peer ended first");
     if (!meet()) fail("the peer is gone");
     printf("done\n");
     return 0;
