@@ -445,6 +445,12 @@ impl Socket {
         Ok(())
     }
 
+    /// Ends sending, which another process that had the socket has ended at the driver.
+    pub fn end_sending(&self) {
+        self.send.lock().shut = true;
+        self.watch.notify();
+    }
+
     /// Returns the path of the connection's bytes; `Offloaded` while there is no connection.
     pub fn path(&self) -> Path {
         if self.kernel.get().is_some() {

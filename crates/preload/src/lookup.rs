@@ -203,7 +203,9 @@ fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
         Taken::Twin(socket) => {
             // Another program may have wanted it.
             twin::may_linger();
-            attach_twin(fd, Twin::new(fd, socket.clone(), false).taken());
+            let twin = Twin::new(fd, socket.clone(), false).taken();
+            let _ = twin.learn_shut(fd, &socket);
+            attach_twin(fd, twin);
             if let Some(entry) = table::entry(fd).filter(|_| socket.is_taken_aside()) {
                 // The next call finds a failure again.
                 entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));

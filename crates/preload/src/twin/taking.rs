@@ -1,22 +1,38 @@
 //! Doing something with the fabric end, which another process may have: then this one takes it over first.
 use super::Twin;
+use crate::address;
 use crate::aside::ending;
 use crate::call::{lock, Failure, Outcome};
 use crate::entry::Entry;
 use crate::epoll_set::standing;
 use crate::fabric::{self, Taken};
 use crate::log::note;
+use crate::real;
 use crate::shared::{Held, Slot};
 use crate::short::begun;
 use crate::short::names::Names;
+use libc::c_int;
 use pd_client::core::Socket;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Moves of a connection to another process, each after few bytes, after which it goes on in the kernel.
 const TURNS_MAX: u32 = 8;
+/// States of TCP in which the own stream has ended: `FIN_WAIT1`, `FIN_WAIT2`, `LAST_ACK`, `CLOSING`.
+const SHUT_SENDING: [c_int; 4] = [4, 5, 9, 11];
+/// State of TCP in which both have ended, or the connection was reset.
+const CLOSED: c_int = 7;
+/// States of TCP in which the peer's has not: `ESTABLISHED`, `FIN_WAIT1`, `FIN_WAIT2`.
+const PEER_SENDS: [c_int; 3] = [1, 4, 5];
 /// As many bytes are worth a move.
 const TURN_BYTES: u64 = 512 << 10;
+
+/// Tells whether receiving from the kernel's socket has ended.
+fn has_ended(fd: c_int) -> bool {
+    let mut one = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { real::poll(&mut one, 1, 0) > 0 && one.revents & libc::POLLRDHUP != 0 }
+}
 
 impl Twin {
     /// Does something with the end, taking it over first if another process has it.
@@ -120,9 +136,7 @@ impl Twin {
             _ => return Err(Failure::Errno(libc::ECONNRESET)),
         };
         note!("descriptor {fd}: took the connection over");
-        if self.recv_shut.load(Ordering::Relaxed) {
-            socket.end_receiving()?;
-        }
+        self.learn_shut(fd, &socket)?;
         if self.unix {
             socket.look_always();
         }
@@ -135,6 +149,30 @@ impl Twin {
         standing::register_again(entry, &socket);
         if socket.is_taken_aside() {
             self.go_on_aside(entry, &socket)?;
+        }
+        Ok(())
+    }
+
+    /// Tells an end that has come from another process which directions are shut: that process may have shut them. The kernel's
+    /// connection was shut with them. Both directions of an AF_UNIX socket tell by themselves.
+    pub(crate) fn learn_shut(&self, fd: c_int, end: &Socket) -> Outcome<()> {
+        // The first byte of `TCP_INFO` is the state.
+        let state = match self.unix {
+            true => None,
+            false => address::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info & 0xff),
+        };
+        let both_ended = |state| state == CLOSED && end.has_ended();
+        if state.is_some_and(|state| SHUT_SENDING.contains(&state) || both_ended(state)) {
+            self.send_shut.store(true, Ordering::Relaxed);
+        }
+        if state.is_some_and(|state| PEER_SENDS.contains(&state)) && has_ended(fd) {
+            self.recv_shut.store(true, Ordering::Relaxed);
+        }
+        if self.send_shut.load(Ordering::Relaxed) {
+            end.end_sending();
+        }
+        if self.recv_shut.load(Ordering::Relaxed) {
+            end.end_receiving()?;
         }
         Ok(())
     }
