@@ -72,7 +72,8 @@ impl Interest {
         if !self.enabled || report == 0 {
             return None;
         }
-        if self.events & ONESHOT != 0 {
+        // `ASIDE` is the library's own, and no program has it reported.
+        if self.events & ONESHOT != 0 && report != ASIDE {
             self.enabled = false;
         }
         Some((report, self.events & (ONESHOT | EDGE) == 0))

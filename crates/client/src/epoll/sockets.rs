@@ -1,6 +1,6 @@
 //! Sockets in epoll instances: they are added, changed and taken out.
 use super::item::{Interest, Item, Source};
-use super::{absent, ready, Epoll, Registration};
+use super::{absent, Epoll, Registration};
 use crate::error::{Error, Result};
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
@@ -22,12 +22,23 @@ impl Epoll {
     /// # Errors
     /// `EEXIST`, `EBADF`.
     pub fn add_as(&self, socket: &Arc<Socket>, name: u64, events: u32, data: u64) -> Result<()> {
+        self.add_with(socket, name, Interest::new(events, data))
+    }
+
+    /// Adds a one-shot registration that has reported already: [`Self::modify_as`] enables it.
+    ///
+    /// # Errors
+    /// As [`Self::add_as`].
+    pub fn add_spent_as(&self, socket: &Arc<Socket>, name: u64, events: u32, data: u64) -> Result<()> {
+        self.add_with(socket, name, Interest { enabled: false, ..Interest::new(events, data) })
+    }
+
+    fn add_with(&self, socket: &Arc<Socket>, name: u64, interest: Interest) -> Result<()> {
         self.check_usable()?;
         socket.check_usable()?;
         socket.adopt()?;
         let source: Arc<dyn Source> = socket.clone();
-        let (queue, interest) = (Arc::downgrade(&self.ready), Interest::new(events, data));
-        let item = Item::new(Arc::downgrade(&source), queue, name, interest);
+        let item = Item::new(Arc::downgrade(&source), Arc::downgrade(&self.ready), name, interest);
         let control = lock(&socket.control);
         let key = (socket.serial(), name);
         {
@@ -76,11 +87,17 @@ impl Epoll {
         self.modify_item((socket.serial(), name), events, data)
     }
 
-    /// Events wanted of a member, by its name: of a one-shot that has told, its flag alone. None: it is not in here.
-    pub fn wanted_as(&self, socket: &Socket, name: u64) -> Option<u32> {
-        let item = lock(&self.items).get(&(socket.serial(), name)).cloned()?;
-        let interest = lock(&item.interest);
-        Some(if interest.enabled { interest.events } else { ready::ONESHOT })
+    /// Returns whether a one-shot registration has reported since it was enabled.
+    pub fn is_spent(&self, socket: &Socket, name: u64) -> bool {
+        let item = lock(&self.items).get(&(socket.serial(), name)).cloned();
+        item.is_some_and(|item| !lock(&item.interest).enabled)
+    }
+
+    /// Notes that a one-shot registration has reported elsewhere.
+    pub fn spend(&self, socket: &Socket, name: u64) {
+        if let Some(item) = lock(&self.items).get(&(socket.serial(), name)) {
+            lock(&item.interest).enabled = false;
+        }
     }
 
     /// Takes a socket out. Closing it does so, too.

@@ -2,7 +2,7 @@
 //! instance is used.
 use super::instances::{any_active, hosted_behind, instance, is_instance};
 use super::registering::{control_fresh, control_listener, control_of};
-use super::standing::{self, in_kernel_too, name};
+use super::standing::{self, in_kernel_too, name, SPENT};
 use super::{is_token, EpollSet};
 use crate::call::{lock, Failure, Outcome};
 use crate::carried::{self, Record};
@@ -126,10 +126,8 @@ pub(crate) fn carry() {
             };
             let Some(mut event) = registered_as(instance, fd, &entry) else { continue };
             let end = entry.twin().and_then(Twin::current);
-            let wanted = end.and_then(|end| set.fabric.wanted_as(&end, name(fd)));
-            if wanted == Some(libc::EPOLLONESHOT as u32) {
-                // It has told.
-                event.0 = libc::EPOLLONESHOT as u32;
+            if end.is_some_and(|end| set.fabric.is_spent(&end, name(fd))) {
+                event.0 = SPENT;
             }
             records.push(Record { epoll, fd, inode, event, in_kernel: false });
         }

@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// The upper half of every token; the lower one is the connection's number.
 pub(super) const TOKEN: u64 = 0xfdfa_b81d << 32;
 
+/// Flags in a kernel's instance of a one-shot registration that has reported. The kernel reports errors of it once more.
+pub(super) const SPENT: u32 = libc::EPOLLONESHOT as u32;
+
 /// Tells whether the kernel's user data is a token.
 pub(super) fn is_token(data: u64) -> bool {
     data >> 32 == TOKEN >> 32
@@ -42,15 +45,18 @@ pub(crate) fn stand(entry: &Arc<Entry>, end: &Arc<Socket>, stands: Stands) {
     for watcher in lock(&socket.watchers).iter() {
         let Some((instance, epoll)) = instance_of(watcher) else { continue };
         let (flags, data) = watcher.event;
-        let in_kernel =
-            |operation, without: u32| in_kernel_too(epoll, operation, watcher.fd, flags & !without);
+        let spent = instance.epoll().is_some_and(|set| set.fabric.is_spent(end, name(watcher.fd)));
+        let in_kernel = |operation, without: u32| {
+            let flags = if spent { SPENT } else { flags & !without };
+            in_kernel_too(epoll, operation, watcher.fd, flags)
+        };
         let _ = match stands.kernel_without {
             Some(without) => {
                 in_kernel(libc::EPOLL_CTL_ADD, without) || in_kernel(libc::EPOLL_CTL_MOD, without)
             }
             None => in_kernel(libc::EPOLL_CTL_DEL, 0),
         };
-        if let Some(set) = instance.epoll() {
+        if let Some(set) = instance.epoll().filter(|_| !spent) {
             let own = flags & !stands.fabric_without;
             let _ = set.fabric.modify_as(end, name(watcher.fd), own, data);
             set.fabric.poke();
@@ -63,11 +69,14 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
     let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
     for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
         let Some((instance, epoll)) = instance_of(&watcher) else { continue };
+        let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
         if let Some(set) = instance.epoll() {
+            if set.fabric.is_spent(&end, name(watcher.fd)) {
+                event.events = SPENT;
+            }
             let _ = set.fabric.remove_as(&end, name(watcher.fd));
             lock(&set.members).remove(&watcher.fd);
         }
-        let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
         // The kernel's part is there already if the connection has left the fabric.
         for operation in [libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_ADD] {
             // SAFETY: a valid event.
@@ -78,15 +87,32 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
     }
 }
 
-/// Registers a connection again that this process has taken over: its registrations are of an earlier end.
-pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>) {
+/// Returns the numbers by which one-shot registrations of an end have reported.
+pub(crate) fn spent(entry: &Arc<Entry>, end: &Socket) -> Vec<c_int> {
+    let Some(socket) = entry.socket() else { return Vec::new() };
+    let watchers = lock(&socket.watchers);
+    let is_spent = |watcher: &&Watcher| {
+        let instance = watcher.instance.upgrade();
+        let set = instance.as_ref().and_then(|instance| instance.epoll());
+        set.is_some_and(|set| set.fabric.is_spent(end, name(watcher.fd)))
+    };
+    watchers.iter().filter(is_spent).map(|watcher| watcher.fd).collect()
+}
+
+/// Registers a connection again that this process has taken over: its registrations are of an earlier end, which is closed. `spent`:
+/// those of the earlier end ([`spent`]).
+pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>, spent: &[c_int]) {
     let Some(socket) = entry.socket() else { return };
     if socket.is_watched() {
         end.await_inherited();
     }
     for watcher in lock(&socket.watchers).iter() {
         if let Some(set) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
-            let _ = set.fabric.add_as(end, name(watcher.fd), watcher.event.0, watcher.event.1);
+            let (name, (flags, data)) = (name(watcher.fd), watcher.event);
+            let _ = match spent.contains(&watcher.fd) {
+                true => set.fabric.add_spent_as(end, name, flags, data),
+                false => set.fabric.add_as(end, name, flags, data),
+            };
         }
     }
 }

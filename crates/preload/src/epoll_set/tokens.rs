@@ -1,6 +1,6 @@
 //! Takes tokens out of what the kernel has told: of the shadow epoll set, and of connections that leave the fabric.
 use super::is_token;
-use super::standing::{self, in_kernel_too};
+use super::standing::{self, in_kernel_too, name};
 use crate::aside::receiving;
 use crate::call::lock;
 use crate::entry::Entry;
@@ -44,9 +44,17 @@ fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves 
     else {
         return Leaves::Other;
     };
+    let once = (wanted & ONCE != 0).then(|| Some((instance.epoll()?, entry.twin()?.current()?))).flatten();
+    if once.as_ref().is_some_and(|(set, end)| set.fabric.is_spent(end, name(fd))) {
+        // The fabric's part has reported.
+        return Leaves::Nothing;
+    }
     let told =
         entry.twin().map_or(event.events, |twin| receiving::told_by_kernel(&entry, twin, fd, event.events));
     if told != 0 {
+        if let Some((set, end)) = once {
+            set.fabric.spend(&end, name(fd));
+        }
         return Leaves::Program(epoll_event { events: told, u64: data });
     }
     if wanted & ONCE != 0 {

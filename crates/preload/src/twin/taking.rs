@@ -143,10 +143,11 @@ impl Twin {
         // The earlier end, if there was one, has passed on.
         let earlier = self.socket.swap(Some(socket.clone()));
         self.count_turn(earlier.as_deref());
+        let spent = earlier.as_deref().map_or_else(Vec::new, |earlier| standing::spent(entry, earlier));
         if let Some(earlier) = earlier {
             let _ = earlier.close();
         }
-        standing::register_again(entry, &socket);
+        standing::register_again(entry, &socket, &spent);
         if socket.is_taken_aside() {
             self.go_on_aside(entry, &socket)?;
         }
