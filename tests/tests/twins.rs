@@ -1,6 +1,6 @@
 //! Connections of the kernel whose bytes go by the fabric (`pd_client::core::twin`). They are made, claimed,
 //! and passed between processes that hold the same socket, without a byte lost or doubled.
-use pd_client::core::{twin, Departure, Left};
+use pd_client::core::{ready, twin, Departure, Epoll, Left};
 use pd_client::Shutdown;
 use pd_tests::{alone, program_path, Random, TestDriver, TwinSide};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -536,6 +536,39 @@ fn a_side_that_has_left_waits_for_who_holds_its_socket() {
     driver().wait_for("the connection is over", |report| report.connections.is_empty());
     driver().apply("");
     drop((fd, accepted));
+}
+
+/// A side that has shut both directions knows that its peer's stream is over. The peer's own end is one more edge all the same.
+#[test]
+fn the_end_of_a_stream_that_nobody_receives_is_an_edge() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    for closes in [true, false] {
+        let (fd, a, accepted) = connect(&listener);
+        let b = claim(&accepted).expect("a twin");
+        b.socket.shutdown(Shutdown::Both).unwrap();
+        let epoll = Epoll::new();
+        epoll.add_as(&b.socket, 0, ready::RDHUP | ready::EDGE, 7).unwrap();
+        let next = |timeout| {
+            let mut found = 0;
+            epoll.wait(1, Some(timeout), &mut |events, _| found = events).unwrap();
+            found & (ready::RDHUP | ready::HUP)
+        };
+        assert_eq!(next(Duration::ZERO), ready::RDHUP | ready::HUP);
+        assert_eq!(next(Duration::from_millis(20)), 0);
+        // Its end waits for whoever has the kernel's socket.
+        drop(fd);
+        match closes {
+            true => a.socket.close().unwrap(),
+            false => a.socket.shutdown(Shutdown::Write).unwrap(),
+        }
+        assert_eq!(next(Duration::from_secs(20)), ready::RDHUP | ready::HUP, "closes: {closes}");
+        if !closes {
+            a.socket.close().unwrap();
+        }
+        drop(accepted);
+        b.socket.close().unwrap();
+    }
 }
 
 /// The question may overtake the close, which goes another way to the driver.

@@ -460,6 +460,7 @@ impl Conductor {
         }
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+        self.tell_of_end(connection, side);
         self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // A twin that was detached has no flow back to wait for.

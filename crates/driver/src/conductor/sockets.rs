@@ -452,8 +452,12 @@ impl Conductor {
             // Said before the peer learns of the end, so that it reads its ring to there.
             self.gone(outgoing, Gone::Writer);
             self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
+            self.tell_of_end(connection, side);
         }
         if how & 1 != 0 {
+            if let Some(entry) = self.connections.get_mut(connection) {
+                entry.receives_no_more[side] = true;
+            }
             self.movers.send(
                 movers[side.other()],
                 ToMover::Abort { flow: incoming, send_end: ENDED, recv_end: Some(ENDED) },
@@ -461,6 +465,18 @@ impl Conductor {
             self.detach_unclaimed(connection, ENDED);
         }
         Ok(done(socket))
+    }
+
+    /// Posts an event to a peer that has shut receiving, when a side's stream ends. The peer knows the end of the stream already, and the
+    /// flow may be over. On the kernel the end is one more edge.
+    pub(super) fn tell_of_end(&self, connection: ConnectionId, side: Side) {
+        let peer = side.other();
+        let Some(entry) = self.connection(connection).filter(|entry| entry.receives_no_more[peer]) else {
+            return;
+        };
+        if let Some((client, slot)) = entry.sides[peer] {
+            self.movers.send(entry.movers[peer], ToMover::Ready { client, slot });
+        }
     }
 
     /// Notes that the connection of a twin has gone on in the kernel, in both directions.

@@ -118,12 +118,9 @@ impl Mover {
             ToMover::Finish { flow: id, finish } => {
                 self.read_on(id, true);
                 if let Some(flow) = self.flows.get(id) {
-                    let told = flow.finish(finish).then(|| flow.destination().place());
+                    flow.finish(finish);
                     self.ticks.want();
                     self.touch(id);
-                    if let Some(place) = told {
-                        self.ready_at(place);
-                    }
                 }
             }
             ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),

@@ -289,16 +289,13 @@ impl Flow {
         self.sink.last_delivered(len)
     }
 
-    /// Notes that the source sends no more. Sends so far are still delivered, until the deadline. Returns whether a destination that has
-    /// stopped receiving hears of it for the first time: it knows the end already, and an edge-triggered wait has to end.
-    pub fn finish(&mut self, finish: Finish) -> bool {
-        let is_news = self.aborted && !self.sink.is_gone() && self.finish.is_none();
+    /// Notes that the source sends no more. Sends so far are still delivered, until the deadline.
+    pub fn finish(&mut self, finish: Finish) {
         if finish.source_gone || self.finish.is_none() {
             // A stream that was shut down, or goes on elsewhere, ends like that whatever becomes of its source.
             let end = self.finish.map_or(finish.end, |known| known.end);
             self.finish = Some(Finish { end, ..finish });
         }
-        is_news
     }
 
     /// Gives up delivering if the deadline has passed. Returns the news.
