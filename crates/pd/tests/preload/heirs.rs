@@ -24,6 +24,29 @@ fn heirs_of_a_connection_go_on_with_it() {
     }
 }
 
+/// Streams of the C library read and write behind the hooks. Also those whose numbers become connections while the program runs, as with a
+/// shell's redirections, and those of an image that gets a connection to a file.
+#[test]
+fn standard_streams_lead_where_their_numbers_do() {
+    let mut site = Site::new(186);
+    let program = site.compiled("streams", &[]);
+    let file = site.folder.path().join("streams.sock");
+    let (program, address, file) = (program.as_str(), site.address(2), file.to_str().unwrap());
+    let answer = |site: &Site, with: With| {
+        let _server = site.serve(with, &[program, "server", PORT, file]);
+        site.answer(with, &[program, "client", &address, PORT, file])
+    };
+    let expected = answer(&site, With::Nothing);
+    for preload in ["--preload=all", "--preload", "--preload=short"] {
+        site.preload = preload;
+        for with in [With::Library, With::Mediated] {
+            let before = site.connections();
+            assert_eq!(answer(&site, with), expected, "{preload} {with:?}");
+            assert!(site.connections() > before, "{preload}: none on the fabric");
+        }
+    }
+}
+
 /// Echoes bytes in capitals, by two processes in turn; a process that ends serves the last part of some.
 const IN_TURN: &str = "
 import os, socket, sys

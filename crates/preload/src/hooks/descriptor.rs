@@ -1,5 +1,5 @@
 //! Closing, duplicating, flags.
-use super::hooks;
+use super::{hooks, stdio};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
 use crate::call::{aside, call, checked, set_errno, Failure};
@@ -234,6 +234,9 @@ fn duplicated(from: c_int, to: c_int) {
     if to >= 0 && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
         if !table::is_borrowed() {
             aside(|| lookup::duplicate(from, to));
+            if to <= libc::STDERR_FILENO {
+                stdio::follow(to);
+            }
         } else if table::look(from) != table::PLAIN {
             table::note_copy();
         }

@@ -3,7 +3,7 @@
 use super::hooks;
 use crate::call::lock;
 use crate::pipe::numbers;
-use crate::{address, real, table};
+use crate::{address, real, table, unix};
 use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
 use pd_client::core::Inside;
 use std::ffi::CStr;
@@ -25,11 +25,30 @@ extern "C" {
     static mut stdout: *mut FILE;
     static mut stderr: *mut FILE;
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
+    fn __fpurge(stream: *mut FILE);
+    fn __flbf(stream: *mut FILE) -> c_int;
+    fn flockfile(stream: *mut FILE);
+    fn funlockfile(stream: *mut FILE);
+    fn fwrite_unlocked(bytes: *const c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t;
 }
+
+/// How a stream of glibc's begins, which is part of its interface.
+#[repr(C)]
+struct Beginning {
+    flags: c_int,
+    read_ptr: *const c_char,
+    read_end: *const c_char,
+    read_base: *const c_char,
+    write_base: *const c_char,
+    write_ptr: *const c_char,
+}
+
+/// Flag of a stream without a buffer.
+const UNBUFFERED: c_int = 2;
 
 hooks! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        if ![table::SOCKET, table::INHERITED, table::FRESH].contains(&table::look(fd)) {
+        if ![table::SOCKET, table::INHERITED, table::FRESH, table::AWAY].contains(&table::look(fd)) {
             numbers::passes(fd);
             return real::fdopen(fd, mode);
         }
@@ -67,30 +86,75 @@ unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     stream
 }
 
+/// Number, mode and variable of each standard stream.
+fn standard() -> [(c_int, &'static CStr, *mut *mut FILE); 3] {
+    [(0, c"r", &raw mut stdin), (1, c"w", &raw mut stdout), (2, c"w", &raw mut stderr)]
+}
+
 /// At start: standard streams that are connections (a shell's or an inetd's child) get such streams.
 pub(crate) fn replace_standard_streams() {
-    let replace = |fd: c_int, mode: &CStr, place: *mut *mut FILE| {
-        if table::look(fd) == table::INHERITED && address::is_tcp(fd) && address::peer(fd).is_some() {
+    for (fd, mode, place) in standard() {
+        if table::look(fd) == table::INHERITED && may_have_twin(fd) {
             // SAFETY: the C library's variable, before the program runs; only the first thread is there.
-            unsafe {
-                let stream = open_stream(fd, mode.as_ptr());
-                if !stream.is_null() {
-                    place.write(stream);
-                }
-            }
+            unsafe { replace(fd, mode, place) };
         }
-    };
-    replace(0, c"r", &raw mut stdin);
-    replace(1, c"w", &raw mut stdout);
-    replace(2, c"w", &raw mut stderr);
-    if known_fd(2) {
-        // SAFETY: a stream that was opened just now; as the C library has it.
-        unsafe { libc::setvbuf(stderr, std::ptr::null_mut(), libc::_IONBF, 0) };
     }
 }
 
-fn known_fd(fd: c_int) -> bool {
-    lock(&STREAMS).iter().any(|(_, known)| *known == fd)
+/// Tells whether an inherited socket is a connection that may be on the fabric.
+fn may_have_twin(fd: c_int) -> bool {
+    match address::is_tcp(fd) {
+        true => address::peer(fd).is_some(),
+        false => unix::is_unix(fd) && unix::connected(fd) == Some(true),
+    }
+}
+
+/// A number has become another one's copy: a standard stream of that number gets functions of its own, too, if it is a connection now.
+pub(crate) fn follow(fd: c_int) {
+    let is_connection = || [table::SOCKET, table::INHERITED, table::AWAY].contains(&table::look(fd));
+    let Some((_, mode, place)) = standard().into_iter().find(|&(number, ..)| number == fd) else { return };
+    // SAFETY: the C library's variable and its stream; programs that exchange the variable while other threads use it have lost anyway.
+    unsafe {
+        let old = place.read();
+        if is_connection() && !old.is_null() && known(old).is_none() && real::fileno(old) == fd {
+            replace(fd, mode, place);
+        }
+    }
+}
+
+/// Puts a stream with functions of its own in the place of a standard one. What lies in the buffers of that goes along.
+///
+/// # Safety
+/// `place` is the C library's variable with the stream of `fd`.
+unsafe fn replace(fd: c_int, mode: &CStr, place: *mut *mut FILE) {
+    // SAFETY: the caller's promise; between the two bounds of a buffer lie bytes; no other thread uses the stream meanwhile.
+    unsafe {
+        let (old, new) = (place.read(), open_stream(fd, mode.as_ptr()));
+        if new.is_null() {
+            return;
+        }
+        if !old.is_null() {
+            flockfile(old);
+            let own = &*old.cast::<Beginning>();
+            if own.flags & UNBUFFERED != 0 {
+                libc::setvbuf(new, std::ptr::null_mut(), libc::_IONBF, 0);
+            } else if __flbf(old) != 0 {
+                libc::setvbuf(new, std::ptr::null_mut(), libc::_IOLBF, 0);
+            }
+            let unwritten = (own.write_ptr as usize).saturating_sub(own.write_base as usize);
+            let unread = (own.read_end as usize).saturating_sub(own.read_ptr as usize);
+            if fd == 0 {
+                for at in (0..unread).rev() {
+                    libc::ungetc((*own.read_ptr.add(at) as u8).into(), new);
+                }
+            } else if unwritten > 0 {
+                fwrite_unlocked(own.write_base.cast(), 1, unwritten, new);
+            }
+            __fpurge(old);
+            funlockfile(old);
+        }
+        place.write(new);
+    }
 }
 
 fn known(stream: *mut FILE) -> Option<c_int> {
