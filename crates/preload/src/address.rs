@@ -140,6 +140,11 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
+/// Returns whether a socket listens.
+pub(crate) fn listens(fd: c_int) -> bool {
+    option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1)
+}
+
 /// Returns whether the kernel takes a byte at once that is sent. What it tells of AF_UNIX by `poll` is more: that most of the buffer is free.
 pub(crate) fn has_room(fd: c_int, unix: bool) -> bool {
     let mut poll = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];

@@ -1,5 +1,7 @@
 //! The environment of another image. An image without the library cannot go on with a connection on the fabric, so one that gets such
 //! a connection gets the library, too, even if the program gives it an environment without (as inetd and systemd-socket-activate do).
+//! So does one that gets a listener: connections to that are made on the fabric, and wait half a second for who accepts without the library.
+use crate::entry::State;
 use crate::{address, call, carried, table};
 use libc::{c_char, c_int};
 use std::collections::VecDeque;
@@ -38,16 +40,20 @@ pub extern "C" fn pd_preload_keep_environment() {
     call::aside(|| drop(KEPT.set(NAMES.into_iter().filter_map(of).collect())));
 }
 
-/// Tells whether an image would get a connection on the fabric. Where the numbers of a child's are told in ways that the library does not
-/// see, whether there is one.
-fn gets_connection(is_child: bool) -> bool {
+/// Tells whether an image would get a connection on the fabric, or a listener. Where the numbers of a child's are told in ways that the
+/// library does not see, whether there is one.
+fn gets_any(is_child: bool) -> bool {
     table::is_borrowed() && table::has_copied()
         || (0..table::end()).any(|fd| {
             let is_one = match table::look(fd) {
                 table::SOCKET => {
-                    table::entry(fd).is_some_and(|it| it.twin().is_some_and(|twin| twin.names.is_none()))
+                    table::entry(fd).is_some_and(|it| match it.socket().and_then(|it| it.state()) {
+                        Some(State::Twin(twin)) => twin.names.is_none(),
+                        Some(State::Listener(_)) => true,
+                        None => false,
+                    })
                 }
-                table::INHERITED => address::peer(fd).is_some(),
+                table::INHERITED => address::peer(fd).is_some() || address::listens(fd),
                 _ => false,
             };
             is_one && (is_child || carried::is_kept(fd))
@@ -90,7 +96,7 @@ unsafe fn with_library(given: *const *const c_char, use_of: c_int) -> Option<*co
         all.push(text);
         at = at.wrapping_add(1);
     }
-    if !gets_connection(use_of & OF_CHILD != 0) {
+    if !gets_any(use_of & OF_CHILD != 0) {
         return None;
     }
     // SAFETY: strings of the caller's.

@@ -171,7 +171,7 @@ fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
     if unix && !unix::is_unix(fd) {
         return None;
     }
-    if address::option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1) {
+    if address::listens(fd) {
         if unix && !unix::may_listen(fd) {
             return None;
         }

@@ -7,7 +7,7 @@
 use crate::aside::{leaving, receiving};
 use crate::entry::Entry;
 use crate::twin::Twin;
-use crate::{call, closed, confined, fabric, lookup, table};
+use crate::{address, call, closed, confined, fabric, lookup, table};
 use pd_client::core::{is_attached, KernelReason};
 use std::sync::Arc;
 
@@ -42,15 +42,21 @@ pub(crate) fn before_loss_of_reach() {
 }
 
 /// The same of its root alone. A child of a process that is attached attaches: it may get connections of its parent's later, by a message,
-/// and could not take them from there.
+/// and could not take them from there. So does an image that was given a listener: it could not claim what it accepts.
 pub(crate) fn before_loss_of_root() {
-    if table::enabled() && !closed::is_closed() && confined::take_of_attached() {
+    let is_heir = || confined::take_of_attached() || has_listener();
+    if table::enabled() && !closed::is_closed() && is_heir() {
         call::aside(|| {
             fabric::reaches_driver();
         });
     }
     before_loss_of_reach();
     confined::confine();
+}
+
+/// Tells whether the process was started with a listener.
+fn has_listener() -> bool {
+    (0..table::end()).any(|fd| table::look(fd) == table::INHERITED && address::listens(fd))
 }
 
 fn for_each_twin(mut work: impl FnMut(&Arc<Entry>, &Twin)) {

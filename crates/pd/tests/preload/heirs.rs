@@ -24,11 +24,57 @@ fn heirs_of_a_connection_go_on_with_it() {
     }
 }
 
+/// A server that starts an image with a listener, in an environment without the library, as mail servers do. In one way the image
+/// changes its root before it accepts.
+const GIVES_LISTENER: &str = "
+import os, socket, sys
+listener = socket.create_server(('', int(sys.argv[1])))
+image = \"\"\"
+import os, socket, sys, tempfile
+listener = socket.socket(fileno=int(sys.argv[1]))
+if sys.argv[2] == 'hides':
+    folder = tempfile.mkdtemp()
+    os.chroot(folder)
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    connection.sendall(connection.recv(100).upper())
+    connection.close()
+\"\"\"
+if os.fork() == 0:
+    listener.set_inheritable(True)
+    os.execve(sys.executable, [sys.executable, '-c', image, str(listener.fileno()), sys.argv[2]], {})
+os.wait()
+";
+
+/// Who connects finds a listener of its first process's, and would wait half a second for an image that accepts without the library.
+#[test]
+fn an_image_that_gets_a_listener_takes_its_connections() {
+    const CLIENT: &str = "
+import socket, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+connection.sendall(b'right')
+print(connection.recv(100).decode(), flush=True)
+";
+    let site = Site::new(188);
+    for way in ["stays", "hides"] {
+        let _ = std::fs::remove_file(site.log());
+        let server = site.serve(With::Library, &["python3", "-c", GIVES_LISTENER, PORT, way]);
+        let before = site.connections();
+        let answer = site.answer(With::Library, &["python3", "-c", CLIENT, &site.address(2), PORT]);
+        drop(server);
+        assert_eq!(answer, "RIGHT\n", "{way}");
+        let said = std::fs::read_to_string(site.log()).unwrap();
+        assert!(!said.contains("nobody took the connection"), "{way}: {said}");
+        assert_eq!(site.connections() - before, 1, "{way}: {said}");
+    }
+}
+
 /// Streams of the C library read and write behind the hooks. Also those whose numbers become connections while the program runs, as with a
 /// shell's redirections, and those of an image that gets a connection to a file.
 #[test]
 fn standard_streams_lead_where_their_numbers_do() {
-    let mut site = Site::new(186);
+    let mut site = Site::new(189);
     let program = site.compiled("streams", &[]);
     let file = site.folder.path().join("streams.sock");
     let (program, address, file) = (program.as_str(), site.address(2), file.to_str().unwrap());
