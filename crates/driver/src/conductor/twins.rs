@@ -52,8 +52,8 @@ pub struct Twins {
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
     ends: HashMap<End, (ConnectionId, Side)>,
-    /// Network namespace of each TCP socket of a claimed connection, by cookie.
-    namespaces: HashMap<u64, NamespaceId>,
+    /// Network namespace of each TCP socket in `ends`, by cookie. Those of unclaimed connections are not proved: one cookie may have several.
+    namespaces: HashMap<u64, Vec<NamespaceId>>,
     parked: Parked,
     /// Sockets that several clients have had, and whose connections have gone on in the kernel: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
@@ -61,6 +61,9 @@ pub struct Twins {
     /// Lines that no client reads: the other end of unclaimed connections.
     nobody: Arc<ClientMemory>,
 }
+
+/// Most sides that are looked at for one socket. More have its cookie only where clients lie.
+const PLACES_MAX: usize = 8;
 
 /// Most sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
@@ -155,13 +158,36 @@ impl Twins {
         }
     }
 
+    /// Remembers where a socket of `ends` is, for holders in other network namespaces.
+    fn note_namespace(&mut self, held: &Held) {
+        if held.unix {
+            return;
+        }
+        let list = self.namespaces.entry(held.wanted.cookie).or_default();
+        if !list.contains(&held.namespace) {
+            list.push(held.namespace);
+        }
+    }
+
+    /// Returns the sides whose sockets may have this cookie: that of the network namespace `own` first, and a bounded number.
+    fn places(&self, cookie: u64, own: NamespaceId) -> Vec<(ConnectionId, Side)> {
+        let others = self.namespaces.get(&cookie).into_iter().flatten().copied();
+        let all = std::iter::once(own).chain(others.filter(|other| *other != own));
+        all.filter_map(|namespace| self.ends.get(&End::Tcp(namespace, cookie)).copied())
+            .take(PLACES_MAX)
+            .collect()
+    }
+
     /// Forgets a twin that is over or withdrawn.
     pub fn forget(&mut self, connection: ConnectionId, twin: &mut Twin) {
         for (side, held) in twin.sides() {
             if self.ends.get(&held.end()) == Some(&(connection, side)) {
                 self.ends.remove(&held.end());
-                if self.namespaces.get(&held.wanted.cookie) == Some(&held.namespace) && !held.unix {
-                    self.namespaces.remove(&held.wanted.cookie);
+                if let Some(list) = self.namespaces.get_mut(&held.wanted.cookie).filter(|_| !held.unix) {
+                    list.retain(|namespace| *namespace != held.namespace);
+                    if list.is_empty() {
+                        self.namespaces.remove(&held.wanted.cookie);
+                    }
                 }
             }
         }
@@ -331,6 +357,7 @@ impl Conductor {
         self.twins.unclaimed.entry(key).or_default().push(index);
         // The side is not proved yet: it must not displace another.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
+        self.twins.note_namespace(&sides[Side::Connecting]);
         if counted {
             self.tenants.open(tenants);
         }
@@ -372,9 +399,7 @@ impl Conductor {
         self.twins.no_longer_unclaimed(index, twin);
         for (side, held) in twin.sides() {
             self.twins.ends.insert(held.end(), (index, side));
-            if !held.unix {
-                self.twins.namespaces.insert(held.wanted.cookie, held.namespace);
-            }
+            self.twins.note_namespace(held);
         }
 
         let (there, back) = (index.flow(Side::Connecting), index.flow(Side::Accepting));

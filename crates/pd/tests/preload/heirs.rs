@@ -70,6 +70,57 @@ print(connection.recv(100).decode(), flush=True)
     }
 }
 
+/// A connection that is sent to a process of another network namespace before its peer has accepted it, as FTP servers do with data connections.
+#[test]
+fn a_connection_goes_to_another_network_namespace_before_it_is_accepted() {
+    const SERVER: &str = "
+import socket, sys
+listener, told = [socket.create_server(('', int(sys.argv[1]) + more)) for more in (0, 1)]
+print('ready', flush=True)
+while True:
+    told.accept()[0].recv(1)
+    connection = listener.accept()[0]
+    while got := connection.recv(100): connection.sendall(got.upper())
+    connection.close()
+";
+    const CLIENT: &str = "
+import ctypes, os, socket, sys
+CLONE_NEWNET = 0x40000000
+address, port = sys.argv[1], int(sys.argv[2])
+here, there = socket.socketpair()
+there_pipe, here_pipe = os.pipe()
+if os.fork() == 0:
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET): raise OSError(ctypes.get_errno(), 'unshare')
+    fd = socket.recv_fds(there, 1, 1)[1][0]
+    connection = socket.socket(fileno=fd)
+    connection.sendall(b'by the heir')
+    os.write(here_pipe, b'x')
+    print(connection.recv(100), flush=True)
+    connection.shutdown(socket.SHUT_WR)
+    print(connection.recv(100), flush=True)
+    os._exit(0)
+os.close(here_pipe)
+connection = socket.create_connection((address, port))
+socket.send_fds(here, [b'x'], [connection.fileno()])
+connection.close()
+assert os.read(there_pipe, 1) == b'x'
+socket.create_connection((address, port + 1)).sendall(b'x')
+os.wait()
+";
+    let mut site = Site::new(190);
+    site.privileged = true;
+    let ip = site.address(2);
+    let server = ["python3", "-c", SERVER, PORT];
+    let client = ["python3", "-c", CLIENT, &ip, PORT];
+    for with in [With::Nothing, With::Library, With::Mediated] {
+        let before = site.connections();
+        let running = site.serve(with, &server);
+        assert_eq!(site.answer(with, &client), "b'BY THE HEIR'\nb''\n", "{with:?}");
+        drop(running);
+        assert_eq!(site.connections() > before, with != With::Nothing, "{with:?}");
+    }
+}
+
 /// Streams of the C library read and write behind the hooks. Also those whose numbers become connections while the program runs, as with a
 /// shell's redirections, and those of an image that gets a connection to a file.
 #[test]

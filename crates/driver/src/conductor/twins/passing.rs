@@ -5,6 +5,7 @@ use crate::conductor::client::{Connected, Socket, SocketState};
 use crate::conductor::direct::Parting;
 use crate::conductor::ending::Event;
 use crate::conductor::Conductor;
+use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::kernel_socket::Wanted;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
@@ -75,15 +76,35 @@ impl Conductor {
     fn tcp_held(&mut self, id: ClientId, asked: &TwinRequest) -> Result<Held, Errno> {
         // Most sockets have no twin, and nothing to prove.
         let own = self.namespace(id)?;
-        let end_in = |namespace| self.twins.ends.get(&End::Tcp(namespace, asked.cookie));
-        let found = end_in(own).or_else(|| end_in(*self.twins.namespaces.get(&asked.cookie)?));
         let tenant = self.client(id).ok_or(Errno::BADF)?.tenant;
-        let none = || self.twins.no_twin(tenant, End::Tcp(own, asked.cookie));
-        let &(index, side) = found.ok_or_else(none)?;
+        let mut failure = self.twins.no_twin(tenant, End::Tcp(own, asked.cookie));
+        for (index, side) in self.twins.places(asked.cookie, own) {
+            match self.tcp_held_at(id, asked, own, index, side) {
+                Ok(held) => return Ok(held),
+                Err(errno) => failure = errno,
+            }
+        }
+        Err(failure)
+    }
+
+    /// The same of one side that may have the socket.
+    fn tcp_held_at(
+        &mut self,
+        id: ClientId,
+        asked: &TwinRequest,
+        own: NamespaceId,
+        index: ConnectionId,
+        side: Side,
+    ) -> Result<Held, Errno> {
         let connection = self.connection(index).ok_or(Errno::NOENT)?;
-        let known = *connection.twin.as_ref().ok_or(Errno::NOENT)?.side(side);
+        let twin = connection.twin.as_ref().ok_or(Errno::NOENT)?;
+        let (mut known, is_claimed) = (*twin.side(side), twin.is_claimed());
         let tenant = connection.tenants[side];
         let by_service = connection.through.is_some() && side == Side::Connecting;
+        if let (false, Some(local)) = (is_claimed, asked.local.to_socket_addr()) {
+            // The kernel may have chosen another one when it connected.
+            known.wanted.local = local;
+        }
         let proved = match known.namespace == own {
             true => self.prove_towards(id, asked, by_service.then_some(known.wanted.peer)),
             false => self.prove_side(id, asked, known),

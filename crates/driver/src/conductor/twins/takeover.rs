@@ -81,9 +81,7 @@ impl Conductor {
         let is_claimed = twin.is_claimed();
         for (side, held) in twin.sides().filter(|(side, _)| is_claimed || *side == Side::Connecting) {
             self.twins.ends.entry(held.end()).or_insert((index, side));
-            if is_claimed && !held.unix {
-                self.twins.namespaces.insert(held.wanted.cookie, held.namespace);
-            }
+            self.twins.note_namespace(held);
         }
         if !is_claimed {
             self.twins.unclaimed.entry(*twin.key()).or_default().push(index);
