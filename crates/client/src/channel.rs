@@ -212,7 +212,7 @@ impl Channel {
     fn wait_for_room(&self, rounds: &mut u32) -> Result<()> {
         *rounds += 1;
         if *rounds < 64 {
-            std::thread::yield_now();
+            pd_shm::yield_now();
         } else {
             std::thread::sleep(Duration::from_micros(100));
         }

@@ -340,7 +340,7 @@ impl Handlers {
     pub fn lock() -> Self {
         let blocked = set_mask(!0);
         while INSTALLING.swap(true, Ordering::Acquire) {
-            std::thread::yield_now();
+            pd_shm::yield_now();
         }
         Self { blocked, _of_thread: std::marker::PhantomData }
     }

@@ -102,7 +102,7 @@ pub mod core {
     pub use crate::socket::{Socket, Takes};
     pub use pd_abi::KernelReason;
     pub use pd_shm::bias::this_thread;
-    pub use pd_shm::Spin;
+    pub use pd_shm::{never_yield, yield_now, Spin};
 
     /// Twins of kernel sockets.
     pub mod twin {

@@ -232,7 +232,7 @@ impl Link {
             if self.is_broken() || !self.attachment.check_alive() {
                 return Err(self.attachment.dead_error());
             }
-            std::thread::yield_now();
+            pd_shm::yield_now();
         }
     }
 

@@ -111,7 +111,7 @@ impl Back {
             match unsafe { end.send_copied(&piece) } {
                 Ok(part) => sent += part,
                 // A part of it must not be left.
-                Err(error) if error.errno() == libc::EAGAIN && sent > 0 => std::thread::yield_now(),
+                Err(error) if error.errno() == libc::EAGAIN && sent > 0 => pd_client::core::yield_now(),
                 Err(error) => return Err(error),
             }
         }
@@ -238,7 +238,7 @@ impl Back {
                     self.look(end)?;
                     if self.has(HEAD) || end.peer_has_ended() || end.sends_elsewhere() {
                         // A message with descriptors may have come, which is for another call.
-                        std::thread::yield_now();
+                        pd_client::core::yield_now();
                         continue;
                     }
                     if end.position() + end.received() < owed() {

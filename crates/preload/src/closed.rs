@@ -17,6 +17,7 @@ pub(crate) fn is_closed() -> bool {
 /// From now on it has one.
 pub(crate) fn close() {
     CLOSED.store(true, Ordering::Relaxed);
+    pd_client::core::never_yield();
 }
 
 /// Receives a byte if one is there, by calls that such programs allow themselves. Returns and sets errno as `recv` with

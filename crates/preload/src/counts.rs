@@ -80,7 +80,7 @@ impl Counts {
     pub(crate) fn enter(&self) {
         while self.inside.fetch_add(1, Ordering::SeqCst) & CLOSED != 0 {
             self.leave();
-            std::thread::yield_now();
+            pd_client::core::yield_now();
         }
     }
 

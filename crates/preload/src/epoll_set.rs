@@ -169,7 +169,7 @@ impl EpollSet {
                 return;
             }
             self.fabric.poke();
-            std::thread::yield_now();
+            pd_client::core::yield_now();
         }
     }
 

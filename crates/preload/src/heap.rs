@@ -76,8 +76,10 @@ impl Class {
 
     fn lock(&self) {
         while self.locked.swap(true, Ordering::Acquire) {
-            // SAFETY: takes nothing. Whoever has it does not sleep.
-            unsafe { real::system_call(libc::SYS_sched_yield, [0; 6]) };
+            if !crate::closed::is_closed() {
+                // SAFETY: takes nothing. Whoever has it does not sleep.
+                unsafe { real::system_call(libc::SYS_sched_yield, [0; 6]) };
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! and the program does not.
 //!
 //! Connections leave the fabric before the filter is there, while all calls are allowed. Afterwards the library attaches to
-//! no driver, serves no new socket, does not spin, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
+//! no driver, serves no new socket, does not spin or yield, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
 //! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
 use crate::aside::{leaving, receiving};
 use crate::entry::Entry;
@@ -23,6 +23,8 @@ pub(crate) fn before() {
                 receiving::await_owed(entry, twin);
             }
         });
+        // Those that are away count their calls, and would look for a way back.
+        (0..table::end()).for_each(crate::away::calls::stays);
         table::disable();
         closed::close();
     });

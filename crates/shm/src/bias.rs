@@ -128,6 +128,6 @@ impl BiasCells for Bias {
     }
 
     fn pause(&self) {
-        std::thread::yield_now();
+        crate::yield_now();
     }
 }

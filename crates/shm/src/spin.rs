@@ -1,4 +1,5 @@
 use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -8,6 +9,22 @@ static LIMIT: OnceLock<Duration> = OnceLock::new();
 /// Limits the spins of this process; zero has every wait sleep at once. The first call counts, and comes before the first spin.
 pub fn limit_spins(limit: Duration) {
     let _ = LIMIT.set(limit);
+}
+
+/// Set where a filter of system calls may end the process for a yield.
+static NEVER_YIELD: AtomicBool = AtomicBool::new(false);
+
+/// Makes no thread of this process yield any more.
+pub fn never_yield() {
+    NEVER_YIELD.store(true, Ordering::Relaxed);
+}
+
+/// Lets other threads run while this one waits for one of them.
+pub fn yield_now() {
+    match NEVER_YIELD.load(Ordering::Relaxed) {
+        true => std::hint::spin_loop(),
+        false => std::thread::yield_now(),
+    }
 }
 
 fn limit() -> Duration {
@@ -104,7 +121,7 @@ impl Spin {
         while spent < bound && self.shared < SHARED_MAX {
             let yields = spent >= next;
             if yields {
-                std::thread::yield_now();
+                yield_now();
             } else {
                 std::hint::spin_loop();
             }

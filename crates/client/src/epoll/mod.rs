@@ -208,7 +208,7 @@ impl Epoll {
             for home in lock(&self.homes).iter() {
                 home.channel.wake_all();
             }
-            std::thread::yield_now();
+            pd_shm::yield_now();
         }
     }
 

@@ -2,6 +2,7 @@
 use super::{is_found, FIRST_CALLS, FOUND};
 use crate::address::is_nonblocking;
 use crate::aside::leaving;
+use crate::closed;
 use crate::entry::{Entry, State};
 use crate::fallback_cache::now_ns;
 use crate::log::note;
@@ -35,7 +36,9 @@ pub(crate) fn is_waited_for(entry: &Arc<Entry>, twin: &Twin) -> bool {
     if twin.names.is_some() || twin.progress().sends() || entry.socket().is_none_or(|it| it.is_watched()) {
         return false;
     }
-    if !(is_found() || twin.attention.is_due() && finds(&entry.fds(), is_nonblocking)) {
+    // A closed process has no twin that has not left, and may not look.
+    if closed::is_closed() || !(is_found() || twin.attention.is_due() && finds(&entry.fds(), is_nonblocking))
+    {
         return false;
     }
     leaving::leave(entry, twin, KernelReason::UnseenWait)
