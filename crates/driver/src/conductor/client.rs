@@ -114,6 +114,8 @@ pub enum SocketState {
     Connected(Connected),
     /// Closed by its client while flows still drain. Holds the connection, unless another client has its side.
     Closing(Option<Connected>),
+    /// Another client has its side. The client has not closed the socket, and may still look at its line.
+    Taken,
 }
 
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]

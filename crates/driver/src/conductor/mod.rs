@@ -336,7 +336,7 @@ impl Conductor {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);
                 if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
                     socket.flows_left = socket.flows_left.saturating_sub(1);
-                    if socket.flows_left == 0 {
+                    if socket.flows_left == 0 && !matches!(socket.state, SocketState::Taken) {
                         self.release_slot(client, slot);
                     }
                 }
@@ -550,11 +550,13 @@ impl Conductor {
             _ => None,
         };
         let state = std::mem::replace(&mut socket.state, SocketState::Closing(closing));
+        let is_let_go = socket.flows_left == 0;
         if let Some(bound) = bound {
             self.names.unbind(namespace, bound.port(), (id, slot));
         }
         match state {
             SocketState::Active => self.release_slot(id, slot),
+            SocketState::Taken if is_let_go => self.release_slot(id, slot),
             // The connection may outlive its client, whose number is then reused.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
                 let is_gone = ending.farewell().is_gone;
@@ -562,7 +564,7 @@ impl Conductor {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
             }
-            SocketState::Closing(None) => {}
+            SocketState::Closing(None) | SocketState::Taken => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
                 if !self.park(connection, side, ending) {
                     self.end_side(connection, side, ending);

@@ -45,9 +45,10 @@ impl Conductor {
         let Some(operation) = Operation::from_raw(request.operation) else { return };
         let Some(client) = self.client(id) else { return };
         let socket = SocketId(request.socket);
-        let live =
-            client.socket(Slot::of(socket)).is_some_and(|s| !matches!(s.state, SocketState::Closing(_)));
-        let live = live && client.generation(Slot::of(socket)) == socket.generation();
+        let is_current = client.generation(Slot::of(socket)) == socket.generation();
+        let state = client.socket(Slot::of(socket)).map(|socket| &socket.state).filter(|_| is_current);
+        let is_open = state.is_some_and(|state| !matches!(state, SocketState::Closing(_)));
+        let live = is_open && !matches!(state, Some(SocketState::Taken));
         let answer = match operation {
             Operation::Socket => {
                 // The last slots are for clients that use them at once.
@@ -55,7 +56,7 @@ impl Conductor {
                 self.several((id, channel), request.tag, many, |this| this.open(id, channel, request))
             }
             Operation::Close => {
-                if live {
+                if is_open {
                     if request.value == CLOSE_LEFT {
                         self.left_for_good(id, Slot::of(socket));
                     }

@@ -62,9 +62,9 @@ impl Conductor {
         self.move_side(index, side, endpoint, Some((id, slot)));
         self.twins.parked.remove((index, side));
         if let Some((owner, slot)) = former {
-            // The slot is free when the bytes that it sent are delivered.
+            // The slot is free when the bytes that it sent are delivered, and the client has closed the socket.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
-                socket.state = SocketState::Closing(None);
+                socket.state = SocketState::Taken;
             }
         }
         let aside = if is_aside { TAKEN_ASIDE } else { 0 };
