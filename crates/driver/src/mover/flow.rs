@@ -187,6 +187,14 @@ impl Flow {
 
     pub fn set_send_ring(&mut self, bytes: u64) {
         self.source.set_bytes_max(bytes);
+        if !self.is_source_last() {
+            self.source.make_room_for_successor();
+        }
+    }
+
+    /// Lets a further client fill its send ring, while sends of those before it are not yet delivered.
+    pub fn make_room_for_successor(&mut self) {
+        self.source.make_room_for_successor();
     }
 
     pub fn set_ring(&mut self, ring: Ring) {
@@ -342,6 +350,9 @@ impl Flow {
     /// Takes the sends of another client from now on, and tells that client the state. Returns the former source, and the news.
     pub fn replace_source(&mut self, source: Endpoint) -> (Endpoint, News) {
         let former = self.source.replace_end(source);
+        if self.is_source_last() {
+            self.source.forget_former_sends();
+        }
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
         if (self.aborted || self.finish.is_some()) && self.is_source_last() {
             self.source.publish_end(if self.aborted { self.ends_told.0 } else { ENDED });

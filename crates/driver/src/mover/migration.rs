@@ -182,6 +182,7 @@ impl Mover {
         let Some(flow) = self.flows.get(id) else { return };
         let successor = (source.client, source.slot);
         let (base, _) = flow.sends();
+        flow.make_room_for_successor();
         let migration = flow.migration_mut();
         let taken = migration.hand_over(base, source, parted.held);
         self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));

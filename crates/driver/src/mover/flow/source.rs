@@ -55,6 +55,8 @@ pub struct Next {
 pub struct Source {
     /// The sending end.
     end: Endpoint,
+    /// Bytes that one client may have sent and not yet delivered.
+    ring_bytes: u64,
     /// Blocks of sends accepted and not yet completed, oldest first.
     sbt: BufferTable,
     /// Number of the block to be copied next, and its bytes that are under way already.
@@ -76,6 +78,7 @@ impl Source {
     pub fn new(end: Endpoint, send_ring_bytes: u64) -> Self {
         Self {
             end,
+            ring_bytes: send_ring_bytes,
             sbt: BufferTable::new(send_ring_bytes),
             cursor: (0, 0),
             allowed: 0,
@@ -150,8 +153,19 @@ impl Source {
         let pending = sbt.used() - oldest_delivered;
         let cursor = (first, oldest_delivered);
         let (published, waker, files) = (done, Waker::default(), None);
-        let this =
-            Self { end, sbt, cursor, allowed, oldest_delivered, accepted, done, published, waker, files };
+        let this = Self {
+            end,
+            ring_bytes: bytes_max,
+            sbt,
+            cursor,
+            allowed,
+            oldest_delivered,
+            accepted,
+            done,
+            published,
+            waker,
+            files,
+        };
         Ok((this, pending))
     }
 
@@ -171,7 +185,18 @@ impl Source {
 
     /// Sets the bytes that the client may have sent and not yet delivered. Bytes beyond them may stay.
     pub fn set_bytes_max(&mut self, bytes: u64) {
-        self.sbt.set_bytes_max(bytes.max(self.sbt.used()));
+        self.ring_bytes = bytes;
+        self.forget_former_sends();
+    }
+
+    /// Lets a further client fill its send ring, while sends of those before it are not yet delivered.
+    pub fn make_room_for_successor(&mut self) {
+        self.sbt.set_bytes_max(self.ring_bytes.saturating_add(self.sbt.used()));
+    }
+
+    /// Lets the client have no more bytes under way than its send ring holds: it is the only one that has any.
+    pub fn forget_former_sends(&mut self) {
+        self.sbt.set_bytes_max(self.ring_bytes.max(self.sbt.used()));
     }
 
     /// Takes one or several sends, unless there is no room for them. With `joins` they may become one block with bytes that lie before them
