@@ -123,9 +123,13 @@ impl Conductor {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.count_move(side);
         }
-        let Ok(Parting { left, remainder, held, leave }) = self.part(index, side, owner) else {
-            return self.cut(index);
-        };
+        let parting = self.part(index, side, owner);
+        if parting.is_err() {
+            // Before the move, so that the new client is told of the end, and is brought nothing behind the bytes that are lost.
+            self.cut(index);
+        }
+        let Parting { left, remainder, held, leave } =
+            parting.unwrap_or_else(|_| Parting { left: true, ..Parting::default() });
         let Some(connection) = self.connections.get_mut(index) else { return };
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
