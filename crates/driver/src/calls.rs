@@ -27,6 +27,8 @@ pub enum Call {
     ReadCached,
     /// Reading the part of a file that is on a disk.
     ReadDisk,
+    /// Opening a socket that asks the kernel about sockets.
+    Diag,
     Thread,
 }
 
@@ -39,6 +41,7 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
+    use crate::kernel_socket::Wanted;
     use pd_shm::Mapping;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;
@@ -73,6 +76,22 @@ pub mod simulated {
     }
     #[inline(always)]
     pub fn is_let_go(_: BorrowedFd<'_>) -> Option<bool> {
+        None
+    }
+    #[inline(always)]
+    pub fn diag(_: &OwnedFd) -> Option<rustix::io::Result<OwnedFd>> {
+        None
+    }
+    #[inline(always)]
+    pub fn socket_inode(_: &OwnedFd, _: &Wanted) -> Option<rustix::io::Result<u32>> {
+        None
+    }
+    #[inline(always)]
+    pub fn descriptor(_: u32, _: u32) -> Option<rustix::io::Result<u32>> {
+        None
+    }
+    #[inline(always)]
+    pub fn parent(_: u32) -> Option<Option<u32>> {
         None
     }
     #[inline(always)]

@@ -32,8 +32,8 @@ pub fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
 
 /// Returns the parent of a process, which made it or adopted it.
 pub fn parent(pid: u32) -> Option<u32> {
-    if simulated::is_on() {
-        return None;
+    if let Some(known) = simulated::parent(pid) {
+        return known;
     }
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let number = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;

@@ -37,6 +37,15 @@ impl Mover {
         self.doorbells.is_rung() || self.scheduler.has_flows()
     }
 
+    /// Skips a byte that goes from a former client's ring to its successor's. Returns whether there was one.
+    pub fn skip_moved_byte(&mut self) -> bool {
+        let ids: Vec<_> = self.flows.ids().collect();
+        ids.into_iter().any(|id| {
+            let migration = self.flows.used(id).and_then(|flow| flow.migration());
+            migration.is_some_and(|migration| migration.skip_undrained())
+        })
+    }
+
     /// Describes its flows, for diagnosis.
     pub fn describe(&mut self) -> Vec<String> {
         let ids: Vec<_> = self.flows.ids().collect();

@@ -1,6 +1,7 @@
 //! Record of honest clients' streams and fates: every byte that arrives is compared with it.
-use super::kernel;
+use super::kernel::{self, End};
 use super::random::mix;
+use crate::identity::NamespaceId;
 use pd_abi::layout::ENDED;
 use std::net::SocketAddr;
 
@@ -17,6 +18,10 @@ pub type Number = usize;
 pub struct Book {
     pub sockets: Vec<Record>,
     pub listening: Vec<Listening>,
+    /// Listeners of the kernel that connections with twins may go to.
+    pub twin_listening: Vec<TwinListening>,
+    /// Honest clients' processes, each with its family.
+    pub people: Vec<(u32, usize)>,
     /// Set if a policy may have ended any connection.
     pub cuts: bool,
     /// Bytes that arrived, in all.
@@ -46,6 +51,10 @@ pub struct Record {
     pub is_hung_up: bool,
     /// The inode of the file that the socket sends.
     pub file: Option<u64>,
+    /// Set when one of several processes has taken the socket over.
+    pub is_moved: bool,
+    /// Set when nobody may receive any byte of the socket's.
+    pub is_withdrawn: bool,
     /// The socket that receives the bytes.
     peer: Option<Number>,
 }
@@ -54,6 +63,16 @@ pub struct Record {
 #[derive(Clone, Copy, Debug)]
 pub struct Listening {
     pub owner: usize,
+    pub at: SocketAddr,
+}
+
+/// A listener of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct TwinListening {
+    pub inode: u32,
+    pub namespace: NamespaceId,
+    /// Address by which other namespaces reach it.
+    pub home: [u8; 4],
     pub at: SocketAddr,
 }
 
@@ -73,6 +92,13 @@ enum From {
     Hostile,
 }
 
+impl Arriving {
+    /// Returns the view of a receiver that has received so many bytes of the same stream.
+    pub fn at(self, received: u64) -> Self {
+        Self { received, ..self }
+    }
+}
+
 /// Returns the byte of a stream at a position.
 pub fn byte(number: Number, at: u64) -> u8 {
     let word = match at / 8 {
@@ -86,6 +112,12 @@ impl Book {
     pub fn open(&mut self) -> Number {
         self.sockets.push(Record::default());
         self.sockets.len() - 1
+    }
+
+    /// Records that no process holds an end of a connection any more.
+    pub fn over(&mut self, end: &End) {
+        let record = &mut self.sockets[end.number];
+        (record.is_over, record.is_excused) = (true, true);
     }
 
     pub fn say(&self, what: impl FnOnce() -> String) {
@@ -125,6 +157,7 @@ impl Book {
         let number = (head & u64::from(u32::MAX)) as usize;
         assert!(head & MAGIC == MAGIC && number < self.sockets.len(), "socket {to} gets {head:#x}");
         assert!(self.sockets[number].sent >= 8, "socket {to} gets what {number} has not sent");
+        assert!(!self.sockets[number].is_withdrawn, "socket {to} gets what {number} has withdrawn");
         for (one, other) in [(number, to), (to, number)] {
             let known = *self.sockets[one].peer.get_or_insert(other);
             assert_eq!(known, other, "socket {one} is connected to both");
@@ -160,7 +193,9 @@ impl Book {
             let record = &self.sockets[number];
             record.is_excused || record.file.is_some_and(kernel::is_broken)
         };
-        let is_known = self.cuts || is_excused(peer) || is_excused(to);
+        // A side that cannot be given to another process for lack of a resource ends.
+        let is_stuck = self.hangs_up && [to, peer].iter().any(|&number| self.sockets[number].is_moved);
+        let is_known = self.cuts || is_stuck || is_excused(peer) || is_excused(to);
         if !is_known {
             assert!(self.hangs_up, "socket {to} is told of error {errno}; its peer {peer} has done nothing");
             self.doubts.push((to, peer, errno));
@@ -171,7 +206,9 @@ impl Book {
     /// it, and goes on sending until then.
     pub fn settle(&mut self) -> bool {
         let Self { doubts, sockets, .. } = self;
-        doubts.retain(|&(to, peer, _)| !sockets[to].is_hung_up && !sockets[peer].is_hung_up);
+        // A side that cannot be given to another process for lack of a resource ends, before the process has an answer.
+        let has_reason = |number: Number| sockets[number].is_hung_up || sockets[number].is_moved;
+        doubts.retain(|&(to, peer, _)| !has_reason(to) && !has_reason(peer));
         doubts.is_empty()
     }
 

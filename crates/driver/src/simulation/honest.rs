@@ -6,6 +6,7 @@ mod direct;
 mod files;
 mod hearing;
 mod streams;
+mod twins;
 
 use super::book::{byte, Arriving, Book, Listening, Number};
 use super::kernel::{self, is_readable, Person};
@@ -92,6 +93,15 @@ enum Asked {
     Shutdown(usize),
     /// Request for a socket's file.
     File(Number),
+    TwinListen(u32),
+    TwinConnect {
+        inode: u32,
+        listener: u32,
+        to: SocketAddr,
+    },
+    Claim(u32),
+    Take(u32),
+    Withdraw(usize),
     /// Request whose answer changes nothing.
     Other,
 }
@@ -124,6 +134,8 @@ struct Socket {
     /// File that holds all that the socket sends.
     file: Option<files::Sent>,
     rings: direct::Rings,
+    /// The socket of the kernel that the connection belongs to, if any.
+    twin: Option<twins::Twin>,
     /// Times at which its receiver and its sender look again without a wake-up.
     look_at: [Option<Duration>; 2],
 }
@@ -164,6 +176,7 @@ pub struct Honest {
     passed: u64,
     /// Pending question about a direct ring.
     exchange: Option<direct::Exchange>,
+    twins: twins::Twins,
     /// The time of this step.
     now: Duration,
     /// End of a stop of the process, as by SIGSTOP.
@@ -195,6 +208,7 @@ impl Honest {
             has_files,
             passed: 0,
             exchange: None,
+            twins: twins::Twins::default(),
             now: Duration::ZERO,
             stopped: None,
         }
@@ -221,7 +235,9 @@ impl Honest {
     /// Tells whether all connections are over, and all requests are answered.
     pub fn is_idle(&self) -> bool {
         let is_done = |socket: &Socket| socket.listens.is_some() || socket.number.is_none();
-        self.pending.is_empty() && self.sockets.iter().flatten().all(is_done)
+        self.pending.is_empty()
+            && self.sockets.iter().flatten().all(is_done)
+            && !kernel::sockets(|all| all.has_connections(self.person.pid))
     }
 
     /// Describes the client, for diagnosis of a standstill.
@@ -262,6 +278,7 @@ impl Honest {
                     || self.wishes > 0 && self.next_tag < u32::MAX
                     || self.has_to_close()
                     || self.owes_nudge()
+                    || self.has_twin_chores(now)
             }
             Phase::Gone => false,
         };
@@ -279,7 +296,7 @@ impl Honest {
             }
         }
         for (at, socket) in self.sockets.iter().enumerate() {
-            let Some(socket) = socket else { continue };
+            let Some(socket) = socket.as_ref().filter(|socket| !self.is_locked_out(socket)) else { continue };
             let looks = |thread: usize| socket.look_at[thread].is_some_and(|until| now >= until);
             if can_go_on(socket.receiver, || rung(link, socket, true)) || looks(0) {
                 into.push(Thread::Receiver(at));
@@ -297,7 +314,10 @@ impl Honest {
         }
         match &self.phase {
             Phase::Away { until } | Phase::Asking(_, until) => Some(*until),
-            _ => self.sockets.iter().flatten().flat_map(|socket| socket.look_at).flatten().min(),
+            _ => {
+                let looks = self.sockets.iter().flatten().flat_map(|socket| socket.look_at).flatten();
+                looks.chain(self.settle_by()).min()
+            }
         }
     }
 
@@ -311,7 +331,7 @@ impl Honest {
                 return Some(format!("client {} sleeps on the events of channel {channel}", self.index));
             }
         }
-        for socket in self.sockets.iter().flatten() {
+        for socket in self.sockets.iter().flatten().filter(|socket| !self.is_locked_out(socket)) {
             let word = link.line_u32(socket.id, socket_status::PATH);
             // Without a ring that was refused, the peer cannot wake anybody.
             let all_went_well = peers_run
@@ -390,8 +410,16 @@ impl Honest {
         match thread {
             Thread::Control => self.control(now, driver, number, book),
             Thread::Events(channel) => self.read_events(channel, now, book),
-            Thread::Receiver(at) => self.receive(at, book),
-            Thread::Sender(at) => self.send(at, book),
+            Thread::Receiver(at) => {
+                let trace = self.receive(at, book);
+                self.keep(at);
+                trace
+            }
+            Thread::Sender(at) => {
+                let trace = self.send(at, book);
+                self.keep(at);
+                trace
+            }
         }
     }
 
@@ -403,6 +431,7 @@ impl Honest {
     /// Ends the client without a return.
     pub fn leave(&mut self, book: &mut Book) {
         self.lose(Duration::ZERO, book);
+        self.release_all(book);
         self.phase = Phase::Gone;
     }
 
@@ -415,7 +444,8 @@ impl Honest {
     }
 
     fn lose(&mut self, now: Duration, book: &mut Book) {
-        for socket in self.sockets.drain(..).flatten() {
+        self.lose_twins(book);
+        for socket in self.sockets.drain(..).flatten().filter(|socket| socket.twin.is_none()) {
             if let Some(number) = socket.number {
                 let record = &mut book.sockets[number];
                 (record.is_over, record.is_excused) = (true, true);
@@ -450,5 +480,6 @@ fn can_go_on(wait: Wait, doorbell: impl FnOnce() -> u64) -> bool {
 
 fn is_ready_to_close(socket: &Socket) -> bool {
     let is_over = socket.receiver == Wait::Over && socket.sender == Wait::Over;
-    is_over && (socket.is_connected && !socket.has_shut || socket.is_closing)
+    let is_settling = socket.twin.is_some_and(|twin| twin.is_settling);
+    is_over && !is_settling && (socket.is_connected && !socket.has_shut || socket.is_closing)
 }

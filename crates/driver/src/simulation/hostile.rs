@@ -7,7 +7,9 @@ use pd_abi::layout::{
     channel_control, channel_offset, control_header, socket_control, socket_offset, socket_status,
 };
 use pd_abi::limits::{CHANNELS_MAX, EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
-use pd_abi::{Event, FileId, Frame, FrameKind, Operation, Request, SocketId, Span};
+use pd_abi::{
+    Event, FileId, Frame, FrameKind, Operation, Request, SocketId, Span, TwinOperation, TwinRequest,
+};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::net::{SendFlags, SocketAddrUnix};
 use std::net::SocketAddr;
@@ -53,6 +55,7 @@ impl Hostile {
     }
 
     pub fn lose(&mut self, now: Duration) {
+        kernel::sockets(|all| all.exit(self.person.pid));
         if let Some(link) = self.link.take() {
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
         }
@@ -138,6 +141,11 @@ impl Hostile {
             }
         }
         link.channels[channel].events.release();
+        if !book.twin_listening.is_empty() && self.random.chance(50) {
+            self.use_twin(channel, book);
+            return;
+        }
+        let Some(link) = &mut self.link else { return };
         let socket = match self.sockets.len() {
             0 => SocketId(0),
             count => self.sockets[self.random.below(count as u64) as usize],
@@ -185,6 +193,32 @@ impl Hostile {
             link.publish(channel);
             self.produced.resize(link.channels.len(), 0);
             self.produced[channel] = link.channels[channel].requests.position();
+        }
+    }
+
+    /// Makes a twin towards a listener, or asks for that of a socket.
+    fn use_twin(&mut self, channel: usize, book: &Book) {
+        let Some(link) = &self.link else { return };
+        let listening = self.random.pick(&book.twin_listening);
+        let (pid, namespace) = (self.person.pid, self.person.namespace);
+        let to = SocketAddr::new(listening.home.into(), listening.at.port());
+        let own = if namespace == listening.namespace { listening.home } else { self.person.address };
+        let (inode, local) = kernel::sockets(|all| all.bind(pid, namespace, (own, 0).into()));
+        let ask = |operation: TwinOperation, descriptor: u32, local: SocketAddr, peer: SocketAddr| {
+            let cookie = kernel::cookie(descriptor);
+            let (operation, local, peer) = (operation as u32, local.into(), peer.into());
+            let request = TwinRequest { operation, tag: 7, descriptor, cookie, local, peer };
+            let _ = link.send(&Frame::new(FrameKind::Twin).with_id(channel as u32).with_twin(&request));
+        };
+        ask(TwinOperation::Connect, inode, local, to);
+        if self.random.chance(800) {
+            kernel::sockets(|all| all.connect(inode, listening.inode, to));
+        }
+        if self.random.chance(300) {
+            let others = self.random.between(1, inode.into()) as u32;
+            let (local, peer) = kernel::sockets(|all| all.names(others));
+            let operation = self.random.pick(TwinOperation::ALL);
+            ask(operation, others, local, peer.unwrap_or(to));
         }
     }
 

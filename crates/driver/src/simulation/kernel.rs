@@ -1,5 +1,9 @@
 //! The kernel of a run: failing calls, processes, and their network namespaces. It belongs to the simulating thread;
 //! other threads have none.
+mod sockets;
+
+pub use sockets::{cookie, descriptor, diag, parent, socket_inode, sockets, End};
+
 use super::random::Random;
 use crate::addresses::Addresses;
 use crate::calls::Call;
@@ -38,6 +42,7 @@ pub struct Kernel {
     /// Set after a direct ring was refused: its side wakes nobody, and looks again after a while.
     pub has_refused_ring: bool,
     idle: Duration,
+    sockets: sockets::Sockets,
 }
 
 /// A process.
@@ -67,6 +72,7 @@ impl Kernel {
             failed: 0,
             has_refused_ring: false,
             idle: Duration::ZERO,
+            sockets: sockets::Sockets::default(),
         }
     }
 
@@ -99,7 +105,7 @@ fn errors(call: Call) -> &'static [Errno] {
         Call::Watch => &[Errno::NOMEM, Errno::NOSPC],
         Call::Receive => &[Errno::INTR, Errno::AGAIN],
         Call::Send => &[Errno::AGAIN, Errno::AGAIN, Errno::TOOMANYREFS, Errno::NOBUFS],
-        Call::EventFd | Call::Pipe | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
+        Call::Diag | Call::EventFd | Call::Pipe | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
             &[Errno::MFILE, Errno::NFILE, Errno::NOMEM]
         }
         Call::Map | Call::Populate => &[Errno::NOMEM],
@@ -168,7 +174,7 @@ pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
             return Err(Errno::SRCH);
         }
         let pidfd = Arc::new(fcntl_dupfd_cloexec(&life, 0)?);
-        let namespace_fd = fcntl_dupfd_cloexec(&life, 0)?;
+        let namespace_fd = sockets(|sockets| sockets.namespace_file(namespace))?;
         Ok(Identity { pid, uid, pidfd, namespace, namespace_fd, cgroup, container: None })
     })
 }
@@ -242,6 +248,14 @@ impl Drop for Hold {
             }
         });
     }
+}
+
+/// Tells whether the other end of a socket is closed.
+pub fn is_hung_up(fd: impl AsFd) -> bool {
+    let fd = fd.as_fd();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
 
 /// Tells whether the descriptor is readable.

@@ -44,6 +44,8 @@ enum Mutation {
     LastUnsaid,
     /// A read of a disk has no answer.
     ReadLost,
+    /// A byte that a former client has not read is not given to its successor.
+    ByteNotMoved,
     /// A tenant's sends do not count for its rate.
     RateForgotten,
 }

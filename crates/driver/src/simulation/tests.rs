@@ -4,7 +4,8 @@ use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
 
 /// Seeds that once found bugs of the driver or of the simulation, while the simulation does not change.
-const FOUND: [u64; 7] = [5236, 5318, 40007707, 80009864, 160000896, 300011295, 600003868];
+const FOUND: [u64; 9] =
+    [5236, 5318, 40007707, 80009864, 160000896, 300011295, 600003868, 1046701340, 2580200810];
 /// Runs of `cargo test`, and threads that share them.
 const SEEDS: u64 = 400;
 const THREADS: u64 = 4;
@@ -101,6 +102,11 @@ fn a_byte_that_is_taken_back_is_found() {
 #[test]
 fn a_leak_is_found() {
     is_found(Mutation::Leak);
+}
+
+#[test]
+fn a_byte_that_does_not_move_is_found() {
+    is_found(Mutation::ByteNotMoved);
 }
 
 #[test]

@@ -172,10 +172,21 @@ impl World {
         let driver = Running::start(&settings, as_clock, &*engine, is_safe);
         let mut pids = 100;
         let mut honest = Vec::new();
-        for index in 0..random.between(1, 5) as usize {
+        let mut people: Vec<(u32, usize)> = Vec::new();
+        let has_twins = !is_about_rates && random.chance(600) || mutation == Some(Mutation::ByteNotMoved);
+        let mut before: Option<Person> = None;
+        for index in 0..random.between(if has_twins { 2 } else { 1 }, 5) as usize {
             pids += 1;
             let wishes = random.between(2, 25);
             let mut person = person(pids, &mut random);
+            let elder = before.filter(|_| has_twins && random.chance(850));
+            let family = elder.as_ref().and_then(|_| people.last()).map_or(index, |&(_, family)| family);
+            if let Some(elder) = elder {
+                kernel::sockets(|all| all.parents.insert(pids, elder.pid));
+                person = Person { pid: pids, life: person.life, ..elder };
+            }
+            people.push((pids, family));
+            before = Some(person.clone());
             let own = Random::new(random.next());
             if is_about_rates {
                 person.cgroup = Some(random.pick(&["/red/one", "/blue"]).to_owned());
@@ -183,6 +194,12 @@ impl World {
             let mut client = Honest::new(index, person, own, wishes, settings.ring_bytes_default);
             if is_about_rates {
                 client.stream_max = 300_000;
+            }
+            if has_twins {
+                client.use_twins(random.pick(&[50, 300, 2000]));
+                if random.chance(700) {
+                    client.stream_max = client.stream_max.max(random.pick(&[5_000, 60_000, 300_000]));
+                }
             }
             honest.push(client);
         }
@@ -220,7 +237,7 @@ impl World {
             driver: Some(driver),
             honest,
             hostile,
-            book: Book { hangs_up: weather.faults > 0 || weather.restarts > 0, ..Book::default() },
+            book: Book { hangs_up: weather.faults > 0 || weather.restarts > 0, people, ..Book::default() },
             weather,
             trace: seed,
             steps: 0,
@@ -430,11 +447,12 @@ impl World {
             hostile.is_gone = true;
         }
         self.honest.iter_mut().for_each(|honest| {
-            honest.wishes = 0;
+            honest.calm();
             honest.go_on(Duration::MAX);
         });
         let until = self.now() + FINAL_TIME;
         self.go_on("connections of honest clients do not come to their end", until, |world| {
+            world.honest.iter_mut().for_each(|honest| honest.release_unused(&mut world.book));
             world.honest.iter().all(Honest::is_idle)
         });
         let until = self.now() + FINAL_TIME;
@@ -514,6 +532,13 @@ impl World {
             }
             Mutation::ReadLost => self.driver().parts.readers.lose_read(),
             Mutation::HeldForgotten => self.driver().parts.door.forget_held(),
+            Mutation::ByteNotMoved => {
+                let mut is_there = false;
+                self.driver().conductor().with_all_movers(|movers| {
+                    is_there = movers.iter_mut().any(|mover| mover.skip_moved_byte());
+                });
+                is_there
+            }
             // Repeated.
             Mutation::RateForgotten => {
                 self.driver().conductor().forget_spending();

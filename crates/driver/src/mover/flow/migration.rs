@@ -183,6 +183,13 @@ impl Migration {
         }
     }
 
+    /// Skips one of these bytes, as a driver with a bug would. Returns whether there was one.
+    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    pub fn skip_undrained(&mut self) -> bool {
+        let piece = self.undrained.iter_mut().find(|piece| piece.left > 0);
+        piece.map(|piece| piece.at += 1).is_some()
+    }
+
     /// Ends a copy of `len` bytes. Returns whether these were of former owners.
     pub fn deliver_undrained(&mut self, len: u64) -> bool {
         let Some(piece) = self.undrained.iter_mut().find(|piece| piece.undelivered > 0) else { return false };

@@ -17,13 +17,19 @@ impl Honest {
     pub(super) fn close(&mut self, at: usize, resets: bool, book: &mut Book) -> bool {
         let Some(socket) = &self.sockets[at] else { return false };
         let (id, channel, number) = (socket.id, socket.channel, socket.number);
+        let twin = socket.twin;
         let burnt = (socket.done < socket.posted).then_some(socket.area);
         let mut request = Request::new(Operation::Close, id, 0);
         request.value = if resets { CLOSE_RESETS } else { 0 };
         if !self.post(channel, request) {
             return false;
         }
-        if let Some(number) = number {
+        let goes_on = match twin {
+            Some(twin) if twin.is_stale => true,
+            Some(twin) => self.close_descriptor(twin.inode, book).is_none(),
+            None => false,
+        };
+        if let Some(number) = number.filter(|_| !goes_on) {
             let record = &mut book.sockets[number];
             record.is_over = true;
             record.is_excused |= resets;
@@ -66,7 +72,9 @@ impl Honest {
                 // A socket that ends its connection early.
                 let at = self.random.below(self.sockets.len() as u64) as usize;
                 let resets = self.random.chance(500);
-                let is_connected = self.sockets[at].as_ref().is_some_and(|s| s.is_connected && !s.has_shut);
+                let is_settling = |s: &Socket| s.twin.is_some_and(|twin| twin.is_settling);
+                let may_close = |s: &Socket| s.is_connected && !s.has_shut && !is_settling(s);
+                let is_connected = self.sockets[at].as_ref().is_some_and(may_close);
                 if is_connected && self.close(at, resets, book) {
                     return 21;
                 }

@@ -44,6 +44,9 @@ impl Honest {
                 if self.nudge() {
                     return 6;
                 }
+                if let Some(trace) = self.twin_chore(now, book) {
+                    return trace;
+                }
                 self.wish(book)
             }
             Phase::Gone => 0,

@@ -22,7 +22,6 @@ pub(super) struct Half<A: Access> {
 /// A question about a ring on the attach socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exchange {
-    number: Number,
     id: SocketId,
     kind: FrameKind,
 }
@@ -141,6 +140,11 @@ impl Rings {
         Self { out: Out { due, ..Out::default() }, ..Self::default() }
     }
 
+    /// Begins at a position in the stream: another client's socket had the bytes before.
+    pub fn begin_at(&mut self, position: u64) {
+        self.into.by_ring = position;
+    }
+
     /// Returns the stream's position as the driver counts it.
     pub fn by_driver(&self, at: u64) -> u64 {
         at.min(self.into.origin.unwrap_or(u64::MAX)) - self.into.by_ring
@@ -190,6 +194,10 @@ impl Rings {
 
     /// Tells whether a receiver without bytes has something to do.
     pub fn has_come(&self, received: u64, word: u32, now: Duration) -> bool {
+        if word & path::RECV_UNDRAINED != 0 {
+            // The driver brings bytes of a former client first.
+            return false;
+        }
         let came = match (self.into.leaving, self.pair()) {
             (Leaving::Until(last), _) => last >= self.wanted(received),
             (Leaving::Done, _) => false,
@@ -286,8 +294,7 @@ impl Honest {
             if link.send(&Frame::new(kind).with_id(socket.id.0)).is_err() {
                 return false;
             }
-            let number = socket.number.expect("a connected socket");
-            self.exchange = Some(Exchange { number, id: socket.id, kind });
+            self.exchange = Some(Exchange { id: socket.id, kind });
         }
         true
     }
@@ -297,7 +304,7 @@ impl Honest {
         let Some(exchange) = self.exchange.take() else { return false };
         let Some(link) = &mut self.link else { return true };
         let came = link.came.take();
-        let of = self.sockets.iter_mut().flatten().find(|socket| socket.number == Some(exchange.number));
+        let of = self.sockets.iter_mut().flatten().find(|socket| socket.id == exchange.id);
         let now = self.now;
         let rings = of.map(|socket| &mut socket.rings);
         let (head, bytes) = (frame.page_bytes as usize, frame.bytes);
@@ -380,6 +387,10 @@ impl Honest {
                 self.set(at, |socket| socket.receiver = Wait::ForFrame);
             }
             return Found::Later(80);
+        }
+        if word & path::RECV_UNDRAINED != 0 {
+            // The driver brings bytes of a former client first.
+            return Found::ByDriver;
         }
         let written = rings.pair().map_or(0, |(_, peer)| peer.load(direct::PRODUCER));
         if written > 0 && rings.into.origin.is_none() && rings.into.leaving != Leaving::Done {
@@ -499,7 +510,7 @@ impl Honest {
             self.tell_receiver(at);
         }
         let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return Some(90) };
-        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED;
+        let asked = path::DIRECT | path::LEFT | path::SENDS_OFFLOADED | path::SEND_UNDRAINED;
         let rings = &mut socket.rings;
         let goes = word & asked == path::DIRECT && !rings.out.has_left;
         if !rings.out.is_direct {

@@ -52,7 +52,7 @@ impl Honest {
         let Some(link) = self.link.as_ref().filter(|link| link.files.is_some()) else { return };
         let Some(socket) = &mut self.sockets[at] else { return };
         let (Some(number), total) = (socket.number, socket.total) else { return };
-        if total == 0 || !self.random.chance(200) {
+        if socket.twin.is_some() || total == 0 || !self.random.chance(200) {
             return;
         }
         if socket.file.is_none() {

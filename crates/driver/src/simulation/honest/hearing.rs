@@ -136,11 +136,23 @@ impl Honest {
                 });
             }
             (Asked::File(number), errno) => self.file_answered(number, errno, FileId(event.number() as u32)),
-            (Asked::Shutdown(at), 0) => self.set(at, |socket| socket.has_shut = false),
+            (Asked::Shutdown(at), 0) => {
+                self.unlock(at, true);
+                self.set(at, |socket| socket.has_shut = false);
+            }
             (Asked::Shutdown(at), _) => {
                 assert!(is_late || event.errno == Errno::NOTCONN.raw_os_error() as u32, "shutdown fails");
+                self.unlock(at, false);
                 self.set(at, |socket| (socket.sender, socket.has_shut) = (Wait::Awake, false));
             }
+            (
+                Asked::TwinListen(_)
+                | Asked::TwinConnect { .. }
+                | Asked::Claim(_)
+                | Asked::Take(_)
+                | Asked::Withdraw(_),
+                _,
+            ) => self.twin_answered(asked, event, channel, book),
             (Asked::Socket | Asked::Other, _) => {}
         }
     }
@@ -178,6 +190,7 @@ impl Honest {
             send_ring: self.ring_default.min(AREA),
             file: None,
             rings: direct::Rings::new(self.random.between(1, 8)),
+            twin: None,
             look_at: [None; 2],
         };
         match self.sockets.iter().position(Option::is_none) {

@@ -33,6 +33,10 @@ impl Honest {
             return 52;
         }
         (socket.receiver, socket.look_at[0]) = (Wait::Awake, None);
+        if self.notices_move(at) {
+            self.set(at, |socket| socket.receiver = Wait::Over);
+            return 57;
+        }
         let found = self.look_into_ring(at, end);
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 50 };
         let produced = match found {
@@ -64,6 +68,7 @@ impl Honest {
                 }
                 errno => {
                     socket.receiver = Wait::Over;
+                    book.say(|| format!("socket {number} fails with {errno}, path {word:#x}"));
                     book.failed(number, &socket.arriving, errno);
                     56
                 }
@@ -87,6 +92,11 @@ impl Honest {
             return self.read_frame(now, book);
         }
         let map = &link.receive[&region].0;
+        if socket.twin.is_some() {
+            book.say(|| {
+                format!("socket {number} has received {received}, and finds {produced} bytes, path {word:#x}")
+            });
+        }
         let ring = u64::from(pages) * PAGE_BYTES as u64;
         let given_back = socket.rings.by_driver(socket.given_back);
         assert!(produced - given_back <= ring, "more bytes than the ring has: {produced}");
@@ -196,9 +206,15 @@ impl Honest {
             return 72;
         }
         (socket.sender, socket.look_at[1]) = (Wait::Awake, None);
+        if self.notices_move(at) {
+            self.set(at, |socket| socket.sender = Wait::Over);
+            return 70;
+        }
+        let Some(socket) = &mut self.sockets[at] else { return 70 };
         socket.in_flight.drain(..(done - socket.done) as usize);
         socket.done = done;
         if end != 0 {
+            book.say(|| format!("socket {number} sends no more: {end}"));
             // Sends that are not completed are lost, if the peer sees an error.
             socket.sender = Wait::Over;
             book.sockets[number].is_over = true;
@@ -219,6 +235,7 @@ impl Honest {
             if !self.ask(channel, request, Asked::Shutdown(at)) {
                 return 74;
             }
+            self.lock(at);
             book.sockets[number].is_over = true;
             self.set(at, |socket| (socket.sender, socket.has_shut) = (Wait::Over, true));
             return 75;

@@ -93,6 +93,16 @@ impl World {
             self.pids += 1;
             let reborn = person(self.pids, &mut self.random);
             let same = &mut self.honest[at].person;
+            for end in kernel::sockets(|all| all.exit(same.pid)) {
+                self.book.over(&end);
+            }
+            kernel::sockets(|all| {
+                if let Some(&parent) = all.parents.get(&same.pid) {
+                    all.parents.insert(reborn.pid, parent);
+                }
+            });
+            self.book.people[at].0 = reborn.pid;
+            self.book.twin_listening.retain(|listening| kernel::sockets(|all| all.exists(listening.inode)));
             (same.pid, same.life) = (reborn.pid, reborn.life);
         }
         self.note(6);

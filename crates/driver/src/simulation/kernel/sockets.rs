@@ -1,0 +1,267 @@
+//! TCP sockets of the simulated kernel, the processes that hold them, and what those processes know together about each connection.
+use super::{inode, with};
+use crate::identity::NamespaceId;
+use crate::kernel_socket::{Wanted, COOKIE_ANY};
+use crate::simulation::book::{Arriving, Number};
+use rustix::fs::{memfd_create, MemfdFlags};
+use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// First port of sockets that connect. Listeners have lower ones.
+const CONNECTING_FROM: u16 = 20_000;
+
+/// Sockets by inode. A process's descriptor has the number of the socket's inode.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    /// Number of sockets made so far.
+    made: u32,
+    all: BTreeMap<u32, Socket>,
+    /// Parents of processes.
+    pub parents: BTreeMap<u32, u32>,
+    /// Files of network namespaces.
+    namespaces: BTreeMap<NamespaceId, OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Socket {
+    namespace: NamespaceId,
+    local: SocketAddr,
+    peer: Option<SocketAddr>,
+    /// Processes that hold it.
+    holders: BTreeSet<u32>,
+    /// Connections that a listener has not accepted.
+    queue: Option<VecDeque<u32>>,
+    end: Option<End>,
+}
+
+/// Facts about an end of a connection that all its holders know, as in memory that a family of processes shares.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    pub number: Number,
+    /// Client that uses it.
+    pub owner: Option<usize>,
+    /// Client that has the lock: only it uses, takes or shuts down the end.
+    pub lock: Option<usize>,
+    /// Bytes that were given back.
+    pub arriving: Arriving,
+    pub sent: u64,
+    pub total: u64,
+    pub has_shut: bool,
+    /// Set when the other end is known to be there.
+    pub is_settled: bool,
+    /// Set when the driver has hung up on a process that used the end, and may have gone on for a while.
+    pub is_dead: bool,
+}
+
+impl End {
+    pub fn new(number: Number, owner: usize, is_settled: bool) -> Self {
+        let (owner, lock, arriving) = (Some(owner), None, Arriving::default());
+        Self { number, owner, lock, arriving, sent: 0, total: 0, has_shut: false, is_settled, is_dead: false }
+    }
+}
+
+/// Returns the `SO_COOKIE` of a socket.
+pub fn cookie(inode: u32) -> u64 {
+    u64::from(inode) << 20 | 7
+}
+
+/// Calls `act` with the sockets of this thread's kernel.
+pub fn sockets<T>(act: impl FnOnce(&mut Sockets) -> T) -> T {
+    with(|kernel| act(&mut kernel.sockets)).expect("a kernel")
+}
+
+impl Sockets {
+    fn add(&mut self, socket: Socket) -> u32 {
+        self.made += 1;
+        self.all.insert(self.made, socket);
+        self.made
+    }
+
+    /// Makes a listener with a port of its own. Returns it with its address.
+    pub fn listen(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
+        local.set_port(1000 + self.made as u16 % 10_000);
+        let (holders, queue) = (BTreeSet::from([pid]), Some(VecDeque::new()));
+        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None }), local)
+    }
+
+    /// Makes a socket that is bound to a port of its own. Returns it with its address.
+    pub fn bind(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
+        local.set_port(CONNECTING_FROM + self.made as u16 % 40_000);
+        let (holders, queue) = (BTreeSet::from([pid]), None);
+        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None }), local)
+    }
+
+    /// Connects a bound socket to a listener, by the address `to`. Returns whether there still is one.
+    pub fn connect(&mut self, inode: u32, listener: u32, to: SocketAddr) -> bool {
+        let Some(Socket { namespace, .. }) = self.all.get(&listener) else { return false };
+        let namespace = *namespace;
+        let Some(own) = self.all.get_mut(&inode) else { return false };
+        own.peer = Some(to);
+        let peer = Some(own.local);
+        let holders = BTreeSet::new();
+        let accepted = self.add(Socket { namespace, local: to, peer, holders, queue: None, end: None });
+        let queue = self.all.get_mut(&listener).and_then(|socket| socket.queue.as_mut());
+        queue.expect("a listener").push_back(accepted);
+        true
+    }
+
+    /// Tells whether a process could accept a connection.
+    pub fn can_accept(&self, pid: u32) -> bool {
+        self.held(pid).any(|(_, socket)| socket.queue.as_ref().is_some_and(|queue| !queue.is_empty()))
+    }
+
+    /// Accepts a connection.
+    pub fn accept(&mut self, pid: u32) -> Option<u32> {
+        let mut listeners = self.all.values_mut().filter(|socket| socket.holders.contains(&pid));
+        let accepted = listeners.find_map(|socket| socket.queue.as_mut()?.pop_front())?;
+        self.hold(accepted, pid);
+        Some(accepted)
+    }
+
+    /// Gives a process a descriptor of a socket.
+    pub fn hold(&mut self, inode: u32, pid: u32) {
+        if let Some(socket) = self.all.get_mut(&inode) {
+            socket.holders.insert(pid);
+        }
+    }
+
+    /// Closes a process's descriptor. Returns the end that nobody holds any more.
+    pub fn release(&mut self, inode: u32, pid: u32) -> Option<End> {
+        let socket = self.all.get_mut(&inode)?;
+        socket.holders.remove(&pid);
+        if !socket.holders.is_empty() {
+            return None;
+        }
+        let Socket { queue, end, .. } = self.all.remove(&inode)?;
+        queue.into_iter().flatten().for_each(|waiting| {
+            self.all.remove(&waiting);
+        });
+        end
+    }
+
+    /// Closes all descriptors of a process that has died. Returns the ends that nobody holds any more.
+    pub fn exit(&mut self, pid: u32) -> Vec<End> {
+        let held: Vec<u32> = self.held(pid).map(|(inode, _)| inode).collect();
+        held.into_iter().filter_map(|inode| self.release(inode, pid)).collect()
+    }
+
+    fn held(&self, pid: u32) -> impl Iterator<Item = (u32, &Socket)> {
+        self.all.iter().filter(move |(_, socket)| socket.holders.contains(&pid)).map(|(at, it)| (*at, it))
+    }
+
+    /// Returns the listeners that a process holds, with their addresses.
+    pub fn listeners(&self, pid: u32) -> Vec<(u32, SocketAddr)> {
+        let listeners = self.held(pid).filter(|(_, socket)| socket.queue.is_some());
+        listeners.map(|(inode, socket)| (inode, socket.local)).collect()
+    }
+
+    /// Returns the ends of connections that a process holds.
+    pub fn ends(&self, pid: u32) -> Vec<(u32, End)> {
+        self.held(pid).filter_map(|(inode, socket)| Some((inode, socket.end?))).collect()
+    }
+
+    /// Tells whether a process holds a connection.
+    pub fn has_connections(&self, pid: u32) -> bool {
+        self.held(pid).any(|(_, socket)| socket.queue.is_none())
+    }
+
+    /// Returns the connections that a process holds.
+    pub fn connections(&self, pid: u32) -> Vec<u32> {
+        self.held(pid).filter(|(_, socket)| socket.queue.is_none()).map(|(inode, _)| inode).collect()
+    }
+
+    pub fn exists(&self, inode: u32) -> bool {
+        self.all.contains_key(&inode)
+    }
+
+    /// Returns the addresses of a socket, its own and its peer's.
+    pub fn names(&self, inode: u32) -> (SocketAddr, Option<SocketAddr>) {
+        let socket = self.all.get(&inode);
+        let nowhere = SocketAddr::from(([0; 4], 0));
+        socket.map_or((nowhere, None), |socket| (socket.local, socket.peer))
+    }
+
+    pub fn end(&self, inode: u32) -> Option<End> {
+        self.all.get(&inode)?.end
+    }
+
+    pub fn set_end(&mut self, inode: u32, end: End) {
+        if let Some(socket) = self.all.get_mut(&inode) {
+            socket.end = Some(end);
+        }
+    }
+
+    /// Changes what is known of an end, if there is one.
+    pub fn change(&mut self, inode: u32, change: impl FnOnce(&mut End)) {
+        if let Some(end) = self.all.get_mut(&inode).and_then(|socket| socket.end.as_mut()) {
+            change(end);
+        }
+    }
+
+    /// Frees the locks of a client that has died, and its ends.
+    pub fn forget_client(&mut self, index: usize) {
+        for end in self.all.values_mut().filter_map(|socket| socket.end.as_mut()) {
+            if end.lock == Some(index) {
+                // The driver may have given it the end.
+                (end.owner, end.lock) = (None, None);
+            }
+            end.owner.take_if(|owner| *owner == index);
+        }
+    }
+
+    /// Returns the inode of a socket, as `sock_diag` does: 0 if nobody holds it. A listener is found if any cookie will do.
+    fn find(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32> {
+        let mut own = self.all.iter().filter(|(_, socket)| socket.namespace == namespace);
+        let is_any = wanted.cookie == COOKIE_ANY;
+        let found = own.clone().find(|(inode, socket)| {
+            let is_it = socket.local == wanted.local && socket.peer == Some(wanted.peer);
+            is_it && (is_any || cookie(**inode) == wanted.cookie)
+        });
+        let accepts = |local: SocketAddr| local.ip().is_unspecified() || local.ip() == wanted.local.ip();
+        let found = found.or_else(|| {
+            own.find(|(_, socket)| {
+                let is_at = socket.local.port() == wanted.local.port() && accepts(socket.local);
+                is_any && socket.queue.is_some() && is_at
+            })
+        });
+        let (inode, socket) = found.ok_or(Errno::NOENT)?;
+        Ok(if socket.holders.is_empty() { 0 } else { *inode })
+    }
+
+    /// Returns a descriptor of the file of a network namespace.
+    pub fn namespace_file(&mut self, id: NamespaceId) -> Result<OwnedFd> {
+        let make = || memfd_create("pd-namespace", MemfdFlags::CLOEXEC).expect("memory");
+        fcntl_dupfd_cloexec(self.namespaces.entry(id).or_insert_with(make), 0)
+    }
+}
+
+/// Opens a place to ask about the sockets of a network namespace.
+pub fn diag(namespace: &OwnedFd) -> Option<Result<OwnedFd>> {
+    with(|_| ())?;
+    Some(fcntl_dupfd_cloexec(namespace, 0))
+}
+
+/// Returns the inode of the socket that is asked for there.
+pub fn socket_inode(diag: &OwnedFd, wanted: &Wanted) -> Option<Result<u32>> {
+    let file = inode(diag.as_fd());
+    with(|kernel| {
+        let sockets = &kernel.sockets;
+        let known = sockets.namespaces.iter().find(|(_, known)| inode(known.as_fd()) == file);
+        sockets.find(*known.ok_or(Errno::NOENT)?.0, wanted)
+    })
+}
+
+/// Returns the inode of the socket of a process's descriptor.
+pub fn descriptor(pid: u32, descriptor: u32) -> Option<Result<u32>> {
+    with(|kernel| {
+        let socket = kernel.sockets.all.get(&descriptor).filter(|socket| socket.holders.contains(&pid));
+        socket.map(|_| descriptor).ok_or(Errno::NOENT)
+    })
+}
+
+/// Returns the parent of a process, if there is one.
+pub fn parent(pid: u32) -> Option<Option<u32>> {
+    with(|kernel| kernel.sockets.parents.get(&pid).copied())
+}
