@@ -41,7 +41,7 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
-    use crate::kernel_socket::Wanted;
+    use crate::wanted::Wanted;
     use pd_shm::Mapping;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;

@@ -4,6 +4,7 @@
 //! `/proc`. Then it asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket with the addresses
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
+use crate::wanted::Wanted;
 use rustix::fd::AsFd;
 use rustix::fs::readlink;
 use rustix::io::{Errno, Result};
@@ -11,22 +12,8 @@ use rustix::net::{
     netlink, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
 };
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-
-/// A TCP socket to look for, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Wanted {
-    /// The socket's own address.
-    pub local: SocketAddr,
-    /// The address of the socket's peer.
-    pub peer: SocketAddr,
-    /// The socket's `SO_COOKIE`.
-    pub cookie: u64,
-}
-
-/// Value in place of a cookie: matches any socket that has the addresses.
-pub const COOKIE_ANY: u64 = u64::MAX;
 
 /// Asks about the sockets of one network namespace.
 #[derive(Debug)]

@@ -54,6 +54,7 @@ mod takeover;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod testing;
 mod unix_socket;
+mod wanted;
 
 pub use clock::{Clock, SystemClock};
 pub use driver::Driver;

@@ -1,4 +1,5 @@
 //! Record of honest clients' streams and fates: every byte that arrives is compared with it.
+use super::arriving::{Arriving, From, Number};
 use super::kernel::{self, End};
 use super::random::mix;
 use crate::identity::NamespaceId;
@@ -9,9 +10,6 @@ use std::net::SocketAddr;
 const MAGIC: u64 = 0x5049_5045 << 32;
 /// All that hostile clients have to send.
 pub const MARK: u8 = 0xEE;
-
-/// A socket's number, which no other ever has.
-pub type Number = usize;
 
 /// See the module.
 #[derive(Default)]
@@ -74,29 +72,6 @@ pub struct TwinListening {
     /// Address by which other namespaces reach it.
     pub home: [u8; 4],
     pub at: SocketAddr,
-}
-
-/// A receiver's view of its stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Arriving {
-    pub received: u64,
-    head: [u8; 8],
-    from: From,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum From {
-    #[default]
-    Unknown,
-    Honest(Number),
-    Hostile,
-}
-
-impl Arriving {
-    /// Returns the view of a receiver that has received so many bytes of the same stream.
-    pub fn at(self, received: u64) -> Self {
-        Self { received, ..self }
-    }
 }
 
 /// Returns the byte of a stream at a position.

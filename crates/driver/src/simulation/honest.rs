@@ -8,7 +8,8 @@ mod hearing;
 mod streams;
 mod twins;
 
-use super::book::{byte, Arriving, Book, Listening, Number};
+use super::arriving::{Arriving, Number};
+use super::book::{byte, Book, Listening};
 use super::kernel::{self, is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;

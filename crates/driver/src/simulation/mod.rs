@@ -11,6 +11,7 @@
 //!       └─ draws ─▶ kernel: faults of calls, processes, addresses
 //! ```
 mod agents;
+mod arriving;
 mod book;
 mod honest;
 mod hostile;

@@ -7,8 +7,8 @@ use crate::conductor::ending::Event;
 use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
-use crate::kernel_socket::Wanted;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
+use crate::wanted::Wanted;
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
 use rustix::io::Errno;
 

@@ -2,7 +2,7 @@
 //! else is asked or changed.
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
-use crate::kernel_socket::Wanted;
+use crate::wanted::Wanted;
 use pd_abi::{Address, TwinRequest};
 use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
 

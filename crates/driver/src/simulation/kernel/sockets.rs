@@ -1,8 +1,8 @@
 //! TCP sockets of the simulated kernel, the processes that hold them, and what those processes know together about each connection.
 use super::{inode, with};
 use crate::identity::NamespaceId;
-use crate::kernel_socket::{Wanted, COOKIE_ANY};
-use crate::simulation::book::{Arriving, Number};
+use crate::simulation::arriving::{Arriving, Number};
+use crate::wanted::{Wanted, COOKIE_ANY};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
