@@ -23,7 +23,7 @@ pub(crate) fn before() {
                 receiving::await_owed(entry, twin);
             }
         });
-        // Those that are away count their calls, and would look for a way back.
+        // Connections that are away count their calls, and would look for a way back.
         (0..table::end()).for_each(crate::away::calls::stays);
         table::disable();
         closed::close();

@@ -47,7 +47,7 @@ if os.fork() == 0:
 os.wait()
 ";
 
-/// Who connects finds a listener of its first process's, and would wait half a second for an image that accepts without the library.
+/// A client finds the listener of the process that made it, and would wait half a second for an image that accepts without the library.
 #[test]
 fn an_image_that_gets_a_listener_takes_its_connections() {
     const CLIENT: &str = "
