@@ -49,7 +49,7 @@ pub struct Record {
     pub is_hung_up: bool,
     /// The inode of the file that the socket sends.
     pub file: Option<u64>,
-    /// Set when one of several processes has taken the socket over.
+    /// Set when one of several processes has taken the socket over, or has left it to the others.
     pub is_moved: bool,
     /// Set when nobody may receive any byte of the socket's.
     pub is_withdrawn: bool,
@@ -168,7 +168,7 @@ impl Book {
             let record = &self.sockets[number];
             record.is_excused || record.file.is_some_and(kernel::is_broken)
         };
-        // A side that cannot be given to another process for lack of a resource ends.
+        // A side that cannot be given to another process, or kept for one, for lack of a resource ends.
         let is_stuck = self.hangs_up && [to, peer].iter().any(|&number| self.sockets[number].is_moved);
         let is_known = self.cuts || is_stuck || is_excused(peer) || is_excused(to);
         if !is_known {
@@ -181,7 +181,7 @@ impl Book {
     /// it, and goes on sending until then.
     pub fn settle(&mut self) -> bool {
         let Self { doubts, sockets, .. } = self;
-        // A side that cannot be given to another process for lack of a resource ends, before the process has an answer.
+        // A side that cannot be given to another process, or kept for one, for lack of a resource ends: the process may have no answer yet.
         let has_reason = |number: Number| sockets[number].is_hung_up || sockets[number].is_moved;
         doubts.retain(|&(to, peer, _)| !has_reason(to) && !has_reason(peer));
         doubts.is_empty()

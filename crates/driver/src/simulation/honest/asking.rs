@@ -29,10 +29,13 @@ impl Honest {
             Some(twin) => self.close_descriptor(twin.inode, book).is_none(),
             None => false,
         };
-        if let Some(number) = number.filter(|_| !goes_on) {
+        if let Some(number) = number {
             let record = &mut book.sockets[number];
-            record.is_over = true;
-            record.is_excused |= resets;
+            match goes_on {
+                // The driver parks the side for the other holders.
+                true => record.is_moved = true,
+                false => (record.is_over, record.is_excused) = (true, record.is_excused | resets),
+            }
         }
         self.burnt.extend(burnt);
         self.sockets[at] = None;
