@@ -41,6 +41,7 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
+    use crate::unix_socket::UnixSocket;
     use crate::wanted::Wanted;
     use pd_shm::Mapping;
     use std::os::fd::{BorrowedFd, OwnedFd};
@@ -84,6 +85,10 @@ pub mod simulated {
     }
     #[inline(always)]
     pub fn socket_inode(_: &OwnedFd, _: &Wanted) -> Option<rustix::io::Result<u32>> {
+        None
+    }
+    #[inline(always)]
+    pub fn unix_socket(_: &OwnedFd, _: u32) -> Option<rustix::io::Result<UnixSocket>> {
         None
     }
     #[inline(always)]

@@ -71,7 +71,8 @@ pub struct TwinListening {
     pub namespace: NamespaceId,
     /// Address by which other namespaces reach it.
     pub home: [u8; 4],
-    pub at: SocketAddr,
+    /// Address, unless the listener is bound to a file.
+    pub at: Option<SocketAddr>,
 }
 
 /// Returns the byte of a stream at a position.

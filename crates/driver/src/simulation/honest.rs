@@ -481,6 +481,7 @@ fn can_go_on(wait: Wait, doorbell: impl FnOnce() -> u64) -> bool {
 
 fn is_ready_to_close(socket: &Socket) -> bool {
     let is_over = socket.receiver == Wait::Over && socket.sender == Wait::Over;
-    let is_settling = socket.twin.is_some_and(|twin| twin.is_settling);
-    is_over && !is_settling && (socket.is_connected && !socket.has_shut || socket.is_closing)
+    is_over
+        && !socket.twin.is_some_and(twins::Twin::must_settle)
+        && (socket.is_connected && !socket.has_shut || socket.is_closing)
 }

@@ -8,7 +8,7 @@ use pd_abi::layout::{
 };
 use pd_abi::limits::{CHANNELS_MAX, EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
 use pd_abi::{
-    Event, FileId, Frame, FrameKind, Operation, Request, SocketId, Span, TwinOperation, TwinRequest,
+    Address, Event, FileId, Frame, FrameKind, Operation, Request, SocketId, Span, TwinOperation, TwinRequest,
 };
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::net::{SendFlags, SocketAddrUnix};
@@ -201,24 +201,30 @@ impl Hostile {
         let Some(link) = &self.link else { return };
         let listening = self.random.pick(&book.twin_listening);
         let (pid, namespace) = (self.person.pid, self.person.namespace);
-        let to = SocketAddr::new(listening.home.into(), listening.at.port());
+        let to = SocketAddr::new(listening.home.into(), listening.at.map_or(0, |at| at.port()));
         let own = if namespace == listening.namespace { listening.home } else { self.person.address };
-        let (inode, local) = kernel::sockets(|all| all.bind(pid, namespace, (own, 0).into()));
-        let ask = |operation: TwinOperation, descriptor: u32, local: SocketAddr, peer: SocketAddr| {
+        let (inode, local, peer) = kernel::sockets(|all| match listening.at {
+            Some(_) => {
+                let (inode, local) = all.bind(pid, namespace, (own, 0).into());
+                (inode, local.into(), to.into())
+            }
+            None => (all.make_unix(pid, namespace), Address::FILE, all.names(listening.inode).0),
+        });
+        let ask = |operation: TwinOperation, descriptor: u32, local: Address, peer: Address| {
             let cookie = kernel::cookie(descriptor);
-            let (operation, local, peer) = (operation as u32, local.into(), peer.into());
+            let operation = operation as u32;
             let request = TwinRequest { operation, tag: 7, descriptor, cookie, local, peer };
             let _ = link.send(&Frame::new(FrameKind::Twin).with_id(channel as u32).with_twin(&request));
         };
-        ask(TwinOperation::Connect, inode, local, to);
+        ask(TwinOperation::Connect, inode, local, peer);
         if self.random.chance(800) {
             kernel::sockets(|all| all.connect(inode, listening.inode, to));
         }
         if self.random.chance(300) {
             let others = self.random.between(1, inode.into()) as u32;
-            let (local, peer) = kernel::sockets(|all| all.names(others));
+            let (local, others_peer) = kernel::sockets(|all| all.names(others));
             let operation = self.random.pick(TwinOperation::ALL);
-            ask(operation, others, local, peer.unwrap_or(to));
+            ask(operation, others, local, if others_peer == Address::NONE { peer } else { others_peer });
         }
     }
 

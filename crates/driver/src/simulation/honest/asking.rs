@@ -75,8 +75,8 @@ impl Honest {
                 // A socket that ends its connection early.
                 let at = self.random.below(self.sockets.len() as u64) as usize;
                 let resets = self.random.chance(500);
-                let is_settling = |s: &Socket| s.twin.is_some_and(|twin| twin.is_settling);
-                let may_close = |s: &Socket| s.is_connected && !s.has_shut && !is_settling(s);
+                let must_settle = |s: &Socket| s.twin.is_some_and(twins::Twin::must_settle);
+                let may_close = |s: &Socket| s.is_connected && !s.has_shut && !must_settle(s);
                 let is_connected = self.sockets[at].as_ref().is_some_and(may_close);
                 if is_connected && self.close(at, resets, book) {
                     return 21;

@@ -3,6 +3,9 @@
 //!
 //! Processes that hold an end know together which client uses it, and have a lock for it, as `preload/shared.rs` has. A client that
 //! wants an end takes the lock, asks the driver for the end, and goes on where the former one has given bytes back.
+mod passing;
+mod settling;
+
 use super::*;
 use crate::identity::NamespaceId;
 use crate::simulation::book::TwinListening;
@@ -11,6 +14,8 @@ use pd_abi::layout::{header, path};
 use pd_abi::{Address, TwinOperation, TwinRequest};
 use std::net::Ipv4Addr;
 
+/// Address of sockets that have none.
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 /// Time after which a client withdraws a twin that nobody has claimed.
 const SETTLED_WITHIN: Duration = Duration::from_millis(500);
 /// Most listeners of a process.
@@ -35,6 +40,14 @@ pub(super) struct Twin {
     settle_at: Option<Duration>,
     /// Set while the withdrawal has no answer.
     pub is_settling: bool,
+    is_unix: bool,
+}
+
+impl Twin {
+    /// Tells whether the socket may not be closed yet. Without the kernel's socket nobody finds a twin of AF_UNIX: it is withdrawn first.
+    pub fn must_settle(self) -> bool {
+        self.is_settling || self.is_unix && self.settle_at.is_some()
+    }
 }
 
 impl Honest {
@@ -169,19 +182,13 @@ impl Honest {
         }
     }
 
-    /// Returns the time at which a twin is to be withdrawn.
-    pub(super) fn settle_by(&self) -> Option<Duration> {
-        let twins = self.sockets.iter().flatten().filter_map(|socket| socket.twin);
-        twins.filter(|twin| !twin.is_settling).filter_map(|twin| twin.settle_at).min()
-    }
-
     /// Tells whether there is something to do about sockets of the kernel.
     pub(super) fn has_twin_chores(&self, now: Duration) -> bool {
         let pid = self.person.pid;
-        self.settle_by().is_some_and(|at| now >= at)
+        self.sockets.iter().flatten().any(|socket| is_to_settle(socket, now))
             || sockets(|all| {
                 all.can_accept(pid)
-                    || all.listeners(pid).iter().any(|(inode, _)| !self.twins.said.contains(inode))
+                    || all.listeners(pid).iter().any(|inode| !self.twins.said.contains(inode))
                     || self.twins.moves > 0 && !self.events.is_empty()
                     || all.ends(pid).iter().any(|(_, end)| self.is_to_let_go(end))
             })
@@ -195,21 +202,20 @@ impl Honest {
     /// Does something about sockets of the kernel. Returns a value for the trace.
     pub(super) fn twin_chore(&mut self, now: Duration, book: &mut Book) -> Option<u64> {
         let pid = self.person.pid;
-        let due = |socket: &Option<Socket>| {
-            let twin = socket.as_ref().and_then(|socket| socket.twin);
-            twin.is_some_and(|twin| !twin.is_settling && twin.settle_at.is_some_and(|at| now >= at))
-        };
+        let due = |socket: &Option<Socket>| socket.as_ref().is_some_and(|socket| is_to_settle(socket, now));
         if let Some(at) = self.sockets.iter().position(due) {
             self.settle(at);
             return Some(200);
         }
+        self.look_for_claims();
         if let Some(accepted) = sockets(|all| all.accept(pid)) {
             self.claim(accepted, book);
             return Some(201);
         }
         let listeners = sockets(|all| all.listeners(pid));
-        if let Some(&(inode, at)) = listeners.iter().find(|(inode, _)| !self.twins.said.contains(inode)) {
-            if self.ask_twin(TwinOperation::Listen, inode, (at, None), Asked::TwinListen(inode)) {
+        if let Some(&inode) = listeners.iter().find(|inode| !self.twins.said.contains(inode)) {
+            let names = sockets(|all| all.names(inode));
+            if self.ask_twin(TwinOperation::Listen, inode, names, Asked::TwinListen(inode)) {
                 self.twins.said.push(inode);
             }
             return Some(202);
@@ -238,8 +244,7 @@ impl Honest {
         let live = self.sockets.iter().flatten().count();
         match self.random.below(12) {
             0 if sockets(|all| all.listeners(pid)).len() < LISTENERS_MAX => {
-                let ip = self.random.pick(&[[127, 0, 0, 1], self.person.address, [0; 4], [0; 4]]);
-                let (inode, at) = sockets(|all| all.listen(pid, self.person.namespace, (ip, 0).into()));
+                let (inode, at) = self.listen();
                 book.twin_listening.push(TwinListening {
                     inode,
                     namespace: self.person.namespace,
@@ -251,7 +256,7 @@ impl Honest {
             0..=2 if live < SOCKETS_MAX && !book.twin_listening.is_empty() => self.connect_twin(book),
             0..=5 => {
                 // Another process gets a descriptor.
-                let listeners = sockets(|all| all.listeners(pid)).into_iter().map(|(inode, _)| inode);
+                let listeners = sockets(|all| all.listeners(pid)).into_iter();
                 let settled = ends.iter().filter(|(_, end)| end.is_settled).map(|(inode, _)| *inode);
                 let all: Vec<_> = match self.random.chance(100) {
                     true => listeners.collect(),
@@ -298,7 +303,7 @@ impl Honest {
         &mut self,
         operation: TwinOperation,
         inode: u32,
-        (local, peer): (SocketAddr, Option<SocketAddr>),
+        (local, peer): (Address, Address),
         asked: Asked,
     ) -> bool {
         let Some(link) = &self.link else { return false };
@@ -308,8 +313,8 @@ impl Honest {
             tag: self.next_tag,
             descriptor: inode,
             cookie: cookie(inode),
-            local: local.into(),
-            peer: peer.map_or(Address::NONE, Address::from),
+            local,
+            peer,
         };
         if link.send(&Frame::new(FrameKind::Twin).with_id(channel).with_twin(&request)).is_err() {
             return false;
@@ -319,8 +324,28 @@ impl Honest {
         true
     }
 
+    /// Makes a listener of the kernel. Returns it with its address, unless it is bound to a file.
+    fn listen(&mut self) -> (u32, Option<SocketAddr>) {
+        let (pid, namespace) = (self.person.pid, self.person.namespace);
+        if self.random.chance(350) {
+            return (sockets(|all| all.listen_unix(pid, namespace)), None);
+        }
+        let ip = self.random.pick(&[[127, 0, 0, 1], self.person.address, [0; 4], [0; 4]]);
+        let (inode, at) = sockets(|all| all.listen(pid, namespace, (ip, 0).into()));
+        (inode, Some(at))
+    }
+
     fn connect_twin(&mut self, book: &mut Book) -> u64 {
         let TwinListening { inode: listener, namespace, home, at } = self.random.pick(&book.twin_listening);
+        let Some(at) = at else {
+            let inode = sockets(|all| all.make_unix(self.person.pid, self.person.namespace));
+            let names = (Address::FILE, sockets(|all| all.names(listener)).0);
+            let asked = Asked::TwinConnect { inode, listener, to: NOWHERE };
+            if !self.ask_twin(TwinOperation::Connect, inode, names, asked) {
+                self.release(inode, book);
+            }
+            return 222;
+        };
         let is_near = namespace == self.person.namespace;
         let ip = match at.ip() {
             ip if ip.is_loopback() && !is_near => return 220,
@@ -333,7 +358,7 @@ impl Honest {
         let bind = |of: NamespaceId| sockets(|all| all.bind(self.person.pid, of, SocketAddr::new(own, 0)));
         let (inode, local) = bind(self.person.namespace);
         let asked = Asked::TwinConnect { inode, listener, to };
-        if !self.ask_twin(TwinOperation::Connect, inode, (local, Some(to)), asked) {
+        if !self.ask_twin(TwinOperation::Connect, inode, (local.into(), to.into()), asked) {
             self.release(inode, book);
         }
         221
@@ -348,36 +373,6 @@ impl Honest {
         });
         if claimable == 0 || !self.ask_twin(TwinOperation::Claim, inode, names, Asked::Claim(inode)) {
             self.release(inode, book);
-        }
-    }
-
-    /// Asks for an end that another client has, or none.
-    fn take(&mut self, inode: u32) {
-        let names = sockets(|all| all.names(inode));
-        if self.ask_twin(TwinOperation::Take, inode, names, Asked::Take(inode)) {
-            sockets(|all| all.change(inode, |end| end.lock = Some(self.index)));
-        }
-    }
-
-    /// Withdraws a twin, unless its other end is there.
-    fn settle(&mut self, at: usize) {
-        let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return };
-        let (id, channel) = (socket.id, socket.channel);
-        let is_claimed = link.line_u32(id, socket_status::PATH) & (path::CLAIMED | path::DIRECT) != 0;
-        let has_heard = link.line_u64(id, socket_status::RECV_PRODUCER) > 0
-            || link.line_u32(id, socket_status::RECV_END) != 0;
-        if is_claimed || has_heard {
-            self.settled(at);
-        } else if self.ask(channel, Request::new(Operation::Withdraw, id, 0), Asked::Withdraw(at)) {
-            self.lock(at);
-            self.set_twin(at, |twin| twin.is_settling = true);
-        }
-    }
-
-    fn settled(&mut self, at: usize) {
-        self.set_twin(at, |twin| (twin.settle_at, twin.is_settling) = (None, false));
-        if let Some(twin) = self.sockets[at].as_ref().and_then(|socket| socket.twin) {
-            sockets(|all| all.change(twin.inode, |end| end.is_settled = true));
         }
     }
 
@@ -423,85 +418,18 @@ impl Honest {
         let at = self.add_socket(id, channel, Some(end.number));
         self.set(at, |socket| {
             let (is_stale, settle_at, is_settling) = Default::default();
-            socket.twin = Some(Twin { inode, is_stale, settle_at, is_settling });
+            let is_unix = sockets(|all| all.is_unix(inode));
+            socket.twin = Some(Twin { inode, is_stale, settle_at, is_settling, is_unix });
         });
         self.begin(at, book);
         self.keep(at);
         at
     }
+}
 
-    /// Goes on with an end where the client before has left it.
-    fn taken(&mut self, id: SocketId, channel: usize, inode: u32, book: &mut Book) {
-        for socket in self.sockets.iter_mut().flatten() {
-            if let Some(twin) = socket.twin.as_mut().filter(|twin| twin.inode == inode) {
-                twin.is_stale = true;
-                (socket.receiver, socket.sender) = (Wait::Over, Wait::Over);
-            }
-        }
-        let Some(end) = sockets(|all| all.end(inode)) else { return };
-        if end.is_dead {
-            // The former process has gone on without a driver: the program's calls fail.
-            sockets(|all| all.set_end(inode, End { owner: None, lock: None, ..end }));
-            let at = self.add_socket(id, channel, None);
-            self.set(at, |socket| socket.is_closing = true);
-            return;
-        }
-        let end = End { owner: Some(self.index), lock: None, ..end };
-        book.sockets[end.number].is_moved = true;
-        book.say(|| format!("client {} has taken {inode}: {end:?}", self.index));
-        let at = self.add_twin(id, channel, inode, end, book);
-        let is_over = book.sockets[end.number].is_over && end.sent < end.total || end.has_shut;
-        self.set(at, |socket| {
-            (socket.arriving, socket.given_back) = (end.arriving, end.arriving.received);
-            (socket.sent, socket.total) = (end.sent, end.total);
-            socket.rings.begin_at(end.arriving.received);
-            if socket.area >= AREAS {
-                socket.total = end.sent;
-            }
-            if is_over {
-                socket.sender = Wait::Over;
-            }
-        });
-        self.keep(at);
-    }
-
-    fn not_taken(&mut self, inode: u32, errno: u32, book: &mut Book) {
-        let Some(end) = sockets(|all| all.end(inode)) else { return };
-        sockets(|all| all.change(inode, |end| end.lock = None));
-        book.say(|| format!("client {} has not got {inode}: errno {errno}", self.index));
-        let is_it = |socket: &Option<Socket>| {
-            let twin = socket.as_ref().and_then(|socket| socket.twin);
-            twin.is_some_and(|twin| twin.inode == inode)
-        };
-        let own = self.sockets.iter().position(is_it);
-        if errno == Errno::ALREADY.raw_os_error() as u32 {
-            // The end is the client's still: another one has died before it got it.
-            if let Some(at) = own {
-                sockets(|all| all.change(inode, |end| end.owner = Some(self.index)));
-                self.set_twin(at, |twin| twin.is_stale = false);
-                let is_over = end.has_shut || book.sockets[end.number].is_over;
-                self.set(at, |socket| {
-                    socket.receiver = Wait::Awake;
-                    socket.sender = if is_over { Wait::Over } else { Wait::Awake };
-                });
-            }
-        } else if end.owner.is_none() && self.random.chance(500) {
-            // The program's calls fail.
-            self.release(inode, book);
-        }
-    }
-
-    /// Ends the socket of a twin that nobody will claim.
-    fn withdrawn(&mut self, at: usize, book: &mut Book) {
-        let Some(socket) = &self.sockets[at] else { return };
-        let Some(twin) = socket.twin else { return };
-        if let Some(number) = socket.number {
-            book.sockets[number].is_withdrawn = true;
-        }
-        self.set_twin(at, |twin| {
-            *twin = Twin { is_stale: true, settle_at: None, is_settling: false, ..*twin };
-        });
-        self.set(at, |socket| (socket.receiver, socket.sender) = (Wait::Over, Wait::Over));
-        self.release(twin.inode, book);
-    }
+/// Tells whether it is time to withdraw the socket's twin, unless its other end is there.
+fn is_to_settle(socket: &Socket, now: Duration) -> bool {
+    let Some(twin) = socket.twin.filter(|twin| !twin.is_settling) else { return false };
+    let is_over = socket.receiver == Wait::Over && socket.sender == Wait::Over;
+    twin.settle_at.is_some_and(|at| now >= at || twin.is_unix && is_over)
 }

@@ -1,16 +1,22 @@
-//! TCP sockets of the simulated kernel, the processes that hold them, and what those processes know together about each connection.
+//! Sockets of the simulated kernel, TCP and AF_UNIX, the processes that hold them, and what those processes know together about each connection.
 use super::{inode, with};
 use crate::identity::NamespaceId;
 use crate::simulation::arriving::{Arriving, Number};
+use crate::unix_socket::UnixSocket;
 use crate::wanted::{Wanted, COOKIE_ANY};
+use pd_abi::Address;
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// First port of sockets that connect. Listeners have lower ones.
 const CONNECTING_FROM: u16 = 20_000;
+/// Device of all files that sockets are bound to.
+const DEVICE: u64 = 1;
+/// Address of sockets that have none.
+const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// Sockets by inode. A process's descriptor has the number of the socket's inode.
 #[derive(Debug, Default)]
@@ -34,6 +40,16 @@ struct Socket {
     /// Connections that a listener has not accepted.
     queue: Option<VecDeque<u32>>,
     end: Option<End>,
+    unix: Option<Unix>,
+}
+
+/// Facts about a socket of AF_UNIX.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unix {
+    /// Inode of a listener's file, 0 for others.
+    file: u64,
+    /// Inode of the socket at the other end, 0 before it is connected.
+    peer: u32,
 }
 
 /// Facts about an end of a connection that all its holders know, as in memory that a family of processes shares.
@@ -83,25 +99,52 @@ impl Sockets {
     pub fn listen(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
         local.set_port(1000 + self.made as u16 % 10_000);
         let (holders, queue) = (BTreeSet::from([pid]), Some(VecDeque::new()));
-        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None }), local)
+        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None }), local)
     }
 
     /// Makes a socket that is bound to a port of its own. Returns it with its address.
     pub fn bind(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
         local.set_port(CONNECTING_FROM + self.made as u16 % 40_000);
         let (holders, queue) = (BTreeSet::from([pid]), None);
-        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None }), local)
+        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None }), local)
+    }
+
+    /// Makes a listener of AF_UNIX with a file of its own.
+    pub fn listen_unix(&mut self, pid: u32, namespace: NamespaceId) -> u32 {
+        let inode = self.add_unix(pid, namespace, Unix { file: 10_000 + u64::from(self.made), peer: 0 });
+        if let Some(socket) = self.all.get_mut(&inode) {
+            socket.queue = Some(VecDeque::new());
+        }
+        inode
+    }
+
+    /// Makes a socket of AF_UNIX.
+    pub fn make_unix(&mut self, pid: u32, namespace: NamespaceId) -> u32 {
+        self.add_unix(pid, namespace, Unix::default())
+    }
+
+    fn add_unix(&mut self, pid: u32, namespace: NamespaceId, unix: Unix) -> u32 {
+        let (holders, unix) = (BTreeSet::from([pid]), Some(unix));
+        self.add(Socket { namespace, local: NOWHERE, peer: None, holders, queue: None, end: None, unix })
+    }
+
+    pub fn is_unix(&self, inode: u32) -> bool {
+        self.all.get(&inode).is_some_and(|socket| socket.unix.is_some())
     }
 
     /// Connects a bound socket to a listener, by the address `to`. Returns whether there still is one.
     pub fn connect(&mut self, inode: u32, listener: u32, to: SocketAddr) -> bool {
-        let Some(Socket { namespace, .. }) = self.all.get(&listener) else { return false };
-        let namespace = *namespace;
+        let Some(&Socket { namespace, unix, .. }) = self.all.get(&listener) else { return false };
+        let next = self.made + 1;
         let Some(own) = self.all.get_mut(&inode) else { return false };
-        own.peer = Some(to);
-        let peer = Some(own.local);
-        let holders = BTreeSet::new();
-        let accepted = self.add(Socket { namespace, local: to, peer, holders, queue: None, end: None });
+        let (mut namespace, mut peer) = (namespace, Some(own.local));
+        match &mut own.unix {
+            // The kernel makes the accepted socket where the other one is.
+            Some(unix) => (unix.peer, namespace, peer) = (next, own.namespace, None),
+            None => own.peer = Some(to),
+        }
+        let (holders, unix) = (BTreeSet::new(), unix.map(|_| Unix { file: 0, peer: inode }));
+        let accepted = self.add(Socket { namespace, local: to, peer, holders, queue: None, end: None, unix });
         let queue = self.all.get_mut(&listener).and_then(|socket| socket.queue.as_mut());
         queue.expect("a listener").push_back(accepted);
         true
@@ -151,10 +194,10 @@ impl Sockets {
         self.all.iter().filter(move |(_, socket)| socket.holders.contains(&pid)).map(|(at, it)| (*at, it))
     }
 
-    /// Returns the listeners that a process holds, with their addresses.
-    pub fn listeners(&self, pid: u32) -> Vec<(u32, SocketAddr)> {
+    /// Returns the listeners that a process holds.
+    pub fn listeners(&self, pid: u32) -> Vec<u32> {
         let listeners = self.held(pid).filter(|(_, socket)| socket.queue.is_some());
-        listeners.map(|(inode, socket)| (inode, socket.local)).collect()
+        listeners.map(|(inode, _)| inode).collect()
     }
 
     /// Returns the ends of connections that a process holds.
@@ -176,11 +219,14 @@ impl Sockets {
         self.all.contains_key(&inode)
     }
 
-    /// Returns the addresses of a socket, its own and its peer's.
-    pub fn names(&self, inode: u32) -> (SocketAddr, Option<SocketAddr>) {
-        let socket = self.all.get(&inode);
-        let nowhere = SocketAddr::from(([0; 4], 0));
-        socket.map_or((nowhere, None), |socket| (socket.local, socket.peer))
+    /// Returns the addresses of a socket, its own and its peer's, as a client names them.
+    pub fn names(&self, inode: u32) -> (Address, Address) {
+        let Some(socket) = self.all.get(&inode) else { return (NOWHERE.into(), Address::NONE) };
+        match socket.unix {
+            Some(Unix { file: 0, .. }) => (Address::FILE, Address::FILE),
+            Some(Unix { file, .. }) => (Address::file(DEVICE, file), Address::FILE),
+            None => (socket.local.into(), socket.peer.map_or(Address::NONE, Address::from)),
+        }
     }
 
     pub fn end(&self, inode: u32) -> Option<End> {
@@ -213,7 +259,8 @@ impl Sockets {
 
     /// Returns the inode of a socket, as `sock_diag` does: 0 if nobody holds it. A listener is found if any cookie will do.
     fn find(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32> {
-        let mut own = self.all.iter().filter(|(_, socket)| socket.namespace == namespace);
+        let is_there = |socket: &Socket| socket.namespace == namespace && socket.unix.is_none();
+        let mut own = self.all.iter().filter(|(_, socket)| is_there(socket));
         let is_any = wanted.cookie == COOKIE_ANY;
         let found = own.clone().find(|(inode, socket)| {
             let is_it = socket.local == wanted.local && socket.peer == Some(wanted.peer);
@@ -230,10 +277,26 @@ impl Sockets {
         Ok(if socket.holders.is_empty() { 0 } else { *inode })
     }
 
+    /// Returns facts about the socket of AF_UNIX with this inode, as `sock_diag` does.
+    fn find_unix(&self, namespace: NamespaceId, inode: u32) -> Result<UnixSocket> {
+        let held = |inode: u32| self.all.get(&inode).filter(|socket| !socket.holders.is_empty());
+        let socket = held(inode).filter(|socket| socket.namespace == namespace).ok_or(Errno::NOENT)?;
+        let Unix { file, peer } = socket.unix.ok_or(Errno::NOENT)?;
+        let (listens, file) = (socket.queue.is_some(), (file != 0).then_some((DEVICE as u32, file as u32)));
+        Ok(UnixSocket { listens, file, peer: held(peer).map_or(0, |_| peer) })
+    }
+
     /// Returns a descriptor of the file of a network namespace.
     pub fn namespace_file(&mut self, id: NamespaceId) -> Result<OwnedFd> {
         let make = || memfd_create("pd-namespace", MemfdFlags::CLOEXEC).expect("memory");
         fcntl_dupfd_cloexec(self.namespaces.entry(id).or_insert_with(make), 0)
+    }
+
+    /// Returns the network namespace that a place asks about.
+    fn namespace_of(&self, diag: &OwnedFd) -> Result<NamespaceId> {
+        let file = inode(diag.as_fd());
+        let known = self.namespaces.iter().find(|(_, known)| inode(known.as_fd()) == file);
+        known.map(|(id, _)| *id).ok_or(Errno::NOENT)
     }
 }
 
@@ -245,12 +308,12 @@ pub fn diag(namespace: &OwnedFd) -> Option<Result<OwnedFd>> {
 
 /// Returns the inode of the socket that is asked for there.
 pub fn socket_inode(diag: &OwnedFd, wanted: &Wanted) -> Option<Result<u32>> {
-    let file = inode(diag.as_fd());
-    with(|kernel| {
-        let sockets = &kernel.sockets;
-        let known = sockets.namespaces.iter().find(|(_, known)| inode(known.as_fd()) == file);
-        sockets.find(*known.ok_or(Errno::NOENT)?.0, wanted)
-    })
+    with(|kernel| kernel.sockets.find(kernel.sockets.namespace_of(diag)?, wanted))
+}
+
+/// Returns facts about the socket of AF_UNIX that is asked for there.
+pub fn unix_socket(diag: &OwnedFd, inode: u32) -> Option<Result<UnixSocket>> {
+    with(|kernel| kernel.sockets.find_unix(kernel.sockets.namespace_of(diag)?, inode))
 }
 
 /// Returns the inode of the socket of a process's descriptor.
