@@ -589,6 +589,24 @@ fn a_process_takes_what_it_has_just_closed() {
     drop((fd, accepted));
 }
 
+/// The size of a send ring is told to whoever takes the side, and kept to by the driver, also where a former owner had asked for a smaller one.
+#[test]
+fn who_takes_a_side_of_nobody_may_fill_its_send_ring() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    let small = b.socket.set_send_ring_bytes(1).unwrap();
+    b.socket.close().unwrap();
+    let b = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+    assert!(b.socket.ring_bytes().0 >= small);
+    b.send(0, 1_000_000);
+    a.receive(0, 1_000_000);
+    a.socket.close().unwrap();
+    b.socket.close().unwrap();
+    drop((fd, accepted));
+}
+
 /// One process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
 #[test]
 fn one_process_claims_the_mark() {

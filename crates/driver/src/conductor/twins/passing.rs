@@ -59,7 +59,11 @@ impl Conductor {
         if let Some(twin) = self.connections.get_mut(index).and_then(|connection| connection.twin.as_mut()) {
             twin.pass(side);
         }
+        let mover = endpoint.mover;
         self.move_side(index, side, endpoint, Some((id, slot)));
+        // The client is told this size, whatever a former owner of a parked side had asked for.
+        let flow = index.flow(side);
+        self.movers.send(mover, ToMover::SetSendRing { flow, bytes: send_ring_bytes });
         self.twins.parked.remove((index, side));
         if let Some((owner, slot)) = former {
             // The slot is free when the bytes that it sent are delivered, and the client has closed the socket.
