@@ -7,6 +7,7 @@ use pd_driver::policy::Path as BytesPath;
 use pd_driver::Policy;
 use pd_pipe::Record;
 use pd_tests::{alone, fill, verify, Random, TestDriver, TwinSide};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -141,7 +142,10 @@ impl Seen {
         while !done(self) {
             assert!(Instant::now() < until, "{:?} {:?}", self.streams, self.flags);
             let _ = tap.records.wait(Duration::from_millis(50));
-            let mut frames = tap.records.frames().unwrap();
+            let mut frames = match tap.records.frames() {
+                Err(Errno::AGAIN) => continue,
+                frames => frames.unwrap(),
+            };
             while let Some(record) = frames.next() {
                 self.see(Record::read(record.bytes()).unwrap().1);
             }

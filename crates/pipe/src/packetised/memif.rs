@@ -19,6 +19,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// First word of a ring.
 const COOKIE: u32 = 0x03e3_1f20;
@@ -40,8 +41,8 @@ const INIT: u8 = 3;
 const ADD_REGION: u8 = 4;
 const ADD_RING: u8 = 5;
 const CONNECT: u8 = 6;
-/// Most turns until the port answers a message.
-const TURNS_MAX: usize = 1000;
+/// Longest time until the port answers a message.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Frames that the NIC moves in a turn, each way.
 const BURST: usize = 32;
 
@@ -254,11 +255,12 @@ fn await_answer(socket: &OwnedFd, device: &mut Memif) -> Result<()> {
     /// Message of a port that hangs up, with its reason.
     const DISCONNECT: u8 = 8;
     let mut bytes = [0; MESSAGE_BYTES];
-    for _ in 0..TURNS_MAX {
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
         device.flush();
         match recv(socket, &mut bytes, RecvFlags::empty()) {
             Ok((_, len)) if len > 0 && bytes[0] != DISCONNECT => return Ok(()),
-            Err(Errno::AGAIN) => {}
+            Err(Errno::AGAIN) => std::thread::yield_now(),
             Err(errno) => return Err(errno),
             Ok(_) => break,
         }

@@ -21,6 +21,7 @@ use rustix::net::{
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const BYTES: usize = 64 << 10;
 const COOKIE: u32 = 0x03e3_1f20;
@@ -32,8 +33,19 @@ pub const BUFFERS: usize = 16 << 10;
 const ID: u32 = 3;
 /// Most frames that an agent takes of a device in a turn.
 const BURST: usize = 256;
-/// Most turns until a port reads a message: it may wait for descriptors to be closed.
-const TURNS_MAX: usize = 100_000;
+/// Longest time until a port reads a message: it may wait for descriptors to be closed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Asks until there is an answer.
+fn patiently<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask() {
+            None if Instant::now() < until => std::thread::yield_now(),
+            answer => return answer,
+        }
+    }
+}
 
 /// A port, and the address of its socket.
 pub struct Stand {
@@ -116,9 +128,8 @@ impl Client {
 
     /// Returns the type of the next message that comes while the port takes turns.
     fn wait(&self, mut turn: impl FnMut()) -> Option<u8> {
-        (0..TURNS_MAX).find_map(|_| {
+        patiently(|| {
             turn();
-            std::thread::yield_now();
             self.hear()
         })
     }
@@ -354,7 +365,7 @@ fn spoil(program: &mut Program<'_>, own: &Things) {
 /// Runs a client that keeps to the protocol, and checks frames in both directions.
 fn honest(stand: &mut Stand) {
     let own = Things::new();
-    let client = (0..TURNS_MAX).find_map(|_| stand.connect()).expect("the socket has room");
+    let client = patiently(|| stand.connect()).expect("the socket has room");
     client.shake(&own, || {
         stand.turn(|_| {});
     });
