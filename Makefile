@@ -143,7 +143,10 @@ BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
 ALL_TARGETS := --lib --bins --examples --tests
 test: TESTING := yes
 test: need-root deps rtl-packages ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
-	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes --first '$(MAKE) rtl-model' --aside '$(MAKE) rtl-test' --aside '$(MAKE) test-loom' --aside '$(MAKE) test-docs' \
+	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes --first '$(MAKE) rtl-model' \
+	    --aside 'tests/unchanged $(TARGET)/passed/rtl Makefile rtl -- $(MAKE) rtl-test' \
+	    --aside 'tests/unchanged $(TARGET)/passed/loom Makefile Cargo.lock crates/abi crates/shm crates/pipe -- $(MAKE) test-loom' \
+	    --aside '$(MAKE) test-docs' \
 	    -- $(CARGO) build --workspace $(ALL_TARGETS) --jobs $(JOBS) -- $(TEST_ARGS)
 
 test-docs: rust
