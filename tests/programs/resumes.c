@@ -182,6 +182,36 @@ static void connects(char **numbers) {
     SAY("a listener: %s", soon(epoll));
 }
 
+// A one-shot registration that has reported stays silent in a child, and in its next image, until it is changed.
+static void reported(void) {
+    int epoll = instance(), once = made(0), status;
+    add(epoll, once, EPOLLIN | EPOLLONESHOT, 1);
+    ask(once);
+    SAY("reported: %s", soon(epoll));
+    for (int execs = 0; execs < 2; execs++) {
+        pid_t child = fork();
+        if (child == 0 && execs) execv(self, image_of("silent", epoll, once, -1)), _exit(9);
+        if (child == 0) {
+            SAY("reported, a child: %s", now(epoll));
+            SAY("reported, a child: %s", control(epoll, EPOLL_CTL_MOD, once, EPOLLIN | EPOLLONESHOT, 3));
+            SAY("reported, a child: %s", soon(epoll));
+            SAY("reported, a child: %s", now(epoll));
+            fflush(stdout), _exit(0);
+        }
+        checked("wait", waitpid(child, &status, 0));
+        SAY("reported, a child: ended with %x", status);
+    }
+    SAY("reported, the parent: %s", now(epoll));
+    close(once), close(epoll);
+}
+
+static void silent(char **numbers) {
+    int epoll = atoi(numbers[0]), once = atoi(numbers[1]);
+    SAY("silent: %s", now(epoll));
+    SAY("silent: %s", control(epoll, EPOLL_CTL_MOD, once, EPOLLIN | EPOLLONESHOT, 4));
+    SAY("silent: %s", soon(epoll));
+}
+
 static void in_own_process(const char *name, void (*run)(void)) {
     pid_t child = fork();
     if (child == 0) {
@@ -258,11 +288,12 @@ int main(int count, char **arguments) {
         const char *name;
         void (*run)(char **);
     } images[] = {{"resumed", resumed}, {"resumed again", resumed_again}, {"connects", connects}, {"shares", shares},
-                {"echoes", echoes}};
+                {"echoes", echoes}, {"silent", silent}};
     for (size_t i = 0; i < sizeof images / sizeof *images; i++)
         if (!strcmp(arguments[1], images[i].name)) return images[i].run(arguments + 4), 0;
     in_own_process("replaced", replaced);
     in_own_process("unconnected", unconnected);
+    in_own_process("reported", reported);
     const char *ways[] = {"spawn", "fork", "vfork", "vfork, another number",
                           "spawn, clean", "fork, clean", "fork, environ clean", "vfork, clean"};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) shared(ways[i]);

@@ -59,11 +59,13 @@ pub(crate) struct Watcher {
     pub(crate) instance: Weak<Entry>,
     pub(crate) fd: c_int,
     pub(crate) event: (u32, u64),
+    /// A one-shot registration that had reported when this process was forked, until the connection is taken over.
+    pub(crate) spent: bool,
 }
 
 impl Watcher {
     pub(crate) fn new(instance: &Arc<Entry>, fd: c_int, event: (u32, u64)) -> Self {
-        Self { instance: Arc::downgrade(instance), fd, event }
+        Self { instance: Arc::downgrade(instance), fd, event, spent: false }
     }
 
     /// Returns whether it is this registration, by whichever number of the instance.

@@ -93,6 +93,12 @@ impl Epoll {
         item.is_some_and(|item| !lock(&item.interest).enabled)
     }
 
+    /// Tells the same in a forked child, of an instance of the parent's. Locks that the parent's threads held are not waited for.
+    pub fn was_spent(&self, socket: &Socket, name: u64) -> bool {
+        let item = self.items.try_lock().ok().and_then(|items| items.get(&(socket.serial(), name)).cloned());
+        item.is_some_and(|item| item.interest.try_lock().is_ok_and(|interest| !interest.enabled))
+    }
+
     /// Notes that a one-shot registration has reported elsewhere.
     pub fn spend(&self, socket: &Socket, name: u64) {
         if let Some(item) = lock(&self.items).get(&(socket.serial(), name)) {

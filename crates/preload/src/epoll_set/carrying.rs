@@ -124,9 +124,9 @@ pub(crate) fn carry() {
             else {
                 continue;
             };
-            let Some(mut event) = registered_as(instance, fd, &entry) else { continue };
+            let Some((mut event, was_spent)) = registered_as(instance, fd, &entry) else { continue };
             let end = entry.twin().and_then(Twin::current);
-            if end.is_some_and(|end| set.fabric.is_spent(&end, name(fd))) {
+            if was_spent || end.is_some_and(|end| set.fabric.is_spent(&end, name(fd))) {
                 event.0 = SPENT;
             }
             records.push(Record { epoll, fd, inode, event, in_kernel: false });
@@ -136,12 +136,12 @@ pub(crate) fn carry() {
     carried::leave(&records, !borrowed);
 }
 
-/// Registration of a member.
-fn registered_as(instance: &Arc<Entry>, fd: c_int, entry: &Entry) -> Option<(u32, u64)> {
+/// Registration of a member, and whether it had reported when this process was forked.
+fn registered_as(instance: &Arc<Entry>, fd: c_int, entry: &Entry) -> Option<((u32, u64), bool)> {
     lock(&entry.socket()?.watchers)
         .iter()
         .find(|watcher| watcher.is(instance, fd))
-        .map(|watcher| watcher.event)
+        .map(|watcher| (watcher.event, watcher.spent))
 }
 
 /// Numbers of instances that another image gets.
@@ -180,11 +180,20 @@ pub(crate) fn inherit(old: &Entry, new: &Arc<Entry>, new_of: impl Fn(*const Entr
     }
     for watcher in watchers.iter() {
         let Some(instance) = new_of(watcher.instance.as_ptr()) else { continue };
-        lock(&is.watchers).push(Watcher::new(&instance, watcher.fd, watcher.event));
+        let spent = watcher.spent || was_spent(watcher, old);
+        lock(&is.watchers).push(Watcher { spent, ..Watcher::new(&instance, watcher.fd, watcher.event) });
         if let (Some(set), Some(_)) = (instance.epoll(), new.twin()) {
             lock(&set.members).insert(watcher.fd, new.clone());
             set.inherited.store(true, Ordering::Release);
             set.mark_active(&instance);
         }
     }
+}
+
+/// In a forked child: tells whether a one-shot registration of the parent's has reported.
+fn was_spent(watcher: &Watcher, old: &Entry) -> bool {
+    let (Some(instance), Some(end)) = (watcher.instance.upgrade(), old.twin().and_then(Twin::current)) else {
+        return false;
+    };
+    instance.epoll().is_some_and(|set| set.fabric.was_spent(&end, name(watcher.fd)))
 }

@@ -106,10 +106,11 @@ pub(crate) fn register_again(entry: &Arc<Entry>, end: &Arc<Socket>, spent: &[c_i
     if socket.is_watched() {
         end.await_inherited();
     }
-    for watcher in lock(&socket.watchers).iter() {
+    for watcher in lock(&socket.watchers).iter_mut() {
+        let was_spent = std::mem::take(&mut watcher.spent);
         if let Some(set) = watcher.instance.upgrade().as_ref().and_then(|instance| instance.epoll()) {
             let (name, (flags, data)) = (name(watcher.fd), watcher.event);
-            let _ = match spent.contains(&watcher.fd) {
+            let _ = match was_spent || spent.contains(&watcher.fd) {
                 true => set.fabric.add_spent_as(end, name, flags, data),
                 false => set.fabric.add_as(end, name, flags, data),
             };
