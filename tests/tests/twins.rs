@@ -607,6 +607,31 @@ fn who_takes_a_side_of_nobody_may_fill_its_send_ring() {
     drop((fd, accepted));
 }
 
+/// A process that asks the driver for something before it has heard that its end has gone is told so, and can take it again.
+#[test]
+fn a_former_owner_is_told_whatever_it_asks_for() {
+    let _alone = alone();
+    let listener = listener("127.0.0.1:0");
+    let (fd, a, accepted) = connect(&listener);
+    let b = claim(&accepted).expect("a twin");
+    let mut holder = Holder::new(&accepted, 1);
+    holder.tell("take");
+    let told = [
+        b.socket.step_aside(Departure::Marked).map(drop),
+        b.socket.set_send_ring_bytes(1).map(drop),
+        b.socket.claim_mark().map(drop),
+        b.socket.shutdown(Shutdown::Write),
+    ];
+    let told = told.map(|told| told.unwrap_err().errno());
+    assert_eq!(told, [libc::ESTALE; 4]);
+    let b = TwinSide::take(accepted.as_fd(), 1).expect("a twin");
+    b.send(0, 1000);
+    a.receive(0, 1000);
+    a.socket.close().unwrap();
+    b.socket.close().unwrap();
+    drop((fd, accepted, holder));
+}
+
 /// One process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
 #[test]
 fn one_process_claims_the_mark() {

@@ -1,6 +1,6 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
-use crate::error::{check, moved, not_connected, Error, Result};
+use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
 use crate::path::Path;
 use crate::process;
@@ -376,7 +376,7 @@ impl Socket {
     ///
     /// # Errors
     /// `ENOTCONN` if the peer has not claimed its end; `EACCES` if it leaves by choice and the policy has the driver move its
-    /// bytes; `ENETDOWN` and others if the connection has ended anyway.
+    /// bytes; `ESTALE` if another process has taken the socket; `ENETDOWN` and others if the connection has ended anyway.
     pub fn step_aside(&self, departure: Departure) -> Result<Left> {
         self.check_usable()?;
         // A send that is under way is over first: what it posts after this would not be delivered.
@@ -424,12 +424,8 @@ impl Socket {
         self.check_present()?;
         let control = lock(&self.control);
         let request = Request { value: STEP_ASIDE_CLAIM_MARK, ..control.link.request(Operation::StepAside) };
-        match control.call(request, || "cannot claim the mark".to_owned()) {
-            Ok(answer) => Ok(answer.number() & UNMARKED == 0),
-            // The driver has given the end away. The socket's line may say so later.
-            Err(error) if error.errno() == libc::EBADF => Err(moved()),
-            Err(error) => Err(error),
-        }
+        let answer = control.call(request, || "cannot claim the mark".to_owned())?;
+        Ok(answer.number() & UNMARKED == 0)
     }
 
     /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that

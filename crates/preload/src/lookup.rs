@@ -206,9 +206,9 @@ fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
             let twin = Twin::new(fd, socket.clone(), false).taken();
             let _ = twin.learn_shut(fd, &socket);
             attach_twin(fd, twin);
-            if let Some(entry) = table::entry(fd).filter(|_| socket.is_taken_aside()) {
+            if let Some(entry) = table::entry(fd) {
                 // The next call finds a failure again.
-                entry.twin().map(|twin| twin.go_on_aside(&entry, &socket));
+                entry.twin().map(|twin| twin.begin_taken(&entry, &socket));
             }
         }
         // The descriptor came back to where it was sent from.

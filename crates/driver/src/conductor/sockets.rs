@@ -48,7 +48,7 @@ impl Conductor {
         let is_current = client.generation(Slot::of(socket)) == socket.generation();
         let state = client.socket(Slot::of(socket)).map(|socket| &socket.state).filter(|_| is_current);
         let is_open = state.is_some_and(|state| !matches!(state, SocketState::Closing(_)));
-        let live = is_open && !matches!(state, Some(SocketState::Taken));
+        let is_taken = matches!(state, Some(SocketState::Taken));
         let answer = match operation {
             Operation::Socket => {
                 // The last slots are for clients that use them at once.
@@ -77,7 +77,9 @@ impl Conductor {
             | Operation::Space
             | Operation::Nudge
             | Operation::Left => return,
-            _ if !live => Err(Errno::BADF),
+            // The client may not have heard of it when it asked.
+            _ if is_taken => Err(Errno::STALE),
+            _ if !is_open => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request),
             Operation::Listen => self.listen(id, socket, request),
             Operation::Connect => self.connect(id, socket, request),

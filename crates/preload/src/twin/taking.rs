@@ -125,6 +125,16 @@ impl Twin {
             return Ok(());
         }
         let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        loop {
+            match self.take_once(entry, fd) {
+                // Another process has taken it back.
+                Err(Failure::Errno(libc::ESTALE)) => {}
+                taken => return taken,
+            }
+        }
+    }
+
+    fn take_once(&self, entry: &Arc<Entry>, fd: c_int) -> Outcome<()> {
         let socket = match fabric::take(fd) {
             Taken::Twin(socket) => socket,
             Taken::Departed => {
@@ -178,8 +188,19 @@ impl Twin {
         Ok(())
     }
 
-    /// Another process has had it leave, and this one has its end now.
-    pub(crate) fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
+    /// Goes on with the first end of a process, if another one has had it leave.
+    pub(crate) fn begin_taken(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
+        if !end.is_taken_aside() {
+            return Ok(());
+        }
+        match self.go_on_aside(entry, end) {
+            Err(Failure::Errno(libc::ESTALE)) => self.take(entry, Some(end)),
+            gone_on => gone_on,
+        }
+    }
+
+    /// Another process has had it leave, and this one has its end now. `ESTALE`: it has not any more.
+    fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
         ending::taken_aside(entry, self, end)?;
         standing::stand(entry, end, self.stands());
         Ok(())
