@@ -62,7 +62,7 @@ packages:
 	[ -e /usr/include/stdio.h ] || missing="$$missing libc6-dev"; \
 	command -v pkg-config >/dev/null || missing="$$missing pkg-config"; \
 	command -v make >/dev/null || missing="$$missing make"; \
-	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
+	$(if $(BENCHING),$(foreach package,$(PEER_PACKAGES) $(MEASURED_PACKAGES),dpkg -s $(package) >/dev/null 2>&1 || missing="$$missing $(package)";)) \
 	$(if $(TESTING),python3 -c "import json" 2>/dev/null || missing="$$missing python3";) \
 	$(if $(TESTING),$(foreach pair,$(TOOLS),command -v $(word 1,$(subst :, ,$(pair))) >/dev/null || missing="$$missing $(word 2,$(subst :, ,$(pair)))";)) \
 	$(if $(TESTING),[ -e "$$(clang -print-file-name=libclang_rt.asan-x86_64.so 2>/dev/null)" ] || missing="$$missing libclang-rt-dev";) \
@@ -101,6 +101,8 @@ demo: deps build ## stream real files between two containers, over TCP and PipeD
 
 # Each peer of a C library is one shared object beside pd; one whose library is missing is reported by pd bench.
 PEER_PACKAGES := libucx-dev libfabric-dev libclang-dev linux-perf
+# Unmodified programs that are measured. One that is missing is reported by pd bench.
+MEASURED_PACKAGES := iperf3 redis-server redis-tools nginx-light wrk haproxy postgresql mariadb-server sysbench python3-uvloop python3-grpcio python3-torch
 PEER_DIR := $(TARGET)/release/peers
 PEER_LIBS_ucx := -lucp -lucs
 PEER_LIBS_libfabric := -lfabric
@@ -112,7 +114,7 @@ peers:
 	    { rm -f $(PEER_DIR)/$(peer).so; echo "peer $(peer) is left out" >&2; };)
 
 bench: BENCHING := yes
-bench: deps peers ## install the peers, run every benchmark and the demo, and write RESULTS/MACHINE/results.json (root)
+bench: deps peers ## install peers and programs, run every benchmark and the demo, and write RESULTS/MACHINE/results.json (root)
 	$(CARGO) build --release --package pd --package pd-preload --features pd/peers --jobs $(JOBS)
 	$(CARGO) build --release --package pd-tests --features programs --example tokio_web --jobs $(JOBS)
 	$(SUDO) $(TARGET)/release/pd demo --results $(RESULTS) --out $(BENCH_DIR)-demo.json --plot $(BENCH_DIR)-demo.svg $(DEMO_ARGS)
