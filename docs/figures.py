@@ -78,12 +78,12 @@ class Results:
         day = time.strftime("%d %B %Y", time.gmtime(run["unix_time_s"])).lstrip("0")
         rounds = max(row["rounds"] for row in rows)
         text = f"`{run['command']}`, medians of {rounds} rounds, {day}."
-        reasons = {}
+        schemes = {}
         for row in rows:
             if "not_run" in row and "left out" not in row["not_run"]:
-                reasons.setdefault(row["scheme"], row["not_run"])
-        if reasons:
-            text += " Not run, or not with all parameters: " + "; ".join(f"{s} ({r})" for s, r in reasons.items()) + "."
+                schemes.setdefault(row["not_run"], {})[row["scheme"]] = None
+        if schemes:
+            text += " Not run, or not with all parameters: " + "; ".join(f"{', '.join(s)} ({r})" for r, s in schemes.items()) + "."
         discarded = sum(row.get("rounds_discarded", 0) for row in rows)
         if discarded:
             text += f" Rounds discarded, because the machine was disturbed: {discarded}."
@@ -531,13 +531,25 @@ def summary(results):
     return table(["", "kernel TCP, the better of two", "PipeDevice, without a policy", "offloaded"], lines)
 
 
+# Rows that the list of small gains has.
+SMALL_GAINS = 8
+
+
 def small_gains(results):
-    """Programs that gain less than a fifth, and those that lose."""
-    rows = [(row["gain_over_tcp"], label, named(row)) for scheme, label in ((DEFAULT, "without a policy"), (OFFLOADED, "offloaded"))
-            for row in results.of("programs", scheme=scheme) if "gain_over_tcp" in row]
-    lines = [[f"{name}, {label}", f"{value:.2f}"] for value, label, name in sorted(rows) if value < 1.2]
-    measured = ", ".join(sorted({row["program"] for row in results.of("programs") if "gain_over_tcp" in row}))
-    return table(["unmodified programs that gain least, or lose", "times kernel TCP"], lines) if lines else f"In the last recorded run ({measured}) none gains less than 1.2 times."
+    """The programs that lose most, or gain least: those with less than 1.2 times on one of the two paths."""
+    gains = {}
+    for scheme in (DEFAULT, OFFLOADED):
+        for row in results.of("programs", scheme=scheme):
+            if "gain_over_tcp" in row:
+                gains.setdefault(named(row), {})[scheme] = row["gain_over_tcp"]
+    small = sorted((min(each.values()), name, each) for name, each in gains.items() if min(each.values()) < 1.2)
+    if not small:
+        measured = ", ".join(sorted({row["program"] for row in results.of("programs") if "gain_over_tcp" in row}))
+        return f"In the last recorded run ({measured}) none gains less than 1.2 times."
+    lines = [[name, *(f"{each[scheme]:.2f}" if scheme in each else MISSING for scheme in (DEFAULT, OFFLOADED))] for _, name, each in small[:SMALL_GAINS]]
+    text = table(["unmodified programs that lose most, or gain least: times kernel TCP", "without a policy", "offloaded"], lines)
+    more = len(small) - len(lines)
+    return text + (f"\n\nOf {len(gains)} rows {more} more gain less than 1.2 times on one of the two paths." if more > 0 else "")
 
 
 def plots(results):
