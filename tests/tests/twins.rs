@@ -589,9 +589,9 @@ fn a_process_takes_what_it_has_just_closed() {
     drop((fd, accepted));
 }
 
-/// The size of a send ring is told to whoever takes the side, and kept to by the driver, also where a former owner had asked for a smaller one.
+/// The driver keeps to the size of the send ring in its answer, also where a former owner had asked for a smaller one.
 #[test]
-fn who_takes_a_side_of_nobody_may_fill_its_send_ring() {
+fn a_side_taken_from_nobody_has_a_send_ring_of_the_size_in_the_answer() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");
     let (fd, a, accepted) = connect(&listener);
@@ -607,9 +607,9 @@ fn who_takes_a_side_of_nobody_may_fill_its_send_ring() {
     drop((fd, accepted));
 }
 
-/// A process that asks the driver for something before it has heard that its end has gone is told so, and can take it again.
+/// A process may ask the driver for something before it has heard that its end has gone. The answer says so, and it can take the end again.
 #[test]
-fn a_former_owner_is_told_whatever_it_asks_for() {
+fn requests_of_a_former_owner_are_refused_as_stale() {
     let _alone = alone();
     let listener = listener("127.0.0.1:0");
     let (fd, a, accepted) = connect(&listener);
