@@ -41,8 +41,7 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
-    use crate::unix_socket::UnixSocket;
-    use crate::wanted::Wanted;
+    use crate::wanted::{UnixSocket, Wanted};
     use pd_shm::Mapping;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;

@@ -70,4 +70,4 @@ pub use rights::Namespaces;
 pub use settings::Settings;
 pub use size::Bytes;
 pub use start_error::StartError;
-pub use unix_socket::UnixSocket;
+pub use wanted::UnixSocket;

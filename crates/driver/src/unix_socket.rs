@@ -3,19 +3,9 @@
 //! socket, on the whole machine.
 use crate::calls::simulated;
 use crate::kernel_socket::{SocketDiag, HEADER_BYTES, NLMSG_ERROR, NLM_F_REQUEST, SOCK_DIAG_BY_FAMILY};
+use crate::wanted::UnixSocket;
 use rustix::io::{Errno, Result};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
-
-/// A stream socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnixSocket {
-    /// Set if the socket listens.
-    pub listens: bool,
-    /// Device and inode of the bound file, in the kernel's form: 32 bits of each.
-    pub file: Option<(u32, u32)>,
-    /// Inode of the socket's peer; 0: there is none, or it is not accepted, or gone.
-    pub peer: u32,
-}
 
 const REQUEST_BYTES: usize = HEADER_BYTES + 24;
 /// Attributes asked for: the bound file, the peer.

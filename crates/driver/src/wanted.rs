@@ -1,4 +1,4 @@
-//! Names of the kernel's TCP sockets, by which the driver looks for them.
+//! Names of the kernel's TCP sockets, by which the driver looks for them, and facts of AF_UNIX sockets that it finds.
 use std::net::SocketAddr;
 
 /// A TCP socket to look for, by name.
@@ -14,3 +14,14 @@ pub struct Wanted {
 
 /// Value in place of a cookie: matches any socket that has the addresses.
 pub const COOKIE_ANY: u64 = u64::MAX;
+
+/// A stream socket of AF_UNIX.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnixSocket {
+    /// Set if the socket listens.
+    pub listens: bool,
+    /// Device and inode of the bound file, in the kernel's form: 32 bits of each.
+    pub file: Option<(u32, u32)>,
+    /// Inode of the socket's peer; 0: there is none, or it is not accepted, or gone.
+    pub peer: u32,
+}

@@ -2,8 +2,7 @@
 use super::{inode, with};
 use crate::identity::NamespaceId;
 use crate::simulation::arriving::{Arriving, Number};
-use crate::unix_socket::UnixSocket;
-use crate::wanted::{Wanted, COOKIE_ANY};
+use crate::wanted::{UnixSocket, Wanted, COOKIE_ANY};
 use pd_abi::Address;
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
