@@ -131,13 +131,17 @@ impl Movers {
     /// Starts a mover's thread.
     ///
     /// # Errors
-    /// Errors of making a thread.
+    /// Errors of making a thread. An error without errno where the driver ends.
     pub fn start(&mut self, id: MoverId) -> std::io::Result<()> {
         let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else {
             return Ok(());
         };
         if seat.works() {
             return Ok(());
+        }
+        if seat.mover.is_none() {
+            // Its last thread has ended with it. A new one would wait for it without end, and the conductor for the thread.
+            return Err(std::io::Error::other("the driver ends"));
         }
         may(Call::Thread)?;
         #[cfg(any(test, fuzzing, feature = "hostile"))]
