@@ -158,10 +158,7 @@ impl Twin {
             let _ = earlier.close();
         }
         standing::register_again(entry, &socket, &spent);
-        if socket.is_taken_aside() {
-            self.go_on_aside(entry, &socket)?;
-        }
-        Ok(())
+        self.go_on_aside(entry, &socket)
     }
 
     /// Tells an end that has come from another process which directions are shut: that process may have shut them. The kernel's
@@ -188,19 +185,19 @@ impl Twin {
         Ok(())
     }
 
-    /// Goes on with the first end of a process, if another one has had it leave.
+    /// Goes on with the first end of a process, which another one may have had leave.
     pub(crate) fn begin_taken(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
-        if !end.is_taken_aside() {
-            return Ok(());
-        }
         match self.go_on_aside(entry, end) {
             Err(Failure::Errno(libc::ESTALE)) => self.take(entry, Some(end)),
             gone_on => gone_on,
         }
     }
 
-    /// Another process has had it leave, and this one has its end now. `ESTALE`: it has not any more.
+    /// Goes on in the kernel with an end that another process has had leave; does nothing with others. `ESTALE`: the end has gone again.
     fn go_on_aside(&self, entry: &Arc<Entry>, end: &Arc<Socket>) -> Outcome<()> {
+        if !end.is_taken_aside() {
+            return Ok(());
+        }
         ending::taken_aside(entry, self, end)?;
         standing::stand(entry, end, self.stands());
         Ok(())
