@@ -63,12 +63,13 @@ fn clients_wait_until_there_are_descriptors_again() {
         settle();
         let before = paused();
         let since = Instant::now();
+        let then = open_files();
         limit(limit_with(free));
         late.tell("listen l 127.0.0.1:0 8");
         while paused() < before + 2 {
             assert!(
                 since.elapsed() < Duration::from_secs(10),
-                "{free} descriptors were enough: {:?}",
+                "{free} descriptors were enough; then {then:?}, now {:?}",
                 open_files()
             );
             std::thread::sleep(Duration::from_millis(1));
