@@ -1,5 +1,8 @@
 //! Connections of the kernel whose bytes go by the fabric (`pd_client::core::twin`). They are made, claimed,
 //! and passed between processes that hold the same socket, without a byte lost or doubled.
+#[path = "twins/ring_ends.rs"]
+mod ring_ends;
+
 use pd_client::core::{ready, twin, Departure, Epoll, Left};
 use pd_client::Shutdown;
 use pd_tests::{alone, program_path, Random, TestDriver, TwinSide};

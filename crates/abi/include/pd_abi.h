@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 14ull
+#define PD_ABI_VERSION 15ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -98,6 +98,10 @@
 #define PD_ABI_PATH_RECV_UNDRAINED 128ull
 /* Of a twin that was another client's: the driver has still to deliver what a former client of the socket has sent. What this side sends goes by the driver until then. */
 #define PD_ABI_PATH_SEND_UNDRAINED 256ull
+/* Added to LAST: the peer's side went to another client, and the driver has fixed where the ring ends (FrameKind::RingEnds). */
+#define PD_ABI_PATH_PEER_TAKEN 512ull
+/* This side went to another client while there were rings. Bytes beyond the ends that the driver has fixed (FrameKind::RingEnds) are not sent, and not received. The upper half of the word has no other bit. */
+#define PD_ABI_PATH_TAKEN 65536ull
 
 /* Values of requests. */
 /* value of Operation::Close: the peer's stream ends with ECONNRESET, after what was sent. */
@@ -288,6 +292,8 @@
 #define PD_ABI_FRAME_PIPE_WAKE_FD 20ull
 /* Client: needs pipe id no more. */
 #define PD_ABI_FRAME_PIPE_CLOSE 21ull
+/* Client: asks where the rings of socket id end since one side of its connection went to another client. Driver: says so. bytes: what the socket has sent by its own ring. page_bytes: what it receives of its peer's. u64::MAX: no end is fixed. */
+#define PD_ABI_FRAME_RING_ENDS 22ull
 
 /* Requests about kernel sockets. */
 /* Connections to this listening socket may have twins. Each process that holds the socket may ask for it. */
@@ -486,13 +492,13 @@
 #define PD_ABI_SOCKET_STATUS_RECV_PRODUCER 0ull
 /* u64: Send requests whose span may be reused. */
 #define PD_ABI_SOCKET_STATUS_SEND_CONSUMER 8ull
-/* u64: Write Operation::Space when recv_consumer reaches this; 0: no need. */
+/* u64: Write Operation::Space when recv_consumer reaches this; 0: no need. Of a socket that another client has taken: bytes that it has received; see moved. */
 #define PD_ABI_SOCKET_STATUS_SPACE_WAKE_AT 16ull
 /* u32: Futex: incremented to wake a receiver. */
 #define PD_ABI_SOCKET_STATUS_RECV_DOORBELL 24ull
 /* u32: Futex: incremented to wake a sender. */
 #define PD_ABI_SOCKET_STATUS_SEND_DOORBELL 28ull
-/* u32: End of receiving: 0 if it goes on, ENDED if the stream ended in order, otherwise an errno. */
+/* u32: End of receiving: 0 if it goes on, ENDED if the stream ended in order, otherwise an errno. ESTALE in the lower 16 bits: another client has taken the socket; see moved. */
 #define PD_ABI_SOCKET_STATUS_RECV_END 32ull
 /* u32: End of sending, likewise. ESTALE in the lower 16 bits: another client has taken the socket; see moved. */
 #define PD_ABI_SOCKET_STATUS_SEND_END 36ull
@@ -514,8 +520,12 @@
 #define PD_ABI_DIRECT_PRODUCER 0ull
 /* u64: Sends that these bytes were. */
 #define PD_ABI_DIRECT_MESSAGES 8ull
+/* u64: Bytes that the owner is about to publish in producer. Needed where another client may take the socket: the owner stores the word, makes a fence unless it has registered for membarrier, and looks for path::TAKEN before it publishes. */
+#define PD_ABI_DIRECT_SENT 16ull
 /* u64: Bytes of the peer's ring that the owner has given back. */
 #define PD_ABI_DIRECT_CONSUMER 128ull
+/* u64: Bytes of the peer's ring that the owner is about to give back, likewise. */
+#define PD_ABI_DIRECT_RECEIVED 136ull
 /* u64: The owner receives: ring recv_doorbell when producer reaches this. */
 #define PD_ABI_DIRECT_RECV_WAKE_AT 256ull
 /* u64: The owner sends: ring send_doorbell when consumer reaches this. */

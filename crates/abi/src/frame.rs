@@ -29,6 +29,8 @@ entry! {
     ///                               ←  Ready (socket)       now the peer may ask for it
     /// PeerRing (socket)             →
     ///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
+    /// RingEnds (socket)             →            after `TAKEN` or `PEER_TAKEN` in its `path` word
+    ///                               ←  RingEnds (socket, bytes, page_bytes)
     /// Doorbell (socket, instance)       →            an eventfd by which the peer wakes a thread that sleeps in epoll
     ///                               ←  Doorbell (socket, number) + eventfd
     /// PeerDoorbell (socket)             →            the one that the peer sleeps on
@@ -116,6 +118,10 @@ kinds! {
         PipeWakeFd = 20,
         /// Client: needs pipe `id` no more.
         PipeClose = 21,
+        /// Client: asks where the rings of socket `id` end since one side of its connection went to another client. Driver: says so.
+        /// `bytes`: what the socket has sent by its own ring. `page_bytes`: what it receives of its peer's. `u64::MAX`: no end is
+        /// fixed.
+        RingEnds = 22,
     }
 }
 

@@ -114,13 +114,15 @@ words! {
         RECV_PRODUCER: u64 = 0;
         /// Send requests whose span may be reused.
         SEND_CONSUMER: u64 = 8;
-        /// Write `Operation::Space` when `recv_consumer` reaches this; 0: no need.
+        /// Write `Operation::Space` when `recv_consumer` reaches this; 0: no need. Of a socket that another client has taken: bytes that
+        /// it has received; see [`super::moved`].
         SPACE_WAKE_AT: u64 = 16;
         /// Futex: incremented to wake a receiver.
         RECV_DOORBELL: u32 = 24;
         /// Futex: incremented to wake a sender.
         SEND_DOORBELL: u32 = 28;
-        /// End of receiving: 0 if it goes on, [`super::ENDED`] if the stream ended in order, otherwise an errno.
+        /// End of receiving: 0 if it goes on, [`super::ENDED`] if the stream ended in order, otherwise an errno. `ESTALE` in the lower 16
+        /// bits: another client has taken the socket; see [`super::moved`].
         RECV_END: u32 = 32;
         /// End of sending, likewise. `ESTALE` in the lower 16 bits: another client has taken the socket; see [`super::moved`].
         SEND_END: u32 = 36;
@@ -143,6 +145,10 @@ words! {
 /// [`socket_status::SEND_END`] of a socket that another client has taken. Its lower half is `errno` (`ESTALE`), its upper half tells
 /// how many sends the driver has taken: `sends`, modulo 65,535, and 1; or 0 as long as that is open. A send that was posted
 /// before its sender saw the word may or may not be among them. A sender reads the word after each post, behind a fence.
+///
+/// [`socket_status::RECV_END`] has the same form. Its upper half is not 0 once [`socket_status::SPACE_WAKE_AT`] holds the bytes that
+/// the socket has received. The new owner receives all further ones, also those that the socket's client gives back later. A
+/// receiver reads the word after it has given bytes back, behind a fence.
 pub mod moved {
     const COUNT: u64 = 65_535;
 
@@ -150,6 +156,16 @@ pub mod moved {
     pub fn word(errno: u16, sends: Option<u64>) -> u32 {
         let sends = sends.map_or(0, |sends| (sends % COUNT) as u32 + 1);
         sends << 16 | u32::from(errno)
+    }
+
+    /// The word of `RECV_END`. `known`: the bytes that were received are there.
+    pub fn received(errno: u16, known: bool) -> u32 {
+        word(errno, known.then_some(0))
+    }
+
+    /// Tells whether the bytes that were received are there.
+    pub fn is_known(word: u32) -> bool {
+        word >> 16 != 0
     }
 
     /// Tells whether this is such a word.
@@ -194,6 +210,12 @@ pub mod path {
         /// Of a twin that was another client's: the driver has still to deliver what a former client of the socket has sent. What this
         /// side sends goes by the driver until then.
         SEND_UNDRAINED: u32 = 256;
+        /// Added to `LAST`: the peer's side went to another client, and the driver has fixed where the ring ends
+        /// (`FrameKind::RingEnds`).
+        PEER_TAKEN: u32 = 512;
+        /// This side went to another client while there were rings. Bytes beyond the ends that the driver has fixed
+        /// (`FrameKind::RingEnds`) are not sent, and not received. The upper half of the word has no other bit.
+        TAKEN: u32 = 1 << 16;
     }
 }
 
@@ -208,8 +230,13 @@ words! {
         PRODUCER: u64 = 0;
         /// Sends that these bytes were.
         MESSAGES: u64 = 8;
+        /// Bytes that the owner is about to publish in `producer`. Needed where another client may take the socket: the owner stores the
+        /// word, makes a fence unless it has registered for `membarrier`, and looks for [`super::path::TAKEN`] before it publishes.
+        SENT: u64 = 16;
         /// Bytes of the peer's ring that the owner has given back.
         CONSUMER: u64 = 128;
+        /// Bytes of the peer's ring that the owner is about to give back, likewise.
+        RECEIVED: u64 = 136;
         /// The owner receives: ring `recv_doorbell` when `producer` reaches this.
         RECV_WAKE_AT: u64 = 256;
         /// The owner sends: ring `send_doorbell` when `consumer` reaches this.

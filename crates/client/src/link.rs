@@ -3,7 +3,7 @@
 use crate::attachment::Attachment;
 use crate::channel::Channel;
 use crate::direct::half::Half;
-use crate::direct::setup::Direct;
+use crate::direct::setup::{self, Direct};
 use crate::error::{Error, Result};
 use pd_abi::layout::{
     moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
@@ -191,6 +191,14 @@ impl Link {
         if self.is_broken() {
             return libc::ECONNRESET as u32;
         }
+        match self.recv_end_word() {
+            word if moved::is_one(word, libc::ESTALE as u16) => MOVED,
+            end => end,
+        }
+    }
+
+    #[inline]
+    fn recv_end_word(&self) -> u32 {
         self.attachment.status.load_u32(self.at + status::RECV_END, Ordering::Acquire)
     }
 
@@ -228,12 +236,50 @@ impl Link {
             if let Some(taken) = moved::is_last_taken(word, posted) {
                 return Ok(taken);
             }
-            // The mover is about to say.
-            if self.is_broken() || !self.attachment.check_alive() {
-                return Err(self.attachment.dead_error());
-            }
-            pd_shm::yield_now();
+            self.await_mover()?;
         }
+    }
+
+    /// Tells whether the bytes up to `consumer` are this process's, which has just stored that. They are not if another process has taken
+    /// the socket before. Call it behind a fence.
+    pub(crate) fn is_last_received(&self, consumer: u64) -> Result<bool> {
+        // SYNC POINT: received-dekker
+        loop {
+            let word = self.recv_end_word();
+            if !moved::is_one(word, libc::ESTALE as u16) {
+                return Ok(true);
+            }
+            if moved::is_known(word) {
+                return Ok(consumer <= self.space_wake_at());
+            }
+            self.await_mover()?;
+        }
+    }
+
+    /// Waits for a moment: the mover is about to say what it has counted.
+    fn await_mover(&self) -> Result<()> {
+        if self.is_broken() || !self.attachment.check_alive() {
+            return Err(self.attachment.dead_error());
+        }
+        pd_shm::yield_now();
+        Ok(())
+    }
+
+    /// Tells whether another process has taken the socket while it had rings. The driver has fixed where they end for this one.
+    #[inline]
+    pub(crate) fn is_taken(&self) -> bool {
+        self.path_word() & path::TAKEN != 0
+    }
+
+    /// Tells whether the peer's side went to another process while there were rings. The driver has fixed where the peer's ends.
+    pub(crate) fn is_peer_taken(&self) -> bool {
+        self.path_word() & path::PEER_TAKEN != 0
+    }
+
+    /// Asks where the rings end: bytes that count of those written, and of those that the peer has written.
+    #[cold]
+    pub(crate) fn ring_ends(&self) -> Result<(u64, u64)> {
+        setup::ring_ends(&self.attachment, self.id)
     }
 
     #[inline]

@@ -175,6 +175,8 @@ pub struct Parted {
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
+    /// Of the source: bytes of the former socket's ring that count.
+    pub ring_end: Option<u64>,
     /// The peer has left for the kernel.
     pub elsewhere: bool,
     /// Of the source: the other end is unclaimed, so that no flow brings the former owner bytes that could tell it.

@@ -1,15 +1,16 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
+use super::half::claim_received;
 use super::incoming::{Incoming, Leaving};
 use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::epoll::Rest;
-use crate::error::Result;
+use crate::error::{moved, Result};
 use crate::recv::ring::Ring;
 use crate::recv::side::RecvSide;
 use crate::turn::HasTurn;
 use pd_abi::layout::{direct, ELSEWHERE, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 
 impl RecvSide {
     /// Returns whether bytes come by the peer's ring. They do from the first one there, after all that the driver
@@ -70,9 +71,15 @@ impl RecvSide {
             // SYNC POINT: direct-left (the peer has written its last byte before the driver says so)
             let is_last = self.link.is_last();
             let written = match self.link.rings()? {
+                // The peer may not have published the last bytes that count, or has published more.
+                Some(_) if is_last && self.link.is_peer_taken() => self.link.ring_ends()?.1,
                 Some((_, peer)) => peer.load(direct::PRODUCER),
                 None => 0,
             };
+            let received = self.incoming.origin.map_or(0, |origin| self.consumer.saturating_sub(origin));
+            if is_last && written < received {
+                return Err(self.link.break_direct());
+            }
             match self.incoming.leaving {
                 _ if is_last => self.incoming.leaving = Leaving::At(written),
                 Leaving::Not => self.incoming.leaving = Leaving::Until(written),
@@ -122,6 +129,10 @@ impl RecvSide {
     }
 
     pub(crate) fn peer_has_begun(&self) -> bool {
+        // The last bytes that count may never be published.
+        if let Leaving::At(last) = self.incoming.leaving {
+            return last > 0;
+        }
         self.incoming.pair.as_deref().is_some_and(|(_, peer)| peer.load(direct::PRODUCER) != 0)
     }
 
@@ -181,20 +192,32 @@ impl RecvSide {
     }
 
     /// Gives back everything from `before` to `consumer`; false if that is the driver's alone.
+    ///
+    /// # Errors
+    /// `ESTALE`: another process has taken the socket, and receives the last of those bytes.
     #[inline]
-    pub(crate) fn give_back_direct(&mut self, before: u64, consumer: u64) -> bool {
+    pub(crate) fn give_back_direct(&mut self, before: u64, consumer: u64) -> Result<bool> {
         let incoming = &mut self.incoming;
         let (Some((own, peer)), Some(origin)) = (incoming.pair.as_deref(), incoming.origin) else {
-            return false;
+            return Ok(false);
         };
         if before < origin {
             self.link.store_recv_consumer(consumer.min(origin));
+            if self.may_move {
+                fence(Ordering::SeqCst);
+                if !self.link.is_last_received(consumer.min(origin))? {
+                    return Err(moved());
+                }
+            }
             if consumer >= origin {
                 incoming.before = None;
             }
         }
         if consumer > origin {
             let consumer = consumer - origin;
+            if self.may_move {
+                claim_received(own, &self.link, consumer)?;
+            }
             if consumer / ALIVE_BYTES != before.saturating_sub(origin) / ALIVE_BYTES {
                 self.link.attachment.check_alive();
             }
@@ -203,7 +226,7 @@ impl RecvSide {
                 self.link.announce(peer);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Bytes were there.

@@ -1,9 +1,10 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
+use super::half::claim_sent;
 use super::outgoing::Outgoing;
 use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::error::Result;
-use crate::send::side::{Fill, SendSide};
+use crate::send::side::{Fill, SendSide, Unsent};
 use crate::turn::HasTurn;
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;
@@ -133,14 +134,20 @@ impl SendSide {
                 own.map.copy_in(own.ring_offset, ptr.add(first as usize), (part - first) as usize);
             }
         }
-        self.wrote(part, part == len);
+        self.wrote(part, part == len)?;
         Ok(part)
     }
 
     /// Shows the peer `part` bytes more, if any; with them a message `ends` or not.
+    ///
+    /// # Errors
+    /// `ESTALE`: another process has taken the socket before. It is to send those bytes.
     #[inline]
-    pub(crate) fn wrote(&mut self, part: u64, ends: bool) {
-        let Some(own) = self.out.own.as_ref().filter(|_| part > 0) else { return };
+    pub(crate) fn wrote(&mut self, part: u64, ends: bool) -> Result<()> {
+        let Some(own) = self.out.own.as_ref().filter(|_| part > 0) else { return Ok(()) };
+        if self.may_move {
+            claim_sent(own, &self.link, self.out.written + part)?;
+        }
         if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
             let lines = (0..part).step_by(LINE_BYTES);
             lines.for_each(|at| {
@@ -157,16 +164,23 @@ impl SendSide {
         }
         own.publish(direct::PRODUCER, self.out.written);
         self.tell_receiver();
+        Ok(())
     }
 
     /// Has `fill` write up to `wanted` bytes into the own ring: not a splinter of them. Returns how many it wrote, and
     /// whether it has more; none: there is no room.
-    pub(crate) fn fill_direct(&mut self, wanted: u64, fill: &mut Fill<'_>) -> Result<Option<(usize, bool)>> {
+    pub(crate) fn fill_direct(
+        &mut self,
+        wanted: u64,
+        fill: &mut Fill<'_>,
+        unsent: &mut Unsent<'_>,
+    ) -> Result<Option<(usize, bool)>> {
         let piece = wanted.min(PIECE_BYTES).min(self.out.most_placed());
         let Some(place) = self.place_direct(piece)? else { return Ok(None) };
         let part = place.len();
         let filled = fill(place.cast(), part)?.min(part);
-        self.wrote(filled as u64, filled < part || filled as u64 == wanted);
+        self.wrote(filled as u64, filled < part || filled as u64 == wanted)
+            .inspect_err(|_| unsent(place.cast(), filled))?;
         Ok(Some((filled, filled == part)))
     }
 

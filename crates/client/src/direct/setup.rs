@@ -139,6 +139,16 @@ fn ask(attachment: &Attachment, kind: FrameKind, socket: SocketId) -> Result<(Ow
     }
 }
 
+/// Asks where the rings of a socket end: bytes that count of those written, and of those that the peer has written.
+///
+/// # Errors
+/// `ENOTCONN`: the connection is over. The end of the driver.
+pub(crate) fn ring_ends(attachment: &Attachment, socket: SocketId) -> Result<(u64, u64)> {
+    let kind = FrameKind::RingEnds;
+    let (frame, _) = attachment.exchange(&Frame::new(kind).with_id(socket.0), kind)?;
+    Ok((frame.bytes, frame.page_bytes))
+}
+
 fn unmapped(errno: Errno) -> Error {
     Error::new(
         Errno::NOBUFS,

@@ -273,12 +273,15 @@ impl RecvSide {
             self.give_back_to_kernel();
             return Ok(());
         }
-        if self.give_back_direct(before, consumer) {
+        if self.give_back_direct(before, consumer)? {
             return Ok(());
         }
         self.link.store_recv_consumer(consumer);
         // SYNC POINT: space-dekker (the driver stores `space_wake_at`, fences, looks at `recv_consumer`)
         fence(Ordering::SeqCst);
+        if self.may_move && !self.link.is_last_received(consumer)? {
+            return Err(moved());
+        }
         let wanted = self.link.space_wake_at();
         if wanted != 0 && consumer >= wanted && wanted != self.space_answered {
             self.space_answered = wanted;

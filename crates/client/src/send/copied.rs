@@ -1,6 +1,6 @@
 //! Sending from memory of the program's: one copy into blocks of send memory, which are given up at
 //! once and free themselves when they are delivered; on the direct path into the own ring. Never waits.
-use super::side::{foreign, Fill, SendSide};
+use super::side::{foreign, Fill, SendSide, Unsent};
 use super::stale;
 use crate::arena;
 use crate::error::{would_block, Error, Result};
@@ -125,6 +125,20 @@ impl Socket {
     /// # Errors
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of `fill`, if nothing was sent.
     pub fn send_filled(&self, len: usize, fill: &mut Fill<'_>) -> Result<usize> {
+        self.send_filled_once(len, fill, &mut |_, _| {})
+    }
+
+    /// The same for bytes that `fill` has from where they cannot be read again. `unsent` gets those that are not sent although `fill` wrote
+    /// them: another process has taken the socket.
+    ///
+    /// # Errors
+    /// The errors of [`Self::send_filled`].
+    pub fn send_filled_once(
+        &self,
+        len: usize,
+        fill: &mut Fill<'_>,
+        unsent: &mut Unsent<'_>,
+    ) -> Result<usize> {
         self.check_usable()?;
         let _copying = self.copying.lock();
         if self.send.lock().adoptable {
@@ -132,7 +146,7 @@ impl Socket {
         }
         let mut sent = 0;
         while sent < len {
-            match self.send_next((len - sent) as u64, sent == 0, fill) {
+            match self.send_next((len - sent) as u64, sent == 0, fill, unsent) {
                 Ok((filled, more)) => {
                     sent += filled;
                     if !more {
@@ -146,17 +160,23 @@ impl Socket {
     }
 
     /// Sends the next part of `wanted` bytes. Returns how long it was, and whether `fill` has more.
-    fn send_next(&self, wanted: u64, first: bool, fill: &mut Fill<'_>) -> Result<(usize, bool)> {
+    fn send_next(
+        &self,
+        wanted: u64,
+        first: bool,
+        fill: &mut Fill<'_>,
+        unsent: &mut Unsent<'_>,
+    ) -> Result<(usize, bool)> {
         let mut side = self.send.lock();
         side.leave_if_asked();
         if side.is_due() {
             side.try_ring();
         }
         if side.out.has_ring() {
-            return self.send_filled_direct(side, wanted, fill);
+            return self.send_filled_direct(side, wanted, fill, unsent);
         }
         let part = self.copied_part(side, wanted, first)?;
-        self.send_part(part, fill).map(|filled| (filled, filled == part))
+        self.send_part(part, fill, unsent).map(|filled| (filled, filled == part))
     }
 
     fn send_filled_direct(
@@ -164,10 +184,11 @@ impl Socket {
         mut side: Guard<'_, SendSide>,
         wanted: u64,
         fill: &mut Fill<'_>,
+        unsent: &mut Unsent<'_>,
     ) -> Result<(usize, bool)> {
         loop {
             side.end()?;
-            if let Some(filled) = side.fill_direct(wanted, fill)? {
+            if let Some(filled) = side.fill_direct(wanted, fill, unsent)? {
                 side.went_on();
                 return Ok(filled);
             }
@@ -198,7 +219,7 @@ impl Socket {
         }
     }
 
-    fn send_part(&self, bytes: usize, fill: &mut Fill<'_>) -> Result<usize> {
+    fn send_part(&self, bytes: usize, fill: &mut Fill<'_>, unsent: &mut Unsent<'_>) -> Result<usize> {
         let place = Place::new(bytes)?;
         let filled = fill(place.start, bytes)?;
         if filled == 0 {
@@ -211,7 +232,7 @@ impl Socket {
             return Err(stale());
         }
         side.post(block, offset, filled as u64)?;
-        side.check_taken()?;
+        side.check_taken().inspect_err(|_| unsent(place.start, filled))?;
         Ok(filled)
     }
 

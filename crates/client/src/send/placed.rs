@@ -41,7 +41,7 @@ impl Socket {
                 // held nobody else in this process writes them.
                 let filled = fill(unsafe { &mut *place });
                 check(filled, len)?;
-                side.wrote(filled as u64, true);
+                side.wrote(filled as u64, true)?;
                 if deadline.is_none() {
                     side.went_on();
                 }

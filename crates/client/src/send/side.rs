@@ -17,6 +17,10 @@ use std::time::Duration;
 /// bytes it wrote; fewer than the size: there are no more.
 pub type Fill<'a> = dyn FnMut(*mut u8, usize) -> Result<usize> + 'a;
 
+/// Called with the place and the number of bytes that [`Fill`] wrote and that are not sent, because another process has taken the socket
+/// meanwhile.
+pub type Unsent<'a> = dyn FnMut(*const u8, usize) + 'a;
+
 /// The sending half of a socket.
 #[derive(Debug)]
 pub(crate) struct SendSide {
@@ -30,7 +34,7 @@ pub(crate) struct SendSide {
     /// Each send looks whether the peer is there.
     pub(super) looks: bool,
     /// Another process may take the socket over at any time.
-    pub(super) may_move: bool,
+    pub(crate) may_move: bool,
     /// Accepted, and not yet claimed by a thread.
     pub(crate) adoptable: bool,
     pub(crate) ring_bytes: u64,

@@ -4,7 +4,7 @@ use super::families::Family;
 use super::kernel::Counts;
 use crate::identity::Identity;
 use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
-use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Region, Space};
+use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Region, RingEnds, Space};
 use crate::messages::{payer, Payer};
 use crate::standing::Place;
 use pd_abi::layout::SOCKET_STRIDE;
@@ -114,8 +114,9 @@ pub enum SocketState {
     Connected(Connected),
     /// Closed by its client while flows still drain. Holds the connection, unless another client has its side.
     Closing(Option<Connected>),
-    /// Another client has its side. The client has not closed the socket, and may still look at its line.
-    Taken,
+    /// Another client has its side. The client has not closed the socket, and may still look at its line. With the ends of the rings, if
+    /// there were any.
+    Taken(Option<RingEnds>),
 }
 
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]

@@ -17,7 +17,7 @@ pub(super) use takeover::{DirectState, DoorbellsGiven, DoorbellsTaken};
 use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
-use crate::memory::DirectRing;
+use crate::memory::{DirectRing, RingEnds};
 use crate::messages::{Leave, Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
@@ -117,6 +117,8 @@ pub struct Direct {
     since: Duration,
     /// Sides that have gone to another client. The connection is offloaded again as soon as one has.
     left: [bool; 2],
+    /// Ends of the rings for the first owners of those sides.
+    ends: [Option<RingEnds>; 2],
     /// Sides whose sends may go by rings.
     plan: Plan,
     /// The sides' `path` words.
@@ -164,7 +166,7 @@ impl Conductor {
         plan: Plan,
         undrained: [u32; 2],
     ) -> Direct {
-        let (rings, second, reported, left, doorbells, recall) = Default::default();
+        let (rings, second, reported, left, ends, doorbells, recall) = Default::default();
         let words = plan.words();
         let words = Side::BOTH.map(|side| words[side] | undrained[side]);
         let clients = Side::BOTH.map(|side| self.enter_direct(sides[side], words[side]));
@@ -176,6 +178,7 @@ impl Conductor {
             reported,
             since: self.clock.now(),
             left,
+            ends,
             plan,
             words,
             doorbells,
@@ -299,6 +302,10 @@ impl Conductor {
         frame: &Frame,
     ) -> Result<(), Violation> {
         let socket = frame.id;
+        if kind == FrameKind::RingEnds {
+            self.ring_ends(id, SocketId(socket));
+            return Ok(());
+        }
         let at = self.direct_of(id, SocketId(socket));
         let answer = match (at, kind) {
             (None, _) => {
@@ -326,13 +333,18 @@ impl Conductor {
         Ok(())
     }
 
-    /// Returns connection and side of a client's socket, if it is on the direct path.
-    fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(ConnectionId, Side)> {
+    /// Returns the state of a client's socket.
+    fn state_of(&self, id: ClientId, socket: SocketId) -> Option<&SocketState> {
         let client = self.client(id)?;
         let state = client
             .socket(Slot::of(socket))
             .filter(|_| client.generation(Slot::of(socket)) == socket.generation());
-        let SocketState::Connected(connected) = &state?.state else { return None };
+        Some(&state?.state)
+    }
+
+    /// Returns connection and side of a client's socket, if it is on the direct path.
+    fn direct_of(&self, id: ClientId, socket: SocketId) -> Option<(ConnectionId, Side)> {
+        let SocketState::Connected(connected) = self.state_of(id, socket)? else { return None };
         let direct = self.connection(connected.connection)?.direct.as_ref()?;
         (!direct.left[connected.side]).then_some((connected.connection, connected.side))
     }

@@ -336,7 +336,7 @@ impl Conductor {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);
                 if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
                     socket.flows_left = socket.flows_left.saturating_sub(1);
-                    if socket.flows_left == 0 && !matches!(socket.state, SocketState::Taken) {
+                    if socket.flows_left == 0 && !matches!(socket.state, SocketState::Taken(_)) {
                         self.release_slot(client, slot);
                     }
                 }
@@ -556,7 +556,7 @@ impl Conductor {
         }
         match state {
             SocketState::Active => self.release_slot(id, slot),
-            SocketState::Taken if is_let_go => self.release_slot(id, slot),
+            SocketState::Taken(_) if is_let_go => self.release_slot(id, slot),
             // The connection may outlive its client, whose number is then reused.
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
                 let is_gone = ending.farewell().is_gone;
@@ -564,7 +564,7 @@ impl Conductor {
                     entry.sides[side].take_if(|owner| *owner == (id, slot));
                 }
             }
-            SocketState::Closing(None) | SocketState::Taken => {}
+            SocketState::Closing(None) | SocketState::Taken(_) => {}
             SocketState::Connected(Connected { connection, side, .. }) => {
                 if !self.park(connection, side, ending) {
                     self.end_side(connection, side, ending);

@@ -48,7 +48,7 @@ impl Conductor {
         let is_current = client.generation(Slot::of(socket)) == socket.generation();
         let state = client.socket(Slot::of(socket)).map(|socket| &socket.state).filter(|_| is_current);
         let is_open = state.is_some_and(|state| !matches!(state, SocketState::Closing(_)));
-        let is_taken = matches!(state, Some(SocketState::Taken));
+        let is_taken = matches!(state, Some(SocketState::Taken(_)));
         let answer = match operation {
             Operation::Socket => {
                 // The last slots are for clients that use them at once.

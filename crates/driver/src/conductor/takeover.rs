@@ -490,7 +490,7 @@ impl Conductor {
                             return Err(wrong());
                         }
                     }
-                    Some(SocketState::Active | SocketState::Closing(_) | SocketState::Taken) | None => {}
+                    Some(SocketState::Active | SocketState::Closing(_) | SocketState::Taken(_)) | None => {}
                 }
             }
         }

@@ -150,6 +150,7 @@ impl Door {
                 | FrameKind::DirectRing
                 | FrameKind::DirectMapped
                 | FrameKind::PeerRing
+                | FrameKind::RingEnds
                 | FrameKind::Doorbell
                 | FrameKind::PeerDoorbell,
             ) => self.conductor.send(FromDoor::Frame { client: id, frame }),

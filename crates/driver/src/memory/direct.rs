@@ -50,6 +50,18 @@ pub struct Remainder {
     pub read: u64,
     /// Set when the writer has left the ring.
     pub is_last: bool,
+    /// Bytes of the ring that count, if that is fixed: the writer's end has gone to another client, too.
+    pub end: Option<u64>,
+}
+
+/// Ends of the two rings for a side of a connection that another client has taken.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RingEnds {
+    /// Bytes that count of the ring that the side writes.
+    pub sent: u64,
+    /// Bytes of its peer's ring that the side has received. The next owner receives those behind.
+    pub received: u64,
 }
 
 impl Pool {
@@ -199,6 +211,18 @@ impl DirectRing {
         self.index.load_u64(direct::CONSUMER, Ordering::Relaxed)
     }
 
+    /// Returns the bytes that the owner has written, or is about to publish. Hostile.
+    pub fn said_sent(&self) -> u64 {
+        let load = |word| self.index.load_u64(word, Ordering::Acquire);
+        load(direct::SENT).max(load(direct::PRODUCER))
+    }
+
+    /// Returns the bytes of the peer's ring that the owner has received, or is about to give back. Hostile.
+    pub fn said_received(&self) -> u64 {
+        let load = |word| self.index.load_u64(word, Ordering::Acquire);
+        load(direct::RECEIVED).max(load(direct::CONSUMER))
+    }
+
     /// Tells whether the ring is sealed, so that its owner has mapped it and may write.
     pub fn is_sealed(&self) -> bool {
         self.sealed
@@ -208,7 +232,7 @@ impl DirectRing {
     ///
     /// # Errors
     /// Errors of `mmap`; a lack of memory.
-    pub fn remainder(&self, read: u64, is_last: bool) -> Result<Remainder> {
+    pub fn remainder(&self, read: u64, is_last: bool, end: Option<u64>) -> Result<Remainder> {
         let head = self.pages.bytes();
         let len = head + self.bytes as usize;
         may(Call::Map)?;
@@ -216,7 +240,7 @@ impl DirectRing {
         may(Call::Populate)?;
         // The file has all its pages. A lack of memory for page tables shows here, not on a copy's access.
         map.populate(0, len)?;
-        Ok(Remainder { map, head, bytes: self.bytes, read, is_last })
+        Ok(Remainder { map, head, bytes: self.bytes, read, is_last, end })
     }
 
     /// Tells whether no client holds the ring any more.

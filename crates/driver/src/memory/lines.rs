@@ -5,7 +5,7 @@ use crate::calls::{may, simulated, Call};
 use crate::ids::Slot;
 use crate::nodes;
 use pd_abi::layout::{
-    self, channel_control, channel_offset, channel_status, control_header, header, socket_control,
+    self, channel_control, channel_offset, channel_status, control_header, header, path, socket_control,
     socket_offset, socket_status,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
@@ -261,6 +261,17 @@ impl ClientMemory {
     /// Stores a 32-bit word of the slot's status line.
     pub fn publish_u32(&self, slot: Slot, word: usize, value: u32) {
         self.status.store_u32(socket_offset(slot.get()) + word, value, Release);
+    }
+
+    /// Stores the `path` word of a slot whose socket another client may have taken: all bits but [`path::TAKEN`].
+    pub fn publish_path(&self, slot: Slot, path: u32) {
+        self.status.store_u16(socket_offset(slot.get()) + socket_status::PATH, path as u16, Release);
+    }
+
+    /// Adds [`path::TAKEN`] to the `path` word of a slot, whatever a mover stores there at the same time.
+    pub fn publish_taken(&self, slot: Slot) {
+        let upper = socket_offset(slot.get()) + socket_status::PATH + 2;
+        self.status.store_u16(upper, (path::TAKEN >> 16) as u16, Release);
     }
 
     /// Returns the words by which a receiver is woken.

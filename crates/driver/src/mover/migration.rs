@@ -58,6 +58,12 @@ impl Mover {
         }
     }
 
+    /// Tells a client that another one receives what it has not. The number of bytes is in its line.
+    fn tell_received(&mut self, former: &Endpoint) {
+        let stale = Errno::STALE.raw_os_error() as u16;
+        self.tell_moved(former, socket_status::RECV_END, moved::received(stale, true));
+    }
+
     /// Makes flow `id` deliver to another client's socket from now on.
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Option<Box<Parted>>) {
         let is_move = parted.is_some();
@@ -65,10 +71,12 @@ impl Mover {
         let end = parted.peers_end();
         let Parted { former, former_end, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
-            let stale = Errno::STALE.raw_os_error() as u32;
-            former_end.iter().for_each(|end| self.tell_moved(end, socket_status::RECV_END, stale));
-            self.let_go(former);
             // The flow is over, and its last receiver has read all.
+            if let Some(Endpoint { memory, slot, .. }) = &former_end {
+                memory.publish_u64(*slot, socket_status::SPACE_WAKE_AT, u64::MAX);
+            }
+            former_end.iter().for_each(|end| self.tell_received(end));
+            self.let_go(former);
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
             Waker::default().wake_always(&memory.recv_wait(slot));
@@ -85,7 +93,7 @@ impl Mover {
             self.read_on(id, is_last);
         }
         if let Some(between) = between {
-            self.tell_moved(&between, socket_status::RECV_END, Errno::STALE.raw_os_error() as u32);
+            self.tell_received(&between);
         }
         self.switch(id);
     }
@@ -124,7 +132,7 @@ impl Mover {
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
-        self.tell_moved(&former, socket_status::RECV_END, Errno::STALE.raw_os_error() as u32);
+        self.tell_received(&former);
         self.tell(id, news);
         self.resume(id);
         self.let_go_formers(id);
@@ -154,6 +162,9 @@ impl Mover {
 
     /// Takes the sends of another client's socket from now on, after those of the present one.
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
+        if let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) {
+            flow.migration_mut().fix_end(parted.ring_end);
+        }
         self.read_on(id, true);
         let end = parted.peers_end();
         let stale = Errno::STALE.raw_os_error() as u16;
@@ -187,7 +198,7 @@ impl Mover {
         let taken = migration.hand_over(base, source, parted.held);
         self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
         if parted.unclaimed {
-            self.tell_moved(&former, socket_status::RECV_END, u32::from(stale));
+            self.tell_received(&former);
         }
         if let Some(socket) = self.clients.socket_mut(former.client, former.slot) {
             socket.outgoing = None;
@@ -241,7 +252,7 @@ impl Mover {
         }
         let incoming = self.clients.socket(to.client, to.slot.socket(to.generation)).and_then(|s| s.incoming);
         // SYNC POINT: direct-left (the peer sees all that the former client wrote)
-        to.memory.publish_u32(to.slot, socket_status::PATH, *path);
+        to.memory.publish_path(to.slot, *path);
         fence(Ordering::SeqCst);
         self.kick(id, incoming.map_or(self.outbox.own(), |(mover, _)| mover));
         self.kick(id.peer(), self.outbox.own());

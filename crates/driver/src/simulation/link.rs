@@ -1,8 +1,8 @@
 //! A client's end of all that it shares with the driver, without any rules.
 use super::kernel::{is_readable, Hold};
 use pd_abi::layout::{
-    channel_control, channel_offset, channel_status, control_header, header, socket_control, socket_offset,
-    REGION_BYTES,
+    channel_control, channel_offset, channel_status, control_header, header, moved, socket_control,
+    socket_offset, socket_status, REGION_BYTES,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, FileId, Frame, FrameKind, Request, SocketId};
@@ -203,6 +203,15 @@ impl Link {
 
     pub fn line_u32(&self, socket: SocketId, word: usize) -> u32 {
         self.shared().status.load_u32(socket_offset(socket.slot()) + word, Ordering::Acquire)
+    }
+
+    /// Returns how receiving has ended, without the number in the word of a socket that another client has taken.
+    pub fn recv_end(&self, socket: SocketId) -> u32 {
+        let (word, stale) = (self.line_u32(socket, socket_status::RECV_END), Errno::STALE.raw_os_error());
+        match moved::is_one(word, stale as u16) {
+            true => stale as u32,
+            false => word,
+        }
     }
 
     /// Writes a word of a socket's control line.

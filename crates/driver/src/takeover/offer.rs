@@ -26,7 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Version of the handed-over state. A driver takes only the version that it writes itself.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Longest time until the other driver says `now`.
 pub const PREPARATION: Duration = Duration::from_secs(60);
 /// Most descriptors of one message. Linux passes 253.

@@ -37,7 +37,7 @@ impl Moved {
             map.store_u64(PAGE_BYTES + at as usize, at, Ordering::Relaxed);
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
-        let remainder = Some(ring.remainder(read, false).expect("a mapping"));
+        let remainder = Some(ring.remainder(read, false, None).expect("a mapping"));
         let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
         let destination = endpoint(&world, C, SLOT);
         world.inbox.send(ToMover::GoDirect { flow: A_TO_B });

@@ -4,10 +4,12 @@ use super::waiting::{Until, Wait};
 use super::Twin;
 use crate::call::{lock, Failure, Outcome, AGAIN};
 use crate::entry::Entry;
+use crate::real;
 use crate::unseen::looking;
 use crate::{address, aside, unclaimed};
 use libc::{c_int, iovec};
-use pd_client::core::{KernelReason, Socket};
+use pd_client::core::{Fill, KernelReason, Socket};
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -20,6 +22,37 @@ pub(crate) type ByDriver<'a> = dyn FnMut(&Socket, usize) -> pd_client::Result<Op
 fn is_told_of_sends(entry: &Entry) -> bool {
     let told = entry.any_fd().and_then(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ZEROCOPY));
     told.is_some_and(|told| told != 0)
+}
+
+/// Sends `unsent`, then what `fill` reads. Bytes that were read and are another process's to send come back into `unsent`.
+fn send_once(
+    socket: &Socket,
+    most: usize,
+    unsent: &mut Vec<u8>,
+    fill: &mut Fill<'_>,
+) -> pd_client::Result<usize> {
+    let first = RefCell::new(std::mem::take(unsent));
+    let mut read = |place: *mut u8, room: usize| {
+        let mut first = first.borrow_mut();
+        if first.is_empty() {
+            return fill(place, room);
+        }
+        let part = first.len().min(room);
+        // SAFETY: the place has so much room.
+        unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), place, part) };
+        first.drain(..part);
+        Ok(part)
+    };
+    let mut keep = |place: *const u8, filled: usize| {
+        let mut bytes = vec![0; filled];
+        // SAFETY: `read` has written so many bytes there, and the place is still this call's.
+        unsafe { std::ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), filled) };
+        bytes.append(&mut first.borrow_mut());
+        *first.borrow_mut() = bytes;
+    };
+    let sent = socket.send_filled_once(most, &mut read, &mut keep);
+    *unsent = first.into_inner();
+    sent
 }
 
 impl Twin {
@@ -137,7 +170,7 @@ impl Twin {
         entry: &Arc<Entry>,
         len: usize,
         waits: bool,
-        fill: &mut pd_client::core::Fill<'_>,
+        fill: &mut Fill<'_>,
         by_driver: &mut ByDriver<'_>,
     ) -> Outcome<usize> {
         if self.is_kernels_to_send(entry) {
@@ -145,6 +178,8 @@ impl Twin {
         }
         let (mut sent, mut waiting) = (0, Until::default());
         let waits = waits && self.waits(0);
+        // Bytes that `fill` has read, and that another process's end was to send: this one takes the end back.
+        let mut unsent = Vec::new();
         while sent < len {
             self.is_settled(entry);
             let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
@@ -154,11 +189,12 @@ impl Twin {
             let part = if most > 0 {
                 self.with(entry, |socket| {
                     if kept.is_none() {
-                        if let Some(sent) = by_driver(socket, most)? {
+                        let sent = if unsent.is_empty() { by_driver(socket, most)? } else { None };
+                        if let Some(sent) = sent {
                             return Ok(sent);
                         }
                     }
-                    socket.send_filled(most, &mut |place, room| {
+                    send_once(socket, most, &mut unsent, &mut |place, room| {
                         let filled = fill(place, room)?;
                         ended |= filled < room;
                         if let Some(unclaimed) = kept.as_mut() {
@@ -180,7 +216,7 @@ impl Twin {
                 Ok(part) => {
                     self.follow(entry);
                     sent += part;
-                    if ended || !waits {
+                    if unsent.is_empty() && (ended || !waits) {
                         return Ok(sent);
                     }
                     continue;
@@ -188,12 +224,18 @@ impl Twin {
                 Err(failure) if aside::is_elsewhere(failure) || aside::lacks_means(failure) => {
                     self.go_on_in_kernel(entry, failure)
                 }
-                Err(AGAIN) if waits => match self.wait(entry, Wait::Send, &mut waiting) {
+                Err(AGAIN) if waits || !unsent.is_empty() => match self.wait(entry, Wait::Send, &mut waiting)
+                {
                     Ok(()) => continue,
                     Err(failure) => failure,
                 },
                 Err(failure) => failure,
             };
+            if failure == Failure::Kernel && !unsent.is_empty() {
+                // SAFETY: the vector's memory.
+                let rest = |out| unsafe { real::write(out, unsent.as_ptr().cast(), unsent.len()) };
+                return Ok(sent + self.finish_by_kernel(entry, rest));
+            }
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
                 if self.unix {
                     return Err(Failure::Plain);

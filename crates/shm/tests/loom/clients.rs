@@ -1,5 +1,6 @@
 //! What clients share with each other: the direct path, and locks of the threads of one.
 use super::*;
+use loom::sync::Condvar;
 use pd_shm::bias::{self, BiasCells};
 
 /// A barrier on all cores (`pd_shm::barrier`): it comes at some point of the other thread's program, and is a fence
@@ -339,5 +340,96 @@ fn direct_recalled() {
         }
         leaving.join().unwrap();
         telling.join().unwrap();
+    });
+}
+
+/// Words of a ring whose writer's socket goes to another process.
+struct Ends {
+    data: UnsafeCell<u64>,
+    sent: AtomicU64,
+    producer: AtomicU64,
+    taken: AtomicU32,
+    /// End of the ring: the answer of the driver.
+    end: Mutex<Option<u64>>,
+    answered: Condvar,
+    weak: Weak,
+}
+
+impl Ends {
+    /// The former owner sends a byte. Returns whether it counts.
+    fn send(&self) -> bool {
+        let weak = self.weak;
+        // SAFETY: nobody reads the byte before it is claimed.
+        self.data.with_mut(|data| unsafe { *data = 7 });
+        if !weak.leaves_out("ends: claim") {
+            self.sent.store(1, weak.order("ends: release of the claim", Release));
+        }
+        weak.fence("ends: fence of the owner");
+        if self.taken.load(Acquire) != 0 && self.await_end() == 0 {
+            return false;
+        }
+        self.producer.store(1, Release);
+        true
+    }
+
+    /// The driver fixes the end.
+    fn fix(&self) {
+        self.taken.store(1, Release);
+        self.weak.fence("ends: fence of the driver");
+        let end = self.sent.load(Acquire).max(self.producer.load(Acquire));
+        *self.end.lock().unwrap() = Some(end);
+        self.answered.notify_all();
+    }
+
+    fn await_end(&self) -> u64 {
+        let mut end = self.end.lock().unwrap();
+        while end.is_none() {
+            end = self.answered.wait(end).unwrap();
+        }
+        end.unwrap()
+    }
+
+    /// The peer reads what is published, then up to the end. Returns whether it got the byte.
+    fn receive(&self) -> bool {
+        // SAFETY: the owner writes the byte once, before it claims it.
+        let read = || self.data.with(|data| assert_eq!(unsafe { *data }, 7));
+        let early = self.producer.load(Acquire) != 0;
+        if early {
+            read();
+        }
+        let counts = self.await_end() != 0;
+        if counts {
+            read();
+        }
+        assert!(counts || !early, "a byte is received that does not count");
+        counts
+    }
+}
+
+/// Direct path: a socket goes to another process while its former owner sends. A byte is sent if and only if it is received
+/// (`SYNC POINT: ring-ends`).
+#[test]
+fn ends_of_rings() {
+    let parts = [
+        "ends: claim",
+        "ends: release of the claim",
+        "ends: fence of the owner",
+        "ends: fence of the driver",
+    ];
+    check("clients::ends_of_rings", 3, &parts, |weak| {
+        let ends = Arc::new(Ends {
+            data: UnsafeCell::new(0),
+            sent: AtomicU64::new(0),
+            producer: AtomicU64::new(0),
+            taken: AtomicU32::new(0),
+            end: Mutex::new(None),
+            answered: Condvar::new(),
+            weak,
+        });
+        let (owner, peer) = (ends.clone(), ends.clone());
+        let sending = thread::spawn(move || owner.send());
+        let receiving = thread::spawn(move || peer.receive());
+        ends.fix();
+        assert_eq!(sending.join().unwrap(), receiving.join().unwrap(), "sent, and received");
     });
 }

@@ -1,10 +1,13 @@
 //! Direct connections of which one side goes to another client. The connections are offloaded from then on.
+use crate::conductor::client::SocketState;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
 use crate::memory::DirectRing;
-use crate::memory::Remainder;
+use crate::memory::{Remainder, RingEnds};
 use crate::messages::{FlowEnd, Leave};
 use pd_abi::layout::path;
+use pd_abi::{Frame, FrameKind, SocketId};
+use pd_shm::barrier;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
@@ -22,6 +25,8 @@ pub(in crate::conductor) struct Parting {
     pub(in crate::conductor) held: bool,
     /// News for the peer.
     pub(in crate::conductor) leave: Option<Leave>,
+    /// Ends of the rings for the former owner.
+    pub(in crate::conductor) ends: Option<RingEnds>,
 }
 
 impl Conductor {
@@ -72,30 +77,74 @@ impl Conductor {
             }
         }
         self.report_sides(index);
+        let ends = self.fix_ends(index, side);
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let first = !std::mem::replace(&mut direct.left[side], true);
         let (own, others) = (direct.rings[side].as_ref(), direct.rings[side.other()].as_ref());
         let recall = direct.recall.as_ref();
-        let mut parting = Parting { left: true, ..Parting::default() };
+        let mut parting = Parting { left: true, ends, ..Parting::default() };
         if first {
-            let read = own.map_or(0, DirectRing::said_read);
+            let read = ends.map_or(0, |ends| ends.received);
+            let end = direct.ends[side.other()].map(|ends| ends.sent);
             let is_last =
                 direct.left[side.other()] || recall.is_some_and(|recall| recall.stopped[side.other()]);
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side.other()]);
             let sealed = others.filter(|ring| ring.is_sealed() && !is_read_up);
-            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last)).transpose()?;
+            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last, end)).transpose()?;
         }
         if first && !direct.left[side.other()] {
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side]);
             let ready = own.is_some_and(DirectRing::is_sealed);
-            parting.held = ready && !is_read_up && own.is_some_and(|ring| ring.said().0 > 0);
+            parting.held = ready && !is_read_up && ends.is_some_and(|ends| ends.sent > 0);
             let ready = if ready { path::PEER_READY } else { 0 };
-            direct.words[side.other()] |= path::LEFT | path::LAST | ready;
+            let taken = if ends.is_some() { path::PEER_TAKEN } else { 0 };
+            direct.words[side.other()] |= path::LEFT | path::LAST | taken | ready;
             let path = direct.words[side.other()];
             let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
             parting.leave = to.map(|to| Leave { to, path });
         }
         Ok(parting)
+    }
+
+    /// Fixes where the rings end for the owner of a side that goes to another client, if there are rings. The owner's threads may be
+    /// writing one and reading the other: each publishes an index only if the driver has counted it, or has not looked yet.
+    fn fix_ends(&mut self, index: ConnectionId, side: Side) -> Option<RingEnds> {
+        self.direct_mut(index).filter(|direct| !direct.left[side] && !direct.is_unused())?;
+        let owner = self.connection(index).and_then(|connection| connection.sides[side]);
+        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
+        if let Some((memory, slot)) = memory {
+            // Movers store the lower half where the other side went before.
+            memory.publish_taken(slot);
+            // SYNC POINT: ring-ends
+            barrier::everywhere();
+        }
+        let direct = self.direct_mut(index)?;
+        let own = direct.rings[side].as_ref().filter(|ring| ring.is_sealed());
+        let ends = RingEnds {
+            sent: own.map_or(0, DirectRing::said_sent),
+            received: own.map_or(0, DirectRing::said_received),
+        };
+        direct.ends[side] = Some(ends);
+        Some(ends)
+    }
+
+    /// Answers where the rings of a client's socket end.
+    pub(super) fn ring_ends(&mut self, id: ClientId, socket: SocketId) {
+        let ends = match self.state_of(id, socket) {
+            Some(SocketState::Taken(Some(ends))) => Some(*ends),
+            _ => self.direct_of(id, socket).and_then(|(index, side)| {
+                let direct = self.connection(index)?.direct.as_ref()?;
+                let received = direct.ends[side.other()].map_or(u64::MAX, |ends| ends.sent);
+                Some(RingEnds { sent: u64::MAX, received })
+            }),
+        };
+        match ends {
+            Some(RingEnds { sent, received }) => {
+                let frame = Frame::new(FrameKind::RingEnds).with_id(socket.0).with_bytes(sent, received);
+                self.tell_client(id, &frame, None);
+            }
+            None => self.refuse(id, Errno::NOTCONN, "the connection has no rings, or is over"),
+        }
     }
 
     /// Returns the bits of a side's `path` word for bytes of its former clients.

@@ -3,7 +3,7 @@ use super::doorbells::{Doorbell, Name};
 use super::{Direct, Plan};
 use crate::conductor::Conductor;
 use crate::ids::{ClientId, Payer, Side, TenantId};
-use crate::memory::DirectRing;
+use crate::memory::{DirectRing, RingEnds};
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_shm::memfd::Pages;
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ pub struct DirectState {
     clients: [(ClientId, u64); 2],
     reported: [(u64, u64); 2],
     left: [bool; 2],
+    ends: [Option<RingEnds>; 2],
     plan: Plan,
     words: [u32; 2],
     doorbells: [Option<DoorbellState>; 2],
@@ -86,8 +87,18 @@ impl Conductor {
             };
             doorbells[side] = Some(DoorbellState { number, fd, name });
         }
-        let &Direct { clients, reported, left, plan, words, .. } = direct;
-        Ok(DirectState { rings: [first, other], second, clients, reported, left, plan, words, doorbells })
+        let &Direct { clients, reported, left, ends, plan, words, .. } = direct;
+        Ok(DirectState {
+            rings: [first, other],
+            second,
+            clients,
+            reported,
+            left,
+            ends,
+            plan,
+            words,
+            doorbells,
+        })
     }
 
     /// Takes over state that another driver has given.
@@ -101,7 +112,7 @@ impl Conductor {
         taken: &mut DoorbellsTaken,
         fds: &mut Unpacked,
     ) -> Result<Direct, Wrong> {
-        let DirectState { rings, second, clients, reported, left, plan, words, doorbells } = state;
+        let DirectState { rings, second, clients, reported, left, ends, plan, words, doorbells } = state;
         let mut made = [None, None];
         let without = Side::BOTH.into_iter().find(|side| rings[*side].is_none());
         for (side, ring) in Side::BOTH.into_iter().zip(rings) {
@@ -143,6 +154,7 @@ impl Conductor {
             reported,
             since,
             left,
+            ends,
             plan,
             words,
             doorbells: resumed,

@@ -91,7 +91,7 @@ impl Conductor {
             return false;
         };
         self.befall(index, side, Event::Left);
-        self.move_side(index, side, self.twins.nobody(mover), None);
+        let _ = self.move_side(index, side, self.twins.nobody(mover), None);
         self.look_after(index, side, ending.farewell().is_reset);
         true
     }

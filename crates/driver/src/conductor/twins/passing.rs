@@ -7,6 +7,7 @@ use crate::conductor::ending::Event;
 use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
+use crate::memory::RingEnds;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
 use crate::wanted::Wanted;
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
@@ -60,7 +61,7 @@ impl Conductor {
             twin.pass(side);
         }
         let mover = endpoint.mover;
-        self.move_side(index, side, endpoint, Some((id, slot)));
+        let ends = self.move_side(index, side, endpoint, Some((id, slot)));
         // The client is told this size, whatever a former owner of a parked side had asked for.
         let flow = index.flow(side);
         self.movers.send(mover, ToMover::SetSendRing { flow, bytes: send_ring_bytes });
@@ -68,7 +69,7 @@ impl Conductor {
         if let Some((owner, slot)) = former {
             // The slot is free when the bytes that it sent are delivered, and the client has closed the socket.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
-                socket.state = SocketState::Taken;
+                socket.state = SocketState::Taken(ends);
             }
         }
         let aside = if is_aside { TAKEN_ASIDE } else { 0 };
@@ -116,14 +117,14 @@ impl Conductor {
         proved.or_else(|errno| self.prove_ended(id, asked, known, tenant).map_err(|_| errno))
     }
 
-    /// Gives one side of a connection to another client, or to none.
+    /// Gives one side of a connection to another client, or to none. Returns the ends of its rings for the former owner.
     pub(super) fn move_side(
         &mut self,
         index: ConnectionId,
         side: Side,
         to: Endpoint,
         owner: Option<(ClientId, Slot)>,
-    ) {
+    ) -> Option<RingEnds> {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.count_move(side);
         }
@@ -132,9 +133,9 @@ impl Conductor {
             // Before the move, so that the new client is told of the end, and is brought nothing behind the bytes that are lost.
             self.cut(index);
         }
-        let Parting { left, remainder, held, leave } =
+        let Parting { left, remainder, held, leave, ends } =
             parting.unwrap_or_else(|_| Parting { left: true, ..Parting::default() });
-        let Some(connection) = self.connections.get_mut(index) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return ends };
         let owned = std::mem::replace(&mut connection.sides[side], owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
@@ -176,11 +177,13 @@ impl Conductor {
                     former_end,
                     held,
                     leave,
+                    ring_end: ends.map(|ends| ends.sent),
                     unclaimed: !claimed,
                     elsewhere,
                     ..Parted::default()
                 }),
             },
         );
+        ends
     }
 }

@@ -107,6 +107,8 @@ struct DrainRing {
     given_back: u64,
     /// Bytes read, by the former receiver or here.
     read: u64,
+    /// Bytes that count, if that is fixed.
+    end: Option<u64>,
     /// Set once the bytes that were there from the start are known.
     is_looked_at: bool,
     /// Time of the next look.
@@ -116,9 +118,9 @@ struct DrainRing {
 }
 
 impl From<Remainder> for DrainRing {
-    fn from(Remainder { map, head, bytes, read, is_last: _ }: Remainder) -> Self {
+    fn from(Remainder { map, head, bytes, read, is_last: _, end }: Remainder) -> Self {
         let (map, look_at, pause) = (Arc::new(map), Duration::ZERO, LOOK_FIRST);
-        Self { map, head, bytes, given_back: read, read, is_looked_at: false, look_at, pause }
+        Self { map, head, bytes, given_back: read, read, end, is_looked_at: false, look_at, pause }
     }
 }
 
@@ -249,6 +251,13 @@ impl Migration {
         is_last
     }
 
+    /// Fixes where the sender's ring ends, if it is read here: its writer's end has gone to another client.
+    pub fn fix_end(&mut self, end: Option<u64>) {
+        if let (Some(ring), Some(_)) = (&mut self.remainder, end) {
+            ring.end = end;
+        }
+    }
+
     /// Ends reading the sender's ring here.
     pub fn end_remainder(&mut self) {
         self.remainder = None;
@@ -335,7 +344,8 @@ impl Migration {
             return Ok(0);
         }
         ring.is_looked_at = true;
-        let written = ring.map.load_u64(direct::PRODUCER, Ordering::Acquire);
+        // The writer may not have published the last bytes that count.
+        let written = ring.end.unwrap_or_else(|| ring.map.load_u64(direct::PRODUCER, Ordering::Acquire));
         if written.wrapping_sub(ring.given_back) > ring.bytes || written < ring.read {
             return Err(Impossible);
         }

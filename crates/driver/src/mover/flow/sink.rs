@@ -5,9 +5,10 @@ use crate::mover::fit::{Fit, Shares};
 use crate::mover::scheduler::{PayerId, NOBODY};
 use crate::mover::table::BufferTable;
 use crate::takeover::pack::{Hindrance, Wrong};
-use pd_abi::layout::socket_status;
+use pd_abi::layout::{moved, socket_status};
 use pd_shm::wait::Waker;
 use pd_shm::Mapping;
+use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
@@ -462,7 +463,13 @@ impl Sink {
     /// unread bytes. A client that forged its counter loses its unread bytes. A flow that was given up (`is_over`) has none that will be
     /// read.
     pub fn restart(&mut self, end: Endpoint, is_over: bool) -> (Option<Ring>, u64, u64) {
+        let Endpoint { slot, memory, .. } = self.end.clone();
+        let stale = Errno::STALE.raw_os_error() as u16;
+        memory.publish_u32(slot, socket_status::RECV_END, moved::received(stale, false));
+        // SYNC POINT: received-dekker (the receiver sees the word, or what it has given back is seen here)
+        fence(Ordering::SeqCst);
         let consumed = self.refresh_consumed().map_or(self.delivered, |()| self.consumed);
+        memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, consumed);
         let unread = if is_over { 0 } else { self.delivered - consumed };
         (self.reserved, self.delivered, self.consumed) = (0, 0, 0);
         (self.published, self.announced) = (0, 0);

@@ -12,7 +12,7 @@ impl Honest {
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 50 };
         let (id, number) = (socket.id, socket.number.expect("a connected socket"));
         fence(Ordering::SeqCst);
-        let end = link.line_u32(id, socket_status::RECV_END);
+        let end = link.recv_end(id);
         let produced = link.line_u64(id, socket_status::RECV_PRODUCER);
         let word = link.line_u32(id, socket_status::PATH);
         let received = socket.arriving.received;
