@@ -1,100 +1,21 @@
 //! A user's holdings beside its caps, as the driver counts them and as the kernel does: while its process is stopped at a random moment,
 //! and after it was killed at one.
+use super::held::{files_of, kills, mappings, wait_stopped, File, Held, OBJECT_BYTES, OBJECT_DESCRIPTORS};
 use super::{stage_of, Scene};
 use pd_driver::admin::{Answer, Ask, HoldingReport, PortSpec, StandingReport};
 use pd_driver::HugepageUse;
 use pd_tests::{is_root, program_path, Random};
 use rustix::process::{kill_process, Pid, Signal};
-use std::collections::BTreeMap;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Most that one object takes: a client of descriptors, a direct ring of memory.
-const OBJECT_DESCRIPTORS: u64 = 6;
-const OBJECT_BYTES: u64 = 1 << 20;
+/// Kills of the short form.
+const SHORT: u64 = 100;
 /// Kills after which everything has to be as at the start.
 const KILLS_BETWEEN: u64 = 50;
-
-fn kills() -> u64 {
-    std::env::var("PD_KILLS").map_or(100, |kills| kills.parse().expect("a number"))
-}
-
-/// Device and inode.
-type File = (u64, u64);
-
-/// The kernel's word on memory by file, in bytes of pages, and of descriptors.
-#[derive(Debug, Default)]
-struct Held {
-    descriptors: u64,
-    memory: BTreeMap<File, u64>,
-}
-
-impl Held {
-    /// Returns the holdings of this process, which runs the driver.
-    fn here() -> Self {
-        let mut held = Self::default();
-        for file in std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten() {
-            held.descriptors += 1;
-            if is_drivers(&file.path()) {
-                if let Ok(file) = std::fs::metadata(file.path()) {
-                    held.memory.insert((file.dev(), file.ino()), 512 * file.blocks());
-                }
-            }
-        }
-        held
-    }
-
-    /// Returns the bytes of memory that is new since `before`. Memory of the bystanders is older, and may grow.
-    fn bytes_since(&self, before: &Self) -> u64 {
-        let new = self.memory.iter().filter(|(file, _)| !before.memory.contains_key(file));
-        new.map(|(_, bytes)| bytes).sum()
-    }
-}
-
-fn is_drivers(link: &Path) -> bool {
-    std::fs::read_link(link).is_ok_and(|to| is_memory_of_driver(&to.to_string_lossy()))
-}
-
-/// Names of the driver's memory: a memory file, or one of a shelf, which has a number for a moment.
-fn is_memory_of_driver(name: &str) -> bool {
-    let number = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    let of_shelf = |name: &str| number(name.trim_start_matches('#'));
-    name.starts_with("/memfd:pd-")
-        || name.strip_prefix('/').and_then(|name| name.strip_suffix(" (deleted)")).is_some_and(of_shelf)
-}
-
-/// Files of the driver's memory that a process has mapped.
-fn mapped(process: &Path) -> Vec<File> {
-    let maps = std::fs::read_to_string(process.join("maps")).expect("mappings");
-    let file = |line: &str| {
-        let (numbers, name) = line.split_once('/')?;
-        let mut numbers = numbers.split_ascii_whitespace().skip(3);
-        let (major, minor) = numbers.next()?.split_once(':')?;
-        let [major, minor] = [major, minor].map(|part| u32::from_str_radix(part, 16).ok());
-        let device = rustix::fs::makedev(major?, minor?);
-        let inode = numbers.next()?.parse().ok()?;
-        is_memory_of_driver(&format!("/{name}")).then_some((device, inode))
-    };
-    maps.lines().filter_map(file).collect()
-}
-
-/// Returns the driver's memory that a process has open or mapped.
-fn files_of(pid: u32) -> Vec<File> {
-    let process = Path::new("/proc").join(pid.to_string());
-    let files = std::fs::read_dir(process.join("fd")).expect("its descriptors").flatten();
-    let open = files.filter(|file| is_drivers(&file.path()));
-    let open = open.filter_map(|file| std::fs::metadata(file.path()).ok());
-    open.map(|file| (file.dev(), file.ino())).chain(mapped(&process)).collect()
-}
-
-/// Mappings of the driver's memory in this process.
-fn mappings() -> usize {
-    mapped(Path::new("/proc/self")).len()
-}
 
 struct Hoards {
     scene: Scene,
@@ -191,18 +112,6 @@ impl Hoards {
     }
 }
 
-fn wait_stopped(pid: u32) {
-    let until = Instant::now() + PATIENCE;
-    let is_stopped = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not reaped");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    while !is_stopped() {
-        assert!(Instant::now() < until, "it does not stop");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
 #[test]
 fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
     if !is_root("another user's process") {
@@ -211,7 +120,7 @@ fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
     let mut hoards = Hoards::new();
     let mut random = Random(51);
     let mut before = None;
-    for round in 1..=kills() {
+    for round in 1..=kills(SHORT) {
         let mut hoarder = hoards.hoarder();
         std::thread::sleep(Duration::from_micros(random.below(25_000)));
         if let Some((held, _)) = before.as_ref().filter(|_| round % 8 == 0) {

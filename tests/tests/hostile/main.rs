@@ -7,6 +7,7 @@ mod door;
 mod fair;
 mod files;
 mod frames;
+mod held;
 mod hoards;
 mod program;
 mod regions;
