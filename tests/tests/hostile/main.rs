@@ -9,6 +9,7 @@ mod files;
 mod frames;
 mod held;
 mod hoards;
+mod kills;
 mod program;
 mod regions;
 mod rings;
