@@ -53,6 +53,12 @@ pub struct Record {
     pub is_moved: bool,
     /// Set when nobody may receive any byte of the socket's.
     pub is_withdrawn: bool,
+    /// Bytes sent by the fabric, once the socket sends by the kernel.
+    left_at: Option<u64>,
+    /// Bytes that the fabric still brings to a peer that has left.
+    pub sent_before: u64,
+    /// Set when bytes of it went by a ring of two clients, which the driver does not count.
+    pub uses_ring: bool,
     /// The socket that receives the bytes.
     peer: Option<Number>,
 }
@@ -141,10 +147,64 @@ impl Book {
         From::Honest(number)
     }
 
+    /// Records that two sockets are connected.
+    pub fn pair(&mut self, one: Number, other: Number) {
+        for (one, other) in [(one, other), (other, one)] {
+            let known = *self.sockets[one].peer.get_or_insert(other);
+            assert_eq!(known, other, "socket {one} is connected to both");
+        }
+    }
+
+    /// Records that a socket sends nothing more by the fabric after `sent` bytes, and the rest of `total` by the kernel.
+    pub fn leave(&mut self, number: Number, sent: u64, total: u64) {
+        let record = &mut self.sockets[number];
+        record.left_at.get_or_insert(sent);
+        (record.sent, record.is_over) = (total, true);
+    }
+
+    /// Records that a socket has not left after all.
+    pub fn stay(&mut self, number: Number) {
+        let record = &mut self.sockets[number];
+        if let Some(sent) = record.left_at.take() {
+            (record.sent, record.is_over) = (sent, false);
+        }
+    }
+
+    pub fn has_left(&self, number: Number) -> bool {
+        self.sockets[number].left_at.is_some()
+    }
+
+    /// Checks the position up to which a socket that has left still gets bytes by the fabric.
+    pub fn promised(&self, to: Number, position: u64) {
+        let Some(peer) = self.sockets[to].peer else { return };
+        let record = &self.sockets[peer];
+        if record.uses_ring {
+            return;
+        }
+        let most = record.left_at.unwrap_or(record.sent);
+        assert!(
+            (record.sent_before..=most).contains(&position),
+            "socket {to} leaves, and is told to wait for {position} bytes of {peer}, which has sent {} to {most}",
+            record.sent_before
+        );
+    }
+
+    /// Checks that the rest of a stream may come by the kernel.
+    pub fn left(&mut self, to: Number, arriving: &Arriving) {
+        let Some(peer) = self.sockets[to].peer else { return };
+        let left_at = self.sockets[peer].left_at;
+        assert_eq!(left_at, Some(arriving.received), "socket {to} is told that {peer} has left");
+        self.finished += 1;
+    }
+
     /// Checks that the stream of a socket may have ended in order.
     pub fn ended(&mut self, to: Number, arriving: &Arriving) {
         if let From::Honest(number) = arriving.from {
-            let Record { is_over, sent, .. } = self.sockets[number];
+            let Record { is_over, mut sent, left_at, is_excused, .. } = self.sockets[number];
+            if let Some(left_at) = left_at.filter(|_| is_excused) {
+                // It died before the driver read that it leaves.
+                sent = left_at;
+            }
             if self.hangs_up && (!is_over || arriving.received < sent) {
                 self.doubts.push((to, number, ENDED));
                 return;

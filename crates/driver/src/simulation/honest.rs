@@ -13,10 +13,10 @@ use super::book::{byte, Book, Listening};
 use super::kernel::{self, is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;
-use pd_abi::layout::{channel_control, channel_status, socket_control, socket_status, ENDED};
+use pd_abi::layout::{channel_control, channel_status, socket_control, socket_status, ELSEWHERE, ENDED};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{
-    Event, EventKind, FileId, Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span,
+    Event, EventKind, FileId, Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span, CLOSE_LEFT,
     CLOSE_RESETS, RECEIVES_SHARED,
 };
 use rustix::io::Errno;
@@ -92,6 +92,7 @@ enum Asked {
     Connect(usize),
     Accept(usize),
     Shutdown(usize),
+    StepAside(usize),
     /// Request for a socket's file.
     File(Number),
     TwinListen(u32),

@@ -20,7 +20,13 @@ impl Honest {
         let twin = socket.twin;
         let burnt = (socket.done < socket.posted).then_some(socket.area);
         let mut request = Request::new(Operation::Close, id, 0);
-        request.value = if resets { CLOSE_RESETS } else { 0 };
+        let has_left = socket.twin.is_some_and(|twin| twin.has_left && !twin.is_stale);
+        request.value = match resets {
+            true => CLOSE_RESETS,
+            // The kernel has the rest of both streams.
+            false if has_left && is_ready_to_close(socket) => CLOSE_LEFT,
+            false => 0,
+        };
         if !self.post(channel, request) {
             return false;
         }

@@ -150,6 +150,11 @@ impl Rings {
         at.min(self.into.origin.unwrap_or(u64::MAX)) - self.into.by_ring
     }
 
+    /// Returns the position in the stream of the first byte that the driver counts.
+    pub fn base(&self) -> u64 {
+        self.into.by_ring
+    }
+
     fn may_ask(&self, now: Duration) -> bool {
         self.refused.is_none_or(|until| now >= until)
     }
@@ -425,7 +430,7 @@ impl Honest {
         let Some(origin) = into.origin else { return Found::ByDriver };
         let written = match into.leaving {
             Leaving::Until(last) | Leaving::At(last) => last,
-            _ if ![0, ENDED].contains(&end) && !is_last => received - origin,
+            _ if ![0, ENDED, ELSEWHERE].contains(&end) && !is_last => received - origin,
             _ => written,
         };
         assert!(origin + written >= received, "the index of a ring runs backwards: {written}");
@@ -561,7 +566,8 @@ impl Honest {
             own.map.store_u64(place & !7, u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
         socket.sent += len;
-        book.sockets[number].sent = socket.sent;
+        let record = &mut book.sockets[number];
+        (record.sent, record.uses_ring) = (socket.sent, true);
         rings.out.written += len;
         own.store(direct::MESSAGES, own.load(direct::MESSAGES) + 1);
         own.store(direct::PRODUCER, rings.out.written);

@@ -145,6 +145,7 @@ impl Honest {
                 self.unlock(at, false);
                 self.set(at, |socket| (socket.sender, socket.has_shut) = (Wait::Awake, false));
             }
+            (Asked::StepAside(at), _) => self.stepped_aside(at, event, book),
             (
                 Asked::TwinListen(_)
                 | Asked::TwinConnect { .. }

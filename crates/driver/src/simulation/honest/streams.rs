@@ -66,6 +66,13 @@ impl Honest {
                     self.give_back(at);
                     55
                 }
+                ELSEWHERE => {
+                    socket.receiver = Wait::Over;
+                    book.say(|| format!("socket {number} goes on in the kernel, path {word:#x}"));
+                    book.left(number, &socket.arriving);
+                    self.give_back(at);
+                    58
+                }
                 errno => {
                     socket.receiver = Wait::Over;
                     book.say(|| format!("socket {number} fails with {errno}, path {word:#x}"));
@@ -218,6 +225,10 @@ impl Honest {
         let Some(socket) = &mut self.sockets[at] else { return 70 };
         socket.in_flight.drain(..(done - socket.done) as usize);
         socket.done = done;
+        if end == ELSEWHERE || end == 0 && self.is_leaving(at) {
+            return self.step_aside(at, end == ELSEWHERE, book);
+        }
+        let Some(socket) = &mut self.sockets[at] else { return 70 };
         if end != 0 {
             book.say(|| format!("socket {number} sends no more: {end}"));
             // Sends that are not completed are lost, if the peer sees an error.
@@ -288,7 +299,13 @@ impl Honest {
                 self.open = (self.channels == 1).then_some((at, span, 1, position + 1));
             }
         }
-        sent(socket, len, book)
+        let trace = sent(socket, len, book);
+        fence(Ordering::SeqCst);
+        if link.line_u32(id, socket_status::SEND_END) == 0 {
+            // A peer that leaves later waits for these bytes on the fabric.
+            book.sockets[number].sent_before = socket.sent;
+        }
+        trace
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! Processes that hold an end know together which client uses it, and have a lock for it, as `preload/shared.rs` has. A client that
 //! wants an end takes the lock, asks the driver for the end, and goes on where the former one has given bytes back.
+mod aside;
 mod passing;
 mod settling;
 
@@ -11,7 +12,7 @@ use crate::identity::NamespaceId;
 use crate::simulation::book::TwinListening;
 use crate::simulation::kernel::{cookie, sockets, End};
 use pd_abi::layout::{header, path};
-use pd_abi::{Address, TwinOperation, TwinRequest};
+use pd_abi::{Address, TwinOperation, TwinRequest, TAKEN_ASIDE};
 use std::net::Ipv4Addr;
 
 /// Address of sockets that have none.
@@ -41,6 +42,10 @@ pub(super) struct Twin {
     /// Set while the withdrawal has no answer.
     pub is_settling: bool,
     is_unix: bool,
+    /// Set when the side goes on in the kernel.
+    pub has_left: bool,
+    /// Set when the driver has refused that.
+    stays: bool,
 }
 
 impl Twin {
@@ -394,12 +399,17 @@ impl Honest {
             }
             (Asked::Claim(inode), 0) => {
                 let number = book.open();
+                if let Some(other) = sockets(|all| all.other_end(inode)) {
+                    book.pair(number, other.number);
+                }
                 self.add_twin(id, channel, inode, End::new(number, self.index, true), book);
             }
             (Asked::TwinConnect { inode, .. } | Asked::Claim(inode), _) => {
                 self.release(inode, book);
             }
-            (Asked::Take(inode), 0) => self.taken(id, channel, inode, book),
+            (Asked::Take(inode), 0) => {
+                self.taken(id, channel, inode, event.number() & TAKEN_ASIDE != 0, book);
+            }
             (Asked::Take(inode), errno) => self.not_taken(inode, errno, book),
             (Asked::Withdraw(at), errno) => {
                 self.unlock(at, false);
@@ -417,9 +427,9 @@ impl Honest {
         sockets(|all| all.set_end(inode, end));
         let at = self.add_socket(id, channel, Some(end.number));
         self.set(at, |socket| {
-            let (is_stale, settle_at, is_settling) = Default::default();
+            let (is_stale, settle_at, is_settling, has_left, stays) = Default::default();
             let is_unix = sockets(|all| all.is_unix(inode));
-            socket.twin = Some(Twin { inode, is_stale, settle_at, is_settling, is_unix });
+            socket.twin = Some(Twin { inode, is_stale, settle_at, is_settling, is_unix, has_left, stays });
         });
         self.begin(at, book);
         self.keep(at);

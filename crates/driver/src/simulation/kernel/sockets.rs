@@ -232,6 +232,19 @@ impl Sockets {
         self.all.get(&inode)?.end
     }
 
+    /// Returns what is known of the other end of a connection.
+    pub fn other_end(&self, inode: u32) -> Option<End> {
+        let socket = self.all.get(&inode)?;
+        match socket.unix {
+            Some(unix) => self.end(unix.peer),
+            None => {
+                let is_it =
+                    |other: &&Socket| Some(other.local) == socket.peer && other.peer == Some(socket.local);
+                self.all.values().find(is_it)?.end
+            }
+        }
+    }
+
     pub fn set_end(&mut self, inode: u32, end: End) {
         if let Some(socket) = self.all.get_mut(&inode) {
             socket.end = Some(end);

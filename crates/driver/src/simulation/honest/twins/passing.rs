@@ -11,7 +11,7 @@ impl Honest {
     }
 
     /// Goes on with an end where the client before has left it.
-    pub(super) fn taken(&mut self, id: SocketId, channel: usize, inode: u32, book: &mut Book) {
+    pub(super) fn taken(&mut self, id: SocketId, channel: usize, inode: u32, aside: bool, book: &mut Book) {
         for socket in self.sockets.iter_mut().flatten() {
             if let Some(twin) = socket.twin.as_mut().filter(|twin| twin.inode == inode) {
                 twin.is_stale = true;
@@ -42,6 +42,7 @@ impl Honest {
                 socket.sender = Wait::Over;
             }
         });
+        self.taken_aside(at, aside, end.has_shut, book);
         self.keep(at);
     }
 
