@@ -46,6 +46,19 @@ impl Mover {
         })
     }
 
+    /// Tells a client that its peer has left for the kernel, which it has not. Returns whether there was one.
+    pub fn say_elsewhere_early(&mut self) -> bool {
+        use pd_abi::layout::{socket_status, ELSEWHERE};
+        let ids: Vec<_> = self.flows.ids().collect();
+        ids.into_iter().any(|id| {
+            let told = self.flows.get(id).map(|flow| flow.last_sender().clone());
+            told.is_some_and(|end| {
+                end.memory.publish_u32(end.slot, socket_status::RECV_END, ELSEWHERE);
+                true
+            })
+        })
+    }
+
     /// Describes its flows, for diagnosis.
     pub fn describe(&mut self) -> Vec<String> {
         let ids: Vec<_> = self.flows.ids().collect();

@@ -47,6 +47,8 @@ enum Mutation {
     ReadLost,
     /// A byte that a former client has not read is not given to its successor.
     ByteNotMoved,
+    /// A client is told too early that its peer has left for the kernel.
+    ElsewhereTooEarly,
     /// A tenant's sends do not count for its rate.
     RateForgotten,
 }

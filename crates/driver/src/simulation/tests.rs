@@ -110,6 +110,11 @@ fn a_byte_that_does_not_move_is_found() {
 }
 
 #[test]
+fn a_departure_that_is_said_early_is_found() {
+    is_found(Mutation::ElsewhereTooEarly);
+}
+
+#[test]
 fn a_rate_that_is_not_kept_is_found() {
     is_found(Mutation::RateForgotten);
 }

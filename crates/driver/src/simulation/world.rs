@@ -539,6 +539,13 @@ impl World {
                 });
                 is_there
             }
+            Mutation::ElsewhereTooEarly => {
+                let mut is_there = false;
+                self.driver().conductor().with_all_movers(|movers| {
+                    is_there = movers.iter_mut().any(|mover| mover.say_elsewhere_early());
+                });
+                is_there
+            }
             // Repeated.
             Mutation::RateForgotten => {
                 self.driver().conductor().forget_spending();
