@@ -17,6 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Version of the handed-over state.
+const FORMAT: u32 = 2;
+
 fn driver() -> MutexGuard<'static, TestDriver> {
     static DRIVER: OnceLock<Mutex<TestDriver>> = OnceLock::new();
     let make = || {
@@ -160,7 +163,7 @@ fn the_driver_goes_on_if_nobody_takes_over() {
         let received = scope.spawn(|| recv_all(&b, 7));
         // A successor that dies with all state, one that says nothing, and one that says that it cannot go on.
         for end in ["", "silence", "no, for I am a test\n"] {
-            let mut stream = ask(&driver, 1, pd_abi::VERSION);
+            let mut stream = ask(&driver, FORMAT, pd_abi::VERSION);
             // The answer, and the offer behind it.
             let mut answer = [0; 1];
             while answer != *b"\n" {
@@ -254,8 +257,17 @@ fn change(value: &mut Value, random: &mut Random) {
         }
         Value::Number(number) => {
             let was = number.as_u64().unwrap_or(0);
-            let others =
-                [0, 1, was + 1, was.saturating_sub(1), was * 2, 1 << 16, 1 << 31, u64::MAX / 2, u64::MAX];
+            let others = [
+                0,
+                1,
+                was.saturating_add(1),
+                was.saturating_sub(1),
+                was.saturating_mul(2),
+                1 << 16,
+                1 << 31,
+                u64::MAX / 2,
+                u64::MAX,
+            ];
             *value = others[random.below(others.len() as u64) as usize].into();
         }
         Value::Bool(is) => *is = !*is,
@@ -278,7 +290,7 @@ fn no_state_harms_whoever_takes_it() {
     verify(3, 0, &b.recv(1000).unwrap());
     c.send(&buffer, ..).unwrap();
 
-    let mut stream = ask(&driver, 1, pd_abi::VERSION);
+    let mut stream = ask(&driver, FORMAT, pd_abi::VERSION);
     let answer = read_line(&stream);
     let (offer, sockets) = receive(&stream);
     stream.write_all(b"now..\n").unwrap();

@@ -207,6 +207,28 @@ pub struct Report {
     pub sidecars: Vec<SidecarReport>,
     /// Counters, by the names that [`pd_abi::counters::AgentCounters`] gives them.
     pub metrics: BTreeMap<String, u64>,
+    /// The take-over by which the driver began, if it took another one's place.
+    #[serde(default)]
+    pub taken_over: Option<TakenOver>,
+}
+
+/// A completed take-over.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct TakenOver {
+    /// Time for which no client was served, from the former driver's last work to this one's first, in microseconds.
+    pub pause_us: u64,
+    /// Attempts of the former driver, each of which stopped it for a moment. The last one succeeded.
+    pub attempts: u32,
+    /// Time for which the former driver was stopped by the attempts before the last one, in microseconds.
+    pub earlier_us: u64,
+    /// Clients that came.
+    pub clients: usize,
+    /// Connections that came.
+    pub connections: usize,
+    /// Descriptors that came.
+    pub descriptors: usize,
+    /// Bytes of the state that came.
+    pub state_bytes: usize,
 }
 
 /// A client.

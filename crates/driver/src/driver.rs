@@ -228,10 +228,12 @@ impl Driver {
             threads.push(thread);
             Ok::<_, std::io::Error>(())
         };
+        let mut begun = None;
         if let Some(predecessor) = predecessor {
-            let ready = predecessor.take(&mut lead.conductor, &mut door)?;
+            let (ready, taken) = predecessor.take(&mut lead.conductor, &mut door)?;
             handed_over.store(false, Ordering::Release);
             taking::begin(ready, &mut lead.conductor, &mut door);
+            begun = Some(taken);
         }
         if !settings.movers_auto {
             lead.conductor.start_movers()?;
@@ -239,6 +241,9 @@ impl Driver {
         let gone = Arc::clone(&handed_over);
         let work = move |stop: &AtomicBool| {
             crew.pin(MoverId::default());
+            if let Some(begun) = begun {
+                lead.conductor.note_taken_over(begun.now());
+            }
             if run(&mut lead, &door_inbox, stop) == Outcome::Gone {
                 gone.store(true, Ordering::Release);
                 crew.stop.store(true, Ordering::Release);
@@ -473,6 +478,7 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
 /// Holds all agents in this thread, and gives them to another driver if it takes them.
 fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor) -> Outcome {
     let ((to, lent), (give_back, back)) = (channel(), channel());
+    successor.begin();
     door.send(ToDoor::Lend(Loan { to, back }));
     let Ok(mut door) = lent.recv() else { return Outcome::Stays };
     let outcome = match lead.conductor.hold() {

@@ -38,6 +38,7 @@ mod unix;
 pub use movers::{Crew, Movers};
 pub use takeover::ConductorState;
 
+use crate::admin::TakenOver;
 use crate::clock::Clock;
 use crate::door::{FromDoor, ToDoor};
 use crate::gate::Gate;
@@ -127,6 +128,8 @@ pub struct Conductor {
     from_door: VecDeque<FromDoor>,
     /// Socket of a driver that waits to take over.
     successor: Option<UnixStream>,
+    /// The take-over by which the driver began.
+    taken_over: Option<TakenOver>,
 }
 
 /// Mailboxes of the conductor.
@@ -228,6 +231,7 @@ impl Conductor {
             messages: VecDeque::new(),
             from_door: VecDeque::new(),
             successor: None,
+            taken_over: None,
         };
         this.movers.own().watch(&this.epoll)?;
         this.apply(policy.clone())?;

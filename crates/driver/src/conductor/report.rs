@@ -134,6 +134,7 @@ impl Conductor {
             services: Vec::new(),
             sidecars: Vec::new(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
+            taken_over: self.taken_over.clone(),
         }
     }
 

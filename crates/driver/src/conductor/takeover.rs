@@ -10,7 +10,7 @@ use super::ending::Life;
 use super::names::NamesState;
 use super::twins::{Twin, TwinsState};
 use super::Conductor;
-use crate::admin::Account as TenantAccount;
+use crate::admin::{Account as TenantAccount, TakenOver};
 use crate::containers::Container;
 use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
@@ -579,6 +579,16 @@ impl Conductor {
         }
         let map = Arc::clone(&region.map);
         Some(Ring { client: id, serial, region: number, page, pages, wished, map })
+    }
+
+    /// Keeps the facts of the take-over for reports.
+    pub fn note_taken_over(&mut self, taken_over: TakenOver) {
+        self.taken_over = Some(taken_over);
+    }
+
+    /// Returns the number of clients, and of connections.
+    pub fn counts(&self) -> (usize, usize) {
+        (self.clients.iter().count(), self.connections.iter().count())
     }
 
     /// Begins service with all state there. Clients are told their news.

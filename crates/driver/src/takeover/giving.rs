@@ -1,7 +1,7 @@
 //! The old driver's part: holds still, gives everything, and then ends or goes on.
 use super::offer::{self, Word};
 use super::pack::{Hindrance, Pack};
-use super::state::State;
+use super::state::{now, State, Stops};
 use crate::conductor::Conductor;
 use crate::door::Door;
 use std::io::Write;
@@ -22,6 +22,7 @@ pub struct Successor {
     stream: UnixStream,
     until: Instant,
     next: Instant,
+    stops: Stops,
 }
 
 /// Outcome of an attempt.
@@ -39,7 +40,7 @@ impl Successor {
     /// Makes a successor that waits at the other end.
     pub fn new(stream: UnixStream) -> Self {
         let now = Instant::now();
-        Self { stream, until: now + PATIENCE, next: now }
+        Self { stream, until: now + PATIENCE, next: now, stops: Stops::default() }
     }
 
     /// Returns the time until the next attempt, if it is not due.
@@ -48,42 +49,59 @@ impl Successor {
         (!left.is_zero()).then_some(left)
     }
 
+    /// Notes that the caller begins to stop all agents, for [`Self::attempt`].
+    pub fn begin(&mut self) {
+        self.stops.since = now();
+        self.stops.attempts += 1;
+    }
+
     /// Tries once. The caller holds all agents.
     pub fn attempt(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
-        let begun = Instant::now();
-        match self.try_once(conductor, door, begun) {
-            Ok(()) => {
-                tracing::info!(
-                    still_us = begun.elapsed().as_micros() as u64,
-                    "another driver has taken over"
-                );
-                Outcome::Gone
-            }
+        let outcome = self.outcome(conductor, door);
+        let still = now().saturating_sub(self.stops.since);
+        let still_us = still.as_micros() as u64;
+        match outcome {
+            Outcome::Gone => tracing::info!(still_us, "another driver has taken over"),
+            Outcome::Again => tracing::debug!(still_us, "another driver cannot take over yet"),
+            Outcome::Stays => tracing::warn!(still_us, "no other driver takes over"),
+        }
+        self.stops.earlier += still;
+        outcome
+    }
+
+    fn outcome(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
+        match self.try_once(conductor, door) {
+            Ok(()) => Outcome::Gone,
             Err(Failed::Hindered(hindrance)) if hindrance.is_passing() && Instant::now() < self.until => {
                 self.next = Instant::now() + AGAIN;
                 Outcome::Again
             }
             Err(Failed::Hindered(hindrance)) => {
-                tracing::warn!(%hindrance, "no other driver takes over");
+                tracing::warn!(%hindrance, "it cannot be taken over");
                 let _ = self.stream.set_write_timeout(Some(STILL_MAX));
                 let _ = writeln!(&self.stream, "it cannot be taken over: {hindrance}");
                 Outcome::Stays
             }
             Err(Failed::Talk(error)) => {
-                tracing::warn!(%error, still_us = begun.elapsed().as_micros() as u64, "no other driver takes over");
+                tracing::warn!(%error, "the other driver cannot go on");
                 Outcome::Stays
             }
         }
     }
 
-    fn try_once(&mut self, conductor: &mut Conductor, door: &mut Door, begun: Instant) -> Result<(), Failed> {
-        let (state, pack) = give(conductor, door)?;
+    fn try_once(&mut self, conductor: &mut Conductor, door: &mut Door) -> Result<(), Failed> {
+        let begun = Instant::now();
+        let (state, pack) = give(self.stops, conductor, door)?;
+        let gathered = begun.elapsed();
         let bytes = serde_json::to_vec(&state).map_err(std::io::Error::from)?;
+        let written = begun.elapsed();
         let left = || (STILL_MAX.saturating_sub(begun.elapsed())).max(Duration::from_millis(1));
         self.stream.set_write_timeout(Some(left()))?;
         offer::send(&self.stream, &bytes, &pack.into_fds())?;
+        let sent = begun.elapsed();
         self.stream.set_read_timeout(Some(left()))?;
         offer::expect(&self.stream, Word::Ready)?;
+        tracing::debug!(?gathered, ?written, ?sent, ready = ?begun.elapsed(), "steps of a take-over");
         // A write that fails means that the successor has gone.
         offer::say(&self.stream, Word::Yours)?;
         Ok(())
@@ -111,7 +129,7 @@ impl From<std::io::Error> for Failed {
 ///
 /// # Errors
 /// The hindrance.
-pub fn give(conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack), Hindrance> {
+pub fn give(stops: Stops, conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack), Hindrance> {
     let until = Instant::now() + SETTLING;
     loop {
         let mut pack = Pack::default();
@@ -123,7 +141,7 @@ pub fn give(conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack),
         match given {
             Ok((door, state, movers)) => {
                 let policy = conductor.policy_text().map(|text| text.to_string());
-                return Ok((State { policy, conductor: state, movers, door }, pack));
+                return Ok((State { stops, policy, conductor: state, movers, door }, pack));
             }
             Err(hindrance) if hindrance.is_passing() && Instant::now() < until => {
                 std::thread::sleep(Duration::from_micros(200));

@@ -2,12 +2,33 @@
 use crate::conductor::ConductorState;
 use crate::door::DoorState;
 use crate::mover::takeover::MoverState;
+use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Time since a fixed moment, which is the same one for all processes of the machine.
+pub fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// Stops of the giving driver.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stops {
+    /// Begin of the present one, by [`now`].
+    pub since: Duration,
+    /// Number of stops, with the present one.
+    pub attempts: u32,
+    /// Time of those before.
+    pub earlier: Duration,
+}
 
 /// A state: JSON, with descriptors by their places.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
+    pub stops: Stops,
     /// The text of the policy in force.
     pub policy: Option<String>,
     pub conductor: ConductorState,

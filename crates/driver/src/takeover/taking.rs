@@ -1,8 +1,8 @@
 //! The new driver's part: everything is checked and mapped before it says that it is ready.
 use super::offer::{self, Offer, Word};
 use super::pack::{Unpacked, Wrong};
-use super::state::State;
-use crate::admin::{Answer, Ask};
+use super::state::{now, State, Stops};
+use crate::admin::{Answer, Ask, TakenOver};
 use crate::conductor::Conductor;
 use crate::door::{Door, Sockets};
 use crate::mover::takeover::Known;
@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time until the running driver answers.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,6 +33,23 @@ pub struct Predecessor {
 /// Clients and flows to be begun.
 #[derive(Debug)]
 pub struct Ready(Vec<u32>);
+
+/// Facts of a take-over that is complete but for the first turn of the driver.
+#[derive(Debug)]
+pub struct Begun {
+    stops: Stops,
+    taken_over: TakenOver,
+}
+
+impl Begun {
+    /// Returns the facts, in the moment in which the driver begins to serve.
+    pub fn now(self) -> TakenOver {
+        let pause_us = now().saturating_sub(self.stops.since).as_micros() as u64;
+        let taken_over = TakenOver { pause_us, ..self.taken_over };
+        tracing::info!(?taken_over, "this driver has another one's place");
+        taken_over
+    }
+}
 
 impl Predecessor {
     /// Asks the driver of these settings for its place, and puts its policy into them. Returns the sockets that it listens on.
@@ -85,17 +102,31 @@ impl Predecessor {
     ///
     /// # Errors
     /// The fault, or the hindrance.
-    pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<Ready, StartError> {
+    pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<(Ready, Begun), StartError> {
         let stream = &self.stream;
         offer::say(stream, Word::Now)?;
         let received = offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
+        let begun = Instant::now();
+        let (state_bytes, descriptors) = (received.0.len(), received.1.len());
         let taken = self.check(received, conductor, door);
+        tracing::debug!(checked = ?begun.elapsed(), "steps of a take-over");
         match taken {
-            Ok(ready) => {
+            Ok((ready, stops)) => {
                 offer::say(stream, Word::Ready)?;
                 offer::expect(stream, Word::Yours)
                     .map_err(|error| StartError::TakeOver(error.to_string()))?;
-                Ok(ready)
+                let (clients, connections) = conductor.counts();
+                let (attempts, earlier_us) = (stops.attempts, stops.earlier.as_micros() as u64);
+                let taken_over = TakenOver {
+                    pause_us: 0,
+                    attempts,
+                    earlier_us,
+                    clients,
+                    connections,
+                    descriptors,
+                    state_bytes,
+                };
+                Ok((ready, Begun { stops, taken_over }))
             }
             Err(wrong) => {
                 let _ = writeln!(&*stream, "the other driver cannot go on with this: {wrong}");
@@ -109,11 +140,14 @@ impl Predecessor {
         (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
         conductor: &mut Conductor,
         door: &mut Door,
-    ) -> Result<Ready, Wrong> {
+    ) -> Result<(Ready, Stops), Wrong> {
+        let begun = Instant::now();
         let state: State = serde_json::from_slice(&bytes).map_err(|error| Wrong::of(error.to_string()))?;
+        tracing::debug!(parsed = ?begun.elapsed(), "steps of a take-over");
         let is_same = state.policy == self.policy;
         Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
-        take(state, &mut Unpacked::new(fds), conductor, door)
+        let stops = state.stops;
+        Ok((take(state, &mut Unpacked::new(fds), conductor, door)?, stops))
     }
 }
 
@@ -127,7 +161,7 @@ pub fn take(
     conductor: &mut Conductor,
     door: &mut Door,
 ) -> Result<Ready, Wrong> {
-    let State { policy: _, conductor: of_conductor, movers, door: of_door } = state;
+    let State { stops: _, policy: _, conductor: of_conductor, movers, door: of_door } = state;
     let came = conductor.take(of_conductor, fds)?;
     let mut known: HashMap<_, _> = came
         .iter()

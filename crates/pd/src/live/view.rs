@@ -321,6 +321,7 @@ pub mod tests {
             services: vec![service(n)],
             sidecars: Vec::new(),
             metrics: BTreeMap::new(),
+            taken_over: None,
         };
         let flow = |serial, bytes, messages| FlowCounters {
             serial,
