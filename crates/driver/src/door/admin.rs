@@ -11,7 +11,7 @@ use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};
 use crate::policy::Policy;
 use crate::process::{container_group, network_namespace};
-use crate::takeover::offer;
+use crate::takeover::{offer, pack};
 use pd_pipe::Made;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -117,13 +117,15 @@ impl Desk {
         };
         write_line(stream, &Answer::Offer { policy: None })?;
         let Sockets { attach, admin, is_safe } = &self.listening;
-        let offer = offer::Offer { policy, is_safe: *is_safe };
+        let offer = offer::Offer { policy, is_safe: *is_safe, descriptors: pack::descriptors() };
         let sockets = [attach.as_fd(), admin.as_fd()].map(|fd| fd.try_clone_to_owned());
         let [attach, admin] = sockets;
         offer::send(stream, &serde_json::to_vec(&offer)?, &[attach?, admin?])?;
         // The other driver gets ready first.
         stream.set_read_timeout(Some(offer::PREPARATION))?;
         offer::expect(stream, offer::Word::Now)?;
+        // While everything goes on: each descriptor will be there twice.
+        pack::make_room(pack::descriptors());
         self.conductor.send(FromDoor::TakeOver { successor: stream.try_clone()? });
         Ok(())
     }

@@ -33,7 +33,7 @@ pub const PREPARATION: Duration = Duration::from_secs(60);
 const BATCH: usize = 200;
 /// Longest state in bytes, and most descriptors.
 const BYTES_MAX: u64 = 1 << 30;
-const FDS_MAX: u64 = 1 << 22;
+pub const FDS_MAX: u64 = 1 << 22;
 const MAGIC: [u8; 8] = *b"pd-state";
 
 /// Facts that the other driver needs before it is ready.
@@ -44,6 +44,8 @@ pub struct Offer {
     pub policy: Option<String>,
     /// Tells whether the kernel refuses descriptors at the attach socket.
     pub is_safe: bool,
+    /// About as many descriptors come with the state.
+    pub descriptors: u32,
 }
 
 /// Words between the two drivers.

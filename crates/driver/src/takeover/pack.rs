@@ -1,7 +1,9 @@
 //! Descriptors of a state, which names each by its place among those that come with it.
+use super::offer::FDS_MAX;
 use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::{getrlimit, Resource};
 use serde::{Deserialize, Serialize};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Reason why a driver cannot be taken over.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
@@ -50,6 +52,26 @@ impl Wrong {
             false => Err(Self(what())),
         }
     }
+}
+
+/// Descriptors that a driver opens in the meantime, for which there is room, too.
+const MARGIN: u32 = 256;
+
+/// Returns about how many descriptors this process has.
+pub fn descriptors() -> u32 {
+    // The kernel gives the lowest free number.
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_or(0, |fd| fd.as_raw_fd() as u32)
+}
+
+/// Has the kernel make room for `count` more descriptors. A table that grows makes its process wait for all processors, for
+/// milliseconds each time.
+pub fn make_room(count: u32) {
+    let own = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+    let Ok(own) = own else { return };
+    let last = (own.as_raw_fd() as u32).saturating_add(count).saturating_add(MARGIN);
+    let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(FDS_MAX) as u32;
+    // Without room the table grows when it has to.
+    let _ = fcntl_dupfd_cloexec(&own, last.min(most.saturating_sub(1)) as i32);
 }
 
 /// Place of a descriptor among those of a state.

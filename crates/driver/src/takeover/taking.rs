@@ -1,6 +1,6 @@
 //! The new driver's part: everything is checked and mapped before it says that it is ready.
 use super::offer::{self, Offer, Word};
-use super::pack::{Unpacked, Wrong};
+use super::pack::{make_room, Unpacked, Wrong};
 use super::state::{now, State, Stops};
 use crate::admin::{Answer, Ask, TakenOver};
 use crate::conductor::Conductor;
@@ -28,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Predecessor {
     stream: UnixStream,
     policy: Option<String>,
+    /// About as many descriptors come with the state.
+    descriptors: u32,
 }
 
 /// Clients and flows to be begun.
@@ -80,7 +82,8 @@ impl Predecessor {
             }
         }
         let (bytes, fds) = offer::receive(&stream)?;
-        let Offer { policy, is_safe } = serde_json::from_slice(&bytes).map_err(std::io::Error::from)?;
+        let Offer { policy, is_safe, descriptors } =
+            serde_json::from_slice(&bytes).map_err(std::io::Error::from)?;
         let Ok([attach, admin]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err(refused("the running driver offers no sockets".to_owned()));
         };
@@ -95,7 +98,7 @@ impl Predecessor {
         if let Some(text) = &policy {
             settings.policy = Policy::parse(text)?;
         }
-        Ok((Self { stream, policy }, Sockets { attach, admin, is_safe }))
+        Ok((Self { stream, policy, descriptors }, Sockets { attach, admin, is_safe }))
     }
 
     /// Takes everything. On success this driver owns the state of the running one. On failure the running driver keeps it.
@@ -104,6 +107,7 @@ impl Predecessor {
     /// The fault, or the hindrance.
     pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<(Ready, Begun), StartError> {
         let stream = &self.stream;
+        make_room(self.descriptors);
         offer::say(stream, Word::Now)?;
         let received = offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
         let begun = Instant::now();
