@@ -19,6 +19,7 @@ use crate::settings::Settings;
 use crate::start_error::StartError;
 use crate::takeover::giving::{Outcome, Successor};
 use crate::takeover::taking::{self, Predecessor};
+use crate::takeover::warming::warm;
 use pd_abi::counters::AgentCounters;
 use pd_engine::Engine;
 use pd_shm::counters::CounterRegion;
@@ -232,7 +233,12 @@ impl Driver {
         if let Some(predecessor) = predecessor {
             let (ready, taken) = predecessor.take(&mut lead.conductor, &mut door)?;
             handed_over.store(false, Ordering::Release);
-            taking::begin(ready, &mut lead.conductor, &mut door);
+            let cold = taking::begin(ready, &mut lead.conductor, &mut door);
+            let stop = Arc::clone(&stop);
+            let warm = move || warm(cold, &stop);
+            if let Err(error) = std::thread::Builder::new().name("pd-warm".into()).spawn(warm) {
+                tracing::warn!(%error, "memory of clients is entered page by page");
+            }
             begun = Some(taken);
         }
         if !settings.movers_auto {

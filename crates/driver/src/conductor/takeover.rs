@@ -15,7 +15,7 @@ use crate::containers::Container;
 use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
-use crate::memory::{Amounts, ClientMemory, Region, RegionState, Space};
+use crate::memory::{Amounts, ClientMemory, Cold, Region, RegionState, Space};
 use crate::messages::{Endpoint, Ring};
 use crate::metrics::Metrics;
 use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
@@ -589,6 +589,13 @@ impl Conductor {
     /// Returns the number of clients, and of connections.
     pub fn counts(&self) -> (usize, usize) {
         (self.clients.iter().count(), self.connections.iter().count())
+    }
+
+    /// Returns the receive regions, in the state in which they came.
+    pub fn cold_regions(&mut self) -> impl Iterator<Item = Cold> + '_ {
+        self.clients
+            .iter_mut()
+            .flat_map(|(_, client)| client.regions.values_mut().map(|(region, _)| region.make_cold()))
     }
 
     /// Begins service with all state there. Clients are told their news.

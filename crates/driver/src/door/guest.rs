@@ -270,6 +270,11 @@ impl Guests {
         self.list.iter().enumerate().filter_map(|(at, guest)| Some((ClientId::at(at), guest.as_ref()?)))
     }
 
+    /// Iterates over all guests, to change them.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Guest> {
+        self.list.iter_mut().flatten()
+    }
+
     /// Returns the serial of the last guest.
     pub fn last_serial(&self) -> u64 {
         self.serial

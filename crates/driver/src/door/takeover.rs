@@ -2,7 +2,7 @@
 use super::guest::{Phase, Waits};
 use super::{token, Door, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::ids::ClientId;
-use crate::memory::{Amounts, Lease, Region, RegionState};
+use crate::memory::{Amounts, Cold, Lease, Region, RegionState};
 use crate::peer;
 use crate::takeover::arrivals::Arrivals;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -130,6 +130,13 @@ impl Door {
             self.knock(socket, now);
         }
         Ok(mapped)
+    }
+
+    /// Returns the send regions, in the state in which they came.
+    pub fn cold_regions(&mut self) -> impl Iterator<Item = Cold> + '_ {
+        self.guests
+            .iter_mut()
+            .flat_map(|guest| guest.send_regions.values_mut().map(|(region, _)| region.make_cold()))
     }
 
     /// Begins to hear clients, with all state there.

@@ -15,6 +15,6 @@ pub trait Lent: std::fmt::Debug + Send + Sync {
 pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
 pub use direct::{DirectRing, Remainder, RingEnds};
 pub use lines::{ClientMemory, Events, Requests};
-pub use pool::{Exhausted, HugepageUse, Pool, Region, Shelves};
+pub use pool::{Cold, Exhausted, HugepageUse, Pool, Region, Shelves};
 pub use space::Space;
 pub use takeover::RegionState;

@@ -10,7 +10,7 @@ use rustix::fs::{fallocate, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Use of hugepages for regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -143,8 +143,37 @@ pub struct Region {
     readable: Option<OwnedFd>,
     /// Set if the driver can take the pages back: no seal forbids it.
     is_emptiable: bool,
+    /// Set while another thread may enter the region's pages: see [`Self::make_cold`].
+    warming: Option<Arc<Mutex<bool>>>,
     /// The region's share of the budget, given back on drop.
     lease: Lease,
+}
+
+/// A region whose pages exist and are not in the tables of this process yet.
+#[derive(Debug)]
+pub struct Cold {
+    map: Arc<Mapping>,
+    /// False once the region's pages may be taken back.
+    may: Arc<Mutex<bool>>,
+}
+
+impl Cold {
+    /// Returns the bytes of the region.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Enters pages into the tables of this process. Returns false if the region's pages may be gone.
+    ///
+    /// # Errors
+    /// Errors of `madvise`.
+    pub fn warm(&self, offset: usize, len: usize) -> rustix::io::Result<bool> {
+        let may = self.may.lock().unwrap_or_else(PoisonError::into_inner);
+        match *may {
+            true => self.map.populate(offset, len).map(|()| true),
+            false => Ok(false),
+        }
+    }
 }
 
 impl Pool {
@@ -238,7 +267,8 @@ impl Pool {
             _ => of(Pages::Ordinary).map_err(Exhausted::Memory),
         };
         let (map, pages, fd, readable) = made?;
-        Ok(Region { map: Arc::new(map), pages, fd, readable, is_emptiable: simulated::is_on(), lease })
+        let is_emptiable = simulated::is_on();
+        Ok(Region { map: Arc::new(map), pages, fd, readable, is_emptiable, warming: None, lease })
     }
 
     /// Makes memory. Returns the mapping, the kind of pages, the driver's descriptor, and the descriptor of a client that only
@@ -298,10 +328,15 @@ impl Region {
     }
 
     fn resume(fd: OwnedFd, lease: Lease, pages: Pages, protection: Protection) -> rustix::io::Result<Self> {
-        let bytes = lease.bytes() as usize;
-        let map = Mapping::new(&fd, bytes, protection)?;
-        map.populate(0, bytes)?;
-        Ok(Self { map: Arc::new(map), pages, fd, readable: None, is_emptiable: false, lease })
+        let map = Mapping::new(&fd, lease.bytes() as usize, protection)?;
+        let map = Arc::new(map);
+        Ok(Self { map, pages, fd, readable: None, is_emptiable: false, warming: None, lease })
+    }
+
+    /// Returns the region as a thread sees it that enters its pages. A resumed region lacks them.
+    pub fn make_cold(&mut self) -> Cold {
+        let may = self.warming.insert(Arc::new(Mutex::new(true)));
+        Cold { map: Arc::clone(&self.map), may: Arc::clone(may) }
     }
 
     /// Returns the region's file, for another driver.
@@ -338,6 +373,9 @@ impl Region {
     /// # Errors
     /// Errors of `fallocate`. The region stays as it is, for good.
     pub fn empty(&mut self) -> rustix::io::Result<()> {
+        if let Some(may) = self.warming.take() {
+            *may.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        }
         if simulated::emptied(&self.map).is_none() {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let punched = fallocate(&self.fd, mode, 0, self.map.len() as u64);

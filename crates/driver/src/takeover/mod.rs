@@ -8,9 +8,11 @@
 //! - [`pack`] holds descriptors, which a state names by their places.
 //! - [`arrivals`] has the clients that have come, as agents pass them on.
 //! - [`giving`] and [`taking`] put the parts together.
+//! - [`warming`] enters the clients' memory into the new process's tables.
 pub mod arrivals;
 pub mod giving;
 pub mod offer;
 pub mod pack;
 pub mod state;
 pub mod taking;
+pub mod warming;

@@ -5,6 +5,7 @@ use super::state::{now, State, Stops};
 use crate::admin::{Answer, Ask, TakenOver};
 use crate::conductor::Conductor;
 use crate::door::{Door, Sockets};
+use crate::memory::Cold;
 use crate::mover::takeover::Known;
 use crate::peer::Peer;
 use crate::policy::Policy;
@@ -113,7 +114,7 @@ impl Predecessor {
         let begun = Instant::now();
         let (state_bytes, descriptors) = (received.0.len(), received.1.len());
         let taken = self.check(received, conductor, door);
-        tracing::debug!(checked = ?begun.elapsed(), "steps of a take-over");
+        tracing::debug!(checked = ?begun.elapsed(), "steps of a take-over at the new driver");
         match taken {
             Ok((ready, stops)) => {
                 offer::say(stream, Word::Ready)?;
@@ -147,7 +148,7 @@ impl Predecessor {
     ) -> Result<(Ready, Stops), Wrong> {
         let begun = Instant::now();
         let state: State = serde_json::from_slice(&bytes).map_err(|error| Wrong::of(error.to_string()))?;
-        tracing::debug!(parsed = ?begun.elapsed(), "steps of a take-over");
+        tracing::debug!(parsed = ?begun.elapsed(), "steps of a take-over at the new driver");
         let is_same = state.policy == self.policy;
         Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
         let stops = state.stops;
@@ -183,10 +184,11 @@ pub fn take(
     conductor.take_movers(movers, known, fds).map(Ready)
 }
 
-/// Begins to serve clients: everything is this driver's.
-pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) {
+/// Begins to serve clients: everything is this driver's. Returns the memory for [`super::warming::warm`].
+pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) -> Vec<Cold> {
     conductor.begin(&sleeps);
     door.begin();
+    conductor.cold_regions().chain(door.cold_regions()).collect()
 }
 
 /// Calls `listen` again, so that the kernel names this process as the listener. To be called before it is confined.
