@@ -4,7 +4,7 @@ use std::time::Duration;
 
 const BYTES: u64 = 96 << 20;
 
-fn serve(site: &Site, library: bool) -> super::site::Running {
+pub fn serve(site: &Site, library: bool) -> super::site::Running {
     site.serve(SERVER, library, 5201, &["iperf3", "--server"])
 }
 

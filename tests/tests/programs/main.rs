@@ -18,4 +18,5 @@ mod redis;
 mod sidecars;
 mod smol;
 mod suites;
+mod takeover;
 mod tokio;

@@ -12,7 +12,7 @@ fn programs() -> PathBuf {
 const AS_POSTGRES: [&str; 4] = ["runuser", "-u", "postgres", "--"];
 
 /// Makes a new cluster.
-fn create(site: &Site) -> PathBuf {
+pub fn create(site: &Site) -> PathBuf {
     let folder = site.folder("postgresql").join("data");
     let made = Command::new(AS_POSTGRES[0])
         .args(&AS_POSTGRES[1..])
@@ -29,7 +29,7 @@ fn create(site: &Site) -> PathBuf {
     folder
 }
 
-fn serve(site: &Site, library: bool, folder: &Path) -> Running {
+pub fn serve(site: &Site, library: bool, folder: &Path) -> Running {
     let program = programs().join("postgres");
     let command = [
         &AS_POSTGRES[..],
@@ -40,15 +40,25 @@ fn serve(site: &Site, library: bool, folder: &Path) -> Running {
     site.serve(SERVER, library, 5432, &command)
 }
 
-fn client(site: &Site, library: bool, command: &[&str]) -> String {
+/// Calls `with` with the whole command of a client.
+fn complete<T>(site: &Site, command: &[&str], with: impl FnOnce(&[&str]) -> T) -> T {
     let program = programs().join(command[0]);
     let address = site.server();
     let start = [program.to_str().unwrap(), "-h", &address, "-U", "postgres"];
-    site.run(CLIENT, library, &[&start[..], &command[1..], &["postgres"]].concat())
+    with(&[&start[..], &command[1..], &["postgres"]].concat())
+}
+
+pub fn client(site: &Site, library: bool, command: &[&str]) -> String {
+    complete(site, command, |command| site.run(CLIENT, library, command))
+}
+
+/// Starts a client with the library.
+pub fn start(site: &Site, command: &[&str]) -> Running {
+    complete(site, command, |command| site.start(CLIENT, true, command))
 }
 
 /// Checks sums that have to be equal in all four tables after any interruption.
-fn sums(site: &Site, library: bool) -> String {
+pub fn sums(site: &Site, library: bool) -> String {
     let query = "select (select sum(abalance) from pgbench_accounts) = (select sum(tbalance) from pgbench_tellers)
         and (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)
         and (select sum(bbalance) from pgbench_branches) = (select coalesce(sum(delta), 0) from pgbench_history)";

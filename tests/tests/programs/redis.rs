@@ -1,7 +1,7 @@
 use super::site::{program, Running, Site, CLIENT, SERVER};
 use std::path::Path;
 
-fn serve(site: &Site, library: bool, folder: &Path, extra: &[&str]) -> Running {
+pub fn serve(site: &Site, library: bool, folder: &Path, extra: &[&str]) -> Running {
     let folder = folder.to_str().unwrap();
     let command =
         ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--dir", folder];

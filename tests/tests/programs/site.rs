@@ -266,6 +266,11 @@ impl Running {
         kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
     }
 
+    /// Tells whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end; whether that was a good one.
     pub fn wait(&mut self) -> bool {
         let mut status = None;
