@@ -4,9 +4,9 @@ use crate::attachment::Attachment;
 use crate::channel::Channel;
 use crate::direct::half::Half;
 use crate::direct::setup::{self, Direct};
-use crate::error::{Error, Result};
+use crate::error::{moved as stale, Error, Result};
 use pd_abi::layout::{
-    moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
+    direct, moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
 };
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::wait::SharedCells;
@@ -274,6 +274,40 @@ impl Link {
     /// Tells whether the peer's side went to another process while there were rings. The driver has fixed where the peer's ends.
     pub(crate) fn is_peer_taken(&self) -> bool {
         self.path_word() & path::PEER_TAKEN != 0
+    }
+
+    /// Claims `written` bytes of the own ring before they are published, where another process may take the socket.
+    ///
+    /// # Errors
+    /// `ESTALE`: another one has, and is to send the last of them.
+    #[inline]
+    pub(crate) fn claim_sent(&self, own: &Half<Own>, written: u64) -> Result<()> {
+        own.claim(direct::SENT, written);
+        match self.is_taken() {
+            true => self.check_end(|ends| written <= ends.0),
+            false => Ok(()),
+        }
+    }
+
+    /// Claims `consumer` bytes of the peer's ring before they are given back, likewise.
+    ///
+    /// # Errors
+    /// `ESTALE`: another process receives the last of them.
+    #[inline]
+    pub(crate) fn claim_received(&self, own: &Half<Own>, consumer: u64) -> Result<()> {
+        own.claim(direct::RECEIVED, consumer);
+        match self.is_taken() {
+            true => self.check_end(|ends| consumer <= ends.1),
+            false => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn check_end(&self, counts: impl FnOnce((u64, u64)) -> bool) -> Result<()> {
+        match counts(self.ring_ends()?) {
+            true => Ok(()),
+            false => Err(stale()),
+        }
     }
 
     /// Asks where the rings end: bytes that count of those written, and of those that the peer has written.

@@ -1,7 +1,4 @@
 //! One side's half of a direct connection, as it is mapped here: an index page and a ring.
-use crate::error::{moved, Result};
-use crate::link::Link;
-use pd_abi::layout::direct;
 use pd_shm::{barrier, Access, Own, Region};
 use std::sync::atomic::{compiler_fence, fence, Ordering};
 use std::sync::Arc;
@@ -22,9 +19,9 @@ impl Half<Own> {
         self.map.store_u64(word, value, Ordering::Release);
     }
 
-    /// Says that `value` is about to be published. A look for [`Link::is_taken`] comes after this for the driver, too.
+    /// Says that `value` is about to be published. Loads of the driver's words come after this for the driver, too.
     #[inline]
-    pub(super) fn claim(&self, word: usize, value: u64) {
+    pub(crate) fn claim(&self, word: usize, value: u64) {
         self.map.store_u64(word, value, Ordering::Release);
         // SYNC POINT: ring-ends
         if barrier::register() {
@@ -45,39 +42,5 @@ impl<A: Access> Half<A> {
     #[inline]
     pub(super) fn place(&self, position: u64) -> usize {
         self.ring_offset + (position & (self.bytes - 1)) as usize
-    }
-}
-
-/// Claims `written` bytes of the own ring before they are published, where another process may take the socket.
-///
-/// # Errors
-/// `ESTALE`: another one has, and does not count them.
-#[inline]
-pub(super) fn claim_sent(own: &Half<Own>, link: &Link, written: u64) -> Result<()> {
-    own.claim(direct::SENT, written);
-    match link.is_taken() {
-        true => check(written, link.ring_ends()?.0),
-        false => Ok(()),
-    }
-}
-
-/// Claims `consumer` bytes of the peer's ring before they are given back, likewise.
-///
-/// # Errors
-/// `ESTALE`: another process receives them.
-#[inline]
-pub(super) fn claim_received(own: &Half<Own>, link: &Link, consumer: u64) -> Result<()> {
-    own.claim(direct::RECEIVED, consumer);
-    match link.is_taken() {
-        true => check(consumer, link.ring_ends()?.1),
-        false => Ok(()),
-    }
-}
-
-#[cold]
-fn check(index: u64, end: u64) -> Result<()> {
-    match index <= end {
-        true => Ok(()),
-        false => Err(moved()),
     }
 }

@@ -1,5 +1,4 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
-use super::half::claim_received;
 use super::incoming::{Incoming, Leaving};
 use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
@@ -216,7 +215,7 @@ impl RecvSide {
         if consumer > origin {
             let consumer = consumer - origin;
             if self.may_move {
-                claim_received(own, &self.link, consumer)?;
+                self.link.claim_received(own, consumer)?;
             }
             if consumer / ALIVE_BYTES != before.saturating_sub(origin) / ALIVE_BYTES {
                 self.link.attachment.check_alive();

@@ -1,5 +1,4 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
-use super::half::claim_sent;
 use super::outgoing::Outgoing;
 use super::wait::{RECV, SEND};
 use super::ALIVE_BYTES;
@@ -146,7 +145,7 @@ impl SendSide {
     pub(crate) fn wrote(&mut self, part: u64, ends: bool) -> Result<()> {
         let Some(own) = self.out.own.as_ref().filter(|_| part > 0) else { return Ok(()) };
         if self.may_move {
-            claim_sent(own, &self.link, self.out.written + part)?;
+            self.link.claim_sent(own, self.out.written + part)?;
         }
         if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
             let lines = (0..part).step_by(LINE_BYTES);
