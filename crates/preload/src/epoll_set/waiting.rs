@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// One wait in so many looks at the kernel's members although the fabric has something.
 const KERNEL_EVERY: u32 = 8;
 
+/// One look of a spin in so many is at the kernel's members, too: it takes a system call, and a look at the fabric takes a few loads.
+const SPIN_KERNEL_EVERY: u32 = 16;
+
 /// The program's array of events.
 struct Events<'a> {
     instance: &'a Arc<Entry>,
@@ -225,9 +228,13 @@ fn wait_for(
             return Ok(events.len as c_int);
         }
         // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
+        let mut looks = 0;
         let found = !set.is_empty()
             && spin::until(|| {
-                in_kernel(&mut events)?;
+                if looks % SPIN_KERNEL_EVERY == 0 {
+                    in_kernel(&mut events)?;
+                }
+                looks += 1;
                 set.look(&mut events, in_kernel)?;
                 Ok(events.len > 0)
             })?;
