@@ -282,11 +282,7 @@ impl Link {
     /// `ESTALE`: another one has, and is to send the last of them.
     #[inline]
     pub(crate) fn claim_sent(&self, own: &Half<Own>, written: u64) -> Result<()> {
-        own.claim(direct::SENT, written);
-        match self.is_taken() {
-            true => self.check_end(|ends| written <= ends.0),
-            false => Ok(()),
-        }
+        self.claim(own, direct::SENT, written, |(sent, _)| sent)
     }
 
     /// Claims `consumer` bytes of the peer's ring before they are given back, likewise.
@@ -295,19 +291,16 @@ impl Link {
     /// `ESTALE`: another process receives the last of them.
     #[inline]
     pub(crate) fn claim_received(&self, own: &Half<Own>, consumer: u64) -> Result<()> {
-        own.claim(direct::RECEIVED, consumer);
-        match self.is_taken() {
-            true => self.check_end(|ends| consumer <= ends.1),
-            false => Ok(()),
-        }
+        self.claim(own, direct::RECEIVED, consumer, |(_, received)| received)
     }
 
-    #[cold]
-    fn check_end(&self, counts: impl FnOnce((u64, u64)) -> bool) -> Result<()> {
-        match counts(self.ring_ends()?) {
-            true => Ok(()),
-            false => Err(stale()),
+    #[inline]
+    fn claim(&self, own: &Half<Own>, word: usize, index: u64, end: fn((u64, u64)) -> u64) -> Result<()> {
+        own.claim(word, index);
+        if self.is_taken() && index > end(self.ring_ends()?) {
+            return Err(stale());
         }
+        Ok(())
     }
 
     /// Asks where the rings end: bytes that count of those written, and of those that the peer has written.

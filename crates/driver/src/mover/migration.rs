@@ -162,8 +162,8 @@ impl Mover {
 
     /// Takes the sends of another client's socket from now on, after those of the present one.
     pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
-        if let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) {
-            flow.migration_mut().fix_end(parted.ring_end);
+        if let Some(migration) = self.flows.used(id).and_then(|flow| flow.migration()) {
+            migration.fix_end(parted.ring_end);
         }
         self.read_on(id, true);
         let end = parted.peers_end();

@@ -2,8 +2,7 @@
 use crate::conductor::client::SocketState;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
-use crate::memory::DirectRing;
-use crate::memory::{Remainder, RingEnds};
+use crate::memory::{DirectRing, Remainder, RingEnds};
 use crate::messages::{FlowEnd, Leave};
 use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind, SocketId};

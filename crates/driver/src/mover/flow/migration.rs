@@ -253,8 +253,8 @@ impl Migration {
 
     /// Fixes where the sender's ring ends, if it is read here: its writer's end has gone to another client.
     pub fn fix_end(&mut self, end: Option<u64>) {
-        if let (Some(ring), Some(_)) = (&mut self.remainder, end) {
-            ring.end = end;
+        if let Some(ring) = &mut self.remainder {
+            ring.end = end.or(ring.end);
         }
     }
 
