@@ -167,7 +167,7 @@ fn pair(random: &mut Random) -> Option<Pair> {
     connect(&own, &to).ok()?;
     let accepted: TcpStream = listener.accept().ok()?.0;
     let far = match random.below(4) {
-        // Nobody claims it.
+        // The twin stays unclaimed.
         0 => None,
         _ => twin::claim(accepted.as_fd()).ok()?,
     };

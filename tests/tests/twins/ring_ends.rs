@@ -128,7 +128,7 @@ fn a_taken_end_sends_and_receives_each_byte_once() {
                     std::thread::sleep(pause);
                     holder.tell("take");
                     let end = former.join().expect("the former owner");
-                    // What fits nowhere is received meanwhile.
+                    // Bytes that lie in the ring, and in the send region.
                     a.receive(seen, end - seen);
                     holder.tell(&format!("send {end} 3000"));
                     a.receive(end, 3000);

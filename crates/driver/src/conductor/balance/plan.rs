@@ -74,7 +74,7 @@ impl View {
         let mut movers: Vec<usize> = (0..sums.len()).collect();
         movers.sort_by(|a, b| sums[*b].total_cmp(&sums[*a]));
         let least = movers.pop()?;
-        // What the mover with most has may gain nothing by a step, and what another one has may.
+        // A step of the mover with most may gain nothing where one of another mover does.
         let tried = if by_load { 1 } else { movers.len() };
         let gain_min = GAIN_MIN * sums.iter().sum::<f64>() / sums.len() as f64;
         let mut steps = movers.into_iter().take(tried).filter_map(|most| {
