@@ -11,6 +11,7 @@ mod web;
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use pd_harness::progress;
@@ -37,6 +38,9 @@ const ROUND_S_MIN: f64 = 2.0;
 /// The first round, of which nothing is counted.
 const WARM_UP_S: f64 = 1.0;
 const WARM_UP_REQUESTS: u64 = 10_000;
+/// Time within which a server that listens also answers, and between two attempts.
+const SERVER_STARTS_WITHIN: Duration = Duration::from_secs(20);
+const SET_UP_AGAIN: Duration = Duration::from_millis(200);
 
 /// Returns all loads.
 fn loads() -> Vec<Rc<dyn Load>> {
@@ -172,7 +176,16 @@ impl Cell for ProgramCell {
         let command = self.load.server(&dir)?;
         self.server = stand.pair(self.scheme)?.start_server(command, self.load.port(), signals)?;
         if let Some(command) = self.load.set_up(&self.server, &dir) {
-            stand.pair(self.scheme)?.run_client(command, signals)?;
+            let pair = stand.pair(self.scheme)?;
+            let until = Instant::now() + SERVER_STARTS_WITHIN;
+            // A server that listens may still refuse: PostgreSQL recovers first, and makes its socket file after its port.
+            while let Err(error) = pair.run_client(command.clone(), signals) {
+                signals.check()?;
+                if Instant::now() > until {
+                    return Err(error);
+                }
+                std::thread::sleep(SET_UP_AGAIN);
+            }
         }
         self.requests = WARM_UP_REQUESTS;
         if let Work::Requests(requests, seconds) = self.run(stand, WARM_UP_S, self.requests)? {
