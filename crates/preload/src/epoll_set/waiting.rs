@@ -231,10 +231,10 @@ fn wait_for(
         let mut looks = 0;
         let found = !set.is_empty()
             && spin::until(|| {
+                looks += 1;
                 if looks % SPIN_KERNEL_EVERY == 0 {
                     in_kernel(&mut events)?;
                 }
-                looks += 1;
                 set.look(&mut events, in_kernel)?;
                 Ok(events.len > 0)
             })?;
