@@ -116,6 +116,8 @@ impl Epoll {
 
     /// Call after the sleep. `woken`: the descriptor was readable.
     pub fn disarm(&self, armed: Armed, woken: bool) {
+        // This thread looks next: what is heard here needs a signal for the other threads alone.
+        self.ready.armed.fetch_sub(1, Ordering::SeqCst);
         let (mut found, mut lost) = (armed.ready, false);
         let heard = woken.then(|| self.hear_doorbells()).flatten();
         found |= heard.as_ref().is_some_and(|heard| !heard.doorbells.is_empty());
@@ -132,7 +134,6 @@ impl Epoll {
         if lost {
             self.lose();
         }
-        self.ready.armed.fetch_sub(1, Ordering::SeqCst);
         super::rest::end_sleep(&self.resting, &self.ready.queue);
         let mut queue = lock(&self.ready.queue);
         if queue.signalled {
