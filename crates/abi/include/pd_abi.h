@@ -436,6 +436,8 @@
 #define PD_ABI_HEADER_CLIENT 12ull
 /* u32: Twins that the client may find when it accepts: made towards its listeners, and not yet claimed or withdrawn. Counted before the connecting client learns of its twin, so that 0 says that no connection which the kernel has accepted has one. */
 #define PD_ABI_HEADER_CLAIMABLE 16ull
+/* u32: Not 0: for a while more threads have wanted to run on this machine than it has cores. A wait then sleeps rather than spins. */
+#define PD_ABI_HEADER_CORES_SCARCE 20ull
 /* [u32; FILES_MAX]: The FileId of each slot with an open file that may be sent; 0: none. See control_header::FILE_USES. */
 #define PD_ABI_HEADER_FILES 64ull
 

@@ -29,6 +29,8 @@ words! {
         /// or withdrawn. Counted before the connecting client learns of its twin, so that 0 says that no
         /// connection which the kernel has accepted has one.
         CLAIMABLE: u32 = 16;
+        /// Not 0: for a while more threads have wanted to run on this machine than it has cores. A wait then sleeps rather than spins.
+        CORES_SCARCE: u32 = 20;
         /// The [`crate::FileId`] of each slot with an open file that may be sent; 0: none. See
         /// [`super::control_header::FILE_USES`].
         FILES: [u32; FILES_MAX] = 64;

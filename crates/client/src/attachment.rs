@@ -94,6 +94,11 @@ pub(crate) struct SentRegion {
     pub(crate) fd: OwnedFd,
 }
 
+/// Takes over the driver's word on the machine's cores. Called before each sleep of a thread, and so not in an exchange without sleeps.
+pub(crate) fn note_cores(status: &Region<Theirs>) {
+    pd_shm::set_cores_scarce(status.load_u32(header::CORES_SCARCE, Ordering::Relaxed) != 0);
+}
+
 impl Attachment {
     /// Attaches.
     pub(crate) fn new() -> Result<Arc<Self>> {

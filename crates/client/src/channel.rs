@@ -1,6 +1,6 @@
 //! A channel: a request ring and an event ring. Each thread has its own; its lock is contended only
 //! where threads share a socket.
-use crate::attachment::Attachment;
+use crate::attachment::{note_cores, Attachment};
 use crate::epoll::watch::Watch;
 use crate::error::{check, Error, Result};
 use crate::lock::{Guard, Lock};
@@ -499,6 +499,11 @@ impl Channel {
         any
     }
 
+    /// See [`note_cores`].
+    pub(crate) fn note_cores(&self) {
+        note_cores(&self.status);
+    }
+
     fn sleep<'a>(
         &'a self,
         inner: Guard<'a, Inner>,
@@ -506,6 +511,7 @@ impl Channel {
         mut ready: impl FnMut() -> bool,
     ) -> (Guard<'a, Inner>, bool) {
         let position = inner.events.position();
+        self.note_cores();
         let cells = wait::SharedCells {
             wake_at: (&self.control, self.at + channel_control::EVENT_WAKE_AT),
             doorbell: (&self.status, self.at + channel_status::EVENT_DOORBELL),

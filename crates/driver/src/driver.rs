@@ -1,6 +1,7 @@
 //! Conductor and movers on threads.
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew, Inboxes, Movers, Others};
+use crate::cores::Watch;
 use crate::door::{self, Door, Loan, ToDoor};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
@@ -220,6 +221,9 @@ impl Driver {
         let nic = start_nic_later(&parts, &clock, settings.spin);
         let Parts { mut lead, mut door, readers, counters, inbox, crew, door_inbox, .. } = parts;
         let Crew { stop, broken, .. } = crew.clone();
+        let cores = Watch::open().inspect_err(|error| {
+            tracing::warn!(%error, "the number of runnable threads is not known: clients spin also where cores are scarce");
+        });
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
         let mut threads = Vec::new();
@@ -259,6 +263,10 @@ impl Driver {
         spawn("pd-driver".into(), Box::new(work))?;
         spawn("pd-door".into(), Box::new(move |stop| run_door(Box::new(door), stop)))?;
         let conductor = inbox;
+        if let Ok(cores) = cores {
+            let conductor = Arc::clone(&conductor);
+            spawn("pd-cores".into(), Box::new(move |stop| cores.run(stop, &conductor)))?;
+        }
         Ok(Self { stop, broken, handed_over, threads, readers, settings, counters, conductor, nic, keeper })
     }
 

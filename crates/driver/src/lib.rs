@@ -18,6 +18,7 @@ mod calls;
 mod clock;
 mod conductor;
 pub mod containers;
+mod cores;
 mod door;
 mod driver;
 mod filter;

@@ -348,6 +348,8 @@ pub enum ToConductor {
     Staged { staged: Result<Staged, String> },
     /// From the gate: the kernel may have counted something.
     KernelCounted,
+    /// From the watch on the machine's cores: see [`pd_abi::layout::header::CORES_SCARCE`].
+    Cores { scarce: bool },
 }
 
 /// An end of a flow.

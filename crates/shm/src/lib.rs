@@ -33,4 +33,4 @@ pub mod wait;
 pub use mapping::{Access, Mapping, Own, Protection, Region, Theirs, Writable};
 pub use pod::Pod;
 pub use sleep::{sleep_for, sleep_on, wake_all, Sleep};
-pub use spin::{limit_spins, never_yield, spinning_allowed, yield_now, Spin};
+pub use spin::{cores_scarce, limit_spins, never_yield, set_cores_scarce, spinning_allowed, yield_now, Spin};

@@ -19,6 +19,22 @@ pub fn never_yield() {
     NEVER_YIELD.store(true, Ordering::Relaxed);
 }
 
+/// Set while more threads want to run on this machine than it has cores.
+static CORES_SCARCE: AtomicBool = AtomicBool::new(false);
+
+/// Shortens the spins of this process while `scarce`: other threads wait for the core that a spin holds, maybe on other cores.
+pub fn set_cores_scarce(scarce: bool) {
+    // A store would take the line from the other threads.
+    if cores_scarce() != scarce {
+        CORES_SCARCE.store(scarce, Ordering::Relaxed);
+    }
+}
+
+/// Tells whether other threads wait for the core that a spin would hold.
+pub fn cores_scarce() -> bool {
+    CORES_SCARCE.load(Ordering::Relaxed)
+}
+
 /// Lets other threads run while this one waits for one of them.
 pub fn yield_now() {
     match NEVER_YIELD.load(Ordering::Relaxed) {
@@ -58,6 +74,9 @@ const CROWD_FORGOTTEN: Duration = Duration::from_secs(1);
 /// places a thread that wakes up on an idle core, if there is one.
 const SHARED_MAX: u32 = 1024;
 
+/// While cores are scarce the limit is this part of what it is otherwise: about what a sleep costs the thread that makes it.
+const SCARCE: u32 = 12;
+
 /// The shortest spin is this part of the limit.
 const LEAST: u32 = 16;
 
@@ -69,6 +88,8 @@ const LEAST: u32 = 16;
 /// then take turns without a sleep, a wake-up and an idle core between them. A yield is a system call. On a core that
 /// nobody shares yields become rare, and stay so from one wait to the next. They cease for a while after one that went
 /// to a thread which keeps the core.
+///
+/// While cores are scarce ([`set_cores_scarce`]) the limit is a twelfth.
 #[derive(Clone, Debug)]
 pub struct Spin {
     limit: Duration,
@@ -105,11 +126,20 @@ impl Spin {
         }
     }
 
+    /// Returns the longest time that a spin may last now.
+    fn limit(&self) -> Duration {
+        if cores_scarce() {
+            self.limit / SCARCE
+        } else {
+            self.limit
+        }
+    }
+
     /// Spins until `ready` returns true or the bound is reached, which is false. A caller that sleeps after that calls
     /// [`Self::slept`].
     pub fn until(&mut self, mut ready: impl FnMut() -> bool) -> bool {
         if ready() {
-            self.bound = self.limit;
+            self.bound = self.limit();
             return true;
         }
         if self.limit.is_zero() {
@@ -129,14 +159,14 @@ impl Spin {
             let now = began.elapsed();
             if yields {
                 let alone = now - spent <= YIELD_ALONE;
-                self.patience = if alone { (self.patience * 2).min(self.limit / 2) } else { PATIENCE_MIN };
+                self.patience = if alone { (self.patience * 2).min(self.limit() / 2) } else { PATIENCE_MIN };
                 next = if alone && spinning_allowed() { now + self.patience } else { now };
                 shares |= !alone;
                 self.look_for_crowds(now - spent, began + now);
             }
             spent = now;
             if found {
-                self.bound = self.limit;
+                self.bound = self.limit();
                 self.shared = if shares { self.shared + 1 } else { 0 };
                 return true;
             }
@@ -151,10 +181,10 @@ impl Spin {
         let pausing = |time| if spinning_allowed() { time } else { Duration::ZERO };
         if self.crowded > 0 {
             self.crowded -= 1;
-            let pauses = pausing(self.limit / LEAST);
+            let pauses = pausing(self.limit() / LEAST);
             return (pauses, pauses);
         }
-        (self.bound, pausing(self.patience))
+        (self.bound.min(self.limit()), pausing(self.patience))
     }
 
     /// Learns from a yield that lasted for `yielded` and ended at `now`.
@@ -179,7 +209,8 @@ impl Spin {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.bound = if waited < self.limit { self.limit } else { (self.bound / 2).max(self.limit / LEAST) };
+        let limit = self.limit();
+        self.bound = if waited < limit { limit } else { (self.bound / 2).max(limit / LEAST) };
     }
 }
 

@@ -2,6 +2,7 @@
 use super::half::Half;
 use super::incoming::Leaving;
 use super::wait::{back_off, Doorbells, Noticing, RECV};
+use crate::attachment::note_cores;
 use crate::link::Link;
 use crate::lock::Guard;
 use crate::recv::side::RecvSide;
@@ -74,6 +75,7 @@ impl Socket {
         let arrival = Arrival::new(&side, wake_at);
         let (link, pair) = (&arrival.link, arrival.pair.as_ref());
         let (cursor, backoff) = (side.cursor, &mut side.incoming.backoff);
+        note_cores(&link.attachment.status);
         let began =
             pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
         let mut pause = pair.and_then(|_| backoff.time());

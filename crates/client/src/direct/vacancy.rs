@@ -1,6 +1,7 @@
 //! Sends on the direct path, and sleeping until there is room to send, on either path.
 use super::half::Half;
 use super::wait::{Doorbells, Noticing, SEND};
+use crate::attachment::note_cores;
 use crate::error::{would_block, Result};
 use crate::link::Link;
 use crate::lock::Guard;
@@ -140,6 +141,7 @@ impl Socket {
     ) -> Guard<'a, SendSide> {
         let vacancy = Vacancy::new(&side);
         let (link, pair, wake_at) = (&vacancy.link, vacancy.pair.as_ref(), vacancy.wake_at);
+        note_cores(&link.attachment.status);
         let sleeping = side.turn().is_sleeping();
         let doorbells = Doorbells::new(link.send_cells(), pair, &SEND, wake_at, noticing);
         let doorbells = if sleeping { doorbells } else { doorbells.with_fence(&mut side.out.fence) };

@@ -8,7 +8,7 @@ use crate::due;
 use crate::turn::WaitTurn;
 use pd_abi::layout::direct;
 use pd_shm::wait::{SharedCells, SleeperCells};
-use pd_shm::{barrier, sleep_on, spinning_allowed, Own, Region, Sleep, Theirs};
+use pd_shm::{barrier, cores_scarce, sleep_on, spinning_allowed, Own, Region, Sleep, Theirs};
 use std::cell::Cell;
 use std::sync::atomic::{compiler_fence, fence, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -169,7 +169,7 @@ impl PollBackoff {
 
     /// Returns the time that the wait should begin with, if any.
     pub(super) fn time(&self) -> Option<Duration> {
-        (self.short_waits >= DENSE_MIN && spinning_allowed()).then(|| self.usual_time())
+        (self.short_waits >= DENSE_MIN && spinning_allowed() && !cores_scarce()).then(|| self.usual_time())
     }
 
     fn usual_time(&self) -> Duration {

@@ -72,6 +72,7 @@ impl Epoll {
         self.ready.armed.fetch_add(1, Ordering::SeqCst);
         let mut lost = false;
         for channel in &channels {
+            channel.note_cores();
             lost |= channel.use_pipe().is_err();
         }
         if lost {

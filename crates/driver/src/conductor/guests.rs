@@ -22,6 +22,7 @@ impl Conductor {
                 self.arrived(client, *identity, place, namespace)
             }
             FromDoor::Welcomed { client: id, memory } => {
+                memory.set_cores_scarce(self.cores_scarce);
                 let Some(client) = self.present(id) else { return };
                 client.memory = Some(Arc::clone(&memory));
                 let (mover, payer) = (client.mover, client.payer());
@@ -174,6 +175,16 @@ impl Conductor {
         self.clients.put(id, client);
         self.resident_came(namespace, tenant);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });
+    }
+
+    /// Tells the clients, and this process, whether cores are scarce.
+    pub(super) fn note_cores(&mut self, scarce: bool) {
+        self.cores_scarce = scarce;
+        pd_shm::set_cores_scarce(scarce);
+        self.clients
+            .iter()
+            .filter_map(|(_, client)| client.memory.as_ref())
+            .for_each(|memory| memory.set_cores_scarce(scarce));
     }
 
     fn add_channel(&mut self, new: Box<NewChannel>, theirs: OwnedFd) {

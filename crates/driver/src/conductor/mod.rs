@@ -119,6 +119,8 @@ pub struct Conductor {
     services: Services,
     on_kernel: services::OnKernel,
     chains: sidecars::Chains,
+    /// More threads want to run on the machine than it has cores.
+    cores_scarce: bool,
     /// Clients and connections numbered so far.
     serial: u64,
     /// Epoll instance: ready when a message was put into an inbox while the conductor slept.
@@ -232,6 +234,7 @@ impl Conductor {
             from_door: VecDeque::new(),
             successor: None,
             taken_over: None,
+            cores_scarce: false,
         };
         this.movers.own().watch(&this.epoll)?;
         this.apply(policy.clone())?;
@@ -353,6 +356,7 @@ impl Conductor {
                 self.staged(std::mem::replace(staged, Err(String::new())));
             }
             ToConductor::KernelCounted => self.count_refused_on_kernel(),
+            ToConductor::Cores { scarce } => self.note_cores(scarce),
             ToConductor::ClientGone { client } => {
                 let Some(state) = self.client_mut(client) else { return };
                 state.remembered = state.remembered.saturating_sub(1);

@@ -374,6 +374,7 @@ impl Conductor {
         let files = [fds.take(state.control)?, fds.take(state.status)?];
         let memory = ClientMemory::resume(files, id.get().into(), pages);
         let memory = Arc::new(memory.map_err(|errno| wrong(&format!("its lines: {errno}")))?);
+        memory.set_cores_scarce(self.cores_scarce);
         let of_lines = std::iter::once(Amounts::LINES)
             .chain(std::iter::repeat_n(Amounts::LINES_OF_CHANNEL, channels))
             .chain(std::iter::repeat_n(Amounts::PAGE_OF_LINES, pages));

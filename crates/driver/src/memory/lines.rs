@@ -311,6 +311,11 @@ impl ClientMemory {
         self.status.store_u32(header::CLAIMABLE, twins, Release);
     }
 
+    /// Tells the client whether cores are scarce.
+    pub fn set_cores_scarce(&self, scarce: bool) {
+        self.status.store_u32(header::CORES_SCARCE, scarce.into(), Relaxed);
+    }
+
     /// Tells the client the file that is open in a slot: a `FileId`, or 0.
     pub fn set_file(&self, slot: usize, file: u32) {
         self.status.store_u32(header::FILES + 4 * slot, file, Release);

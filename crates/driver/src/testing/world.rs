@@ -265,7 +265,10 @@ impl World {
                 | ToConductor::Drained { .. }
                 | ToConductor::Gone { .. }
                 | ToConductor::BrokeRing { .. } => {}
-                ToConductor::Apply { .. } | ToConductor::Staged { .. } | ToConductor::KernelCounted => {
+                ToConductor::Apply { .. }
+                | ToConductor::Staged { .. }
+                | ToConductor::KernelCounted
+                | ToConductor::Cores { .. } => {
                     unreachable!("not a mover's")
                 }
                 ToConductor::ClientGone { client } => {
