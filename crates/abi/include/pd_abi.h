@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 15ull
+#define PD_ABI_VERSION 16ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -172,6 +172,10 @@
 #define PD_ABI_FRAME_TABLE_OFFSET 4096ull
 /* Bytes of an entry of a frame table. */
 #define PD_ABI_FRAME_ENTRY_BYTES 4ull
+/* Bits of link that hold a LinkPath; the number is above them. */
+#define PD_ABI_LINK_PATH_BITS 3ull
+/* Largest number of an offer, after which 1 follows. */
+#define PD_ABI_LINK_NUMBER_MAX 536870911ull
 
 /* Sizes of requests for pipes. */
 /* Bytes of a PipeRequest in the text of a Frame. */
@@ -294,6 +298,8 @@
 #define PD_ABI_FRAME_PIPE_CLOSE 21ull
 /* Client: asks where the rings of socket id end since one side of its connection went to another client. Driver: says so. bytes: what the socket has sent by its own ring. page_bytes: what it receives of its peer's. u64::MAX: no end is fixed. */
 #define PD_ABI_FRAME_RING_ENDS 22ull
+/* Client: asks for the memory of the other end of pipe id, for the direct path of a link. Driver: passes it, for reading; bytes is the size of the sender's ring. */
+#define PD_ABI_FRAME_PIPE_PEER 23ull
 
 /* Requests about kernel sockets. */
 /* Connections to this listening socket may have twins. Each process that holds the socket may ask for it. */
@@ -562,6 +568,10 @@
 #define PD_ABI_PIPE_STATUS_NEED_WAKEUP 384ull
 /* u32: Not 0: the pipe has ended, with this errno. */
 #define PD_ABI_PIPE_STATUS_END 388ull
+/* u32: Path of the pipe's frames on a link, and the number of the offer: link. */
+#define PD_ABI_PIPE_STATUS_LINK 392ull
+/* u64: On the direct path: position in the sender's ring of the first frame that the receiver reads there. */
+#define PD_ABI_PIPE_STATUS_LINK_FROM 400ull
 
 /* First page of a pipe's control file, written by: client. 4096 bytes. */
 /* u64: Bytes that the client has given back. Not of forwarding pipes, where send_producer says so. */
@@ -572,8 +582,28 @@
 #define PD_ABI_PIPE_CONTROL_SEND_PRODUCER 128ull
 /* u64: Ring recv_doorbell when recv_producer reaches this. */
 #define PD_ABI_PIPE_CONTROL_RECV_WAKE_AT 256ull
-/* u64: Ring send_doorbell when send_consumer reaches this. */
+/* u64: Ring send_doorbell when send_consumer reaches this; on the direct path the receiver's peer_doorbell, when its link_consumer does. */
 #define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
+/* u64: Receiver on the direct path: ring the sender's peer_doorbell when its send_producer reaches this. */
+#define PD_ABI_PIPE_CONTROL_LINK_WAKE_AT 272ull
+/* u64: Receiver on the direct path: bytes of the sender's ring that it has given back. */
+#define PD_ABI_PIPE_CONTROL_LINK_CONSUMER 384ull
+/* u32: Futex: incremented with each wake-up of the peer on the direct path. */
+#define PD_ABI_PIPE_CONTROL_PEER_DOORBELL 512ull
+/* u32: Number of the offer whose memory is mapped. */
+#define PD_ABI_PIPE_CONTROL_LINK_MAPPED 640ull
+/* u32: Receiver: number of the direct path that it has left, at link_left_at. */
+#define PD_ABI_PIPE_CONTROL_LINK_LEFT 644ull
+/* u64: Receiver: position in the sender's ring of the first frame that it has not read. */
+#define PD_ABI_PIPE_CONTROL_LINK_LEFT_AT 648ull
+/* u64: Receiver: frames that it has received on the direct path. */
+#define PD_ABI_PIPE_CONTROL_LINK_FRAMES 656ull
+/* u64: Receiver: bytes of these. */
+#define PD_ABI_PIPE_CONTROL_LINK_BYTES 664ull
+/* u64: Receiver: frames on the direct path that their sender dropped by its verdict. */
+#define PD_ABI_PIPE_CONTROL_LINK_DROPPED 672ull
+/* u64: Receiver: frames on the direct path whose verdict names no port of the sender. */
+#define PD_ABI_PIPE_CONTROL_LINK_FOREIGN 680ull
 
 /* A request for a pipe, in a frame's text, written by: client. 88 bytes. */
 /* u8: A PipeDirection. */

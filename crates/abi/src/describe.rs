@@ -56,6 +56,7 @@ pub const KINDS: &[Numbers] = &[
     numbers("TWIN_", "Requests about kernel sockets", TwinOperation::DECLARED),
     numbers("PIPE_", "Directions of pipes", pipe::PipeDirection::DECLARED),
     numbers("PIPE_UNIT_", "Units of pipes", pipe::PipeUnit::DECLARED),
+    numbers("LINK_PATH_", "Paths of a pipe's frames on a link", pipe::LinkPath::DECLARED),
     numbers("FAMILY_", "Families of addresses", Family::DECLARED),
     numbers("REASON_", "Why a connection is the kernel's", KernelReason::DECLARED),
     numbers("COMMAND_", "Commands of an engine", CommandType::DECLARED),

@@ -43,6 +43,8 @@ entry! {
     ///                               ←  Ready (id)            now it moves frames
     /// PipeWakeFd (id)                 →
     ///                               ←  PipeWakeFd (id) + read end of a pipe
+    /// PipePeer (id)                 →            a pipe on a link whose word `link` says that there is an offer
+    ///                               ←  PipePeer (id, bytes) + control memfd of the other end, and ring memfd of a sender
     /// PipeClose (id)                →
     ///                               ←  Ready (id)
     ///                               ←  Error (errno, text)   instead of any answer
@@ -122,6 +124,9 @@ kinds! {
         /// `bytes`: what the socket has sent by its own ring. `page_bytes`: what it receives of its peer's. `u64::MAX`: no end is
         /// fixed.
         RingEnds = 22,
+        /// Client: asks for the memory of the other end of pipe `id`, for the direct path of a link. Driver: passes it, for reading;
+        /// `bytes` is the size of the sender's ring.
+        PipePeer = 23,
     }
 }
 

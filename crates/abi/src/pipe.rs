@@ -30,6 +30,10 @@ words! {
         NEED_WAKEUP: u32 = 384;
         /// Not 0: the pipe has ended, with this errno.
         END: u32 = 388;
+        /// Path of the pipe's frames on a link, and the number of the offer: [`link`].
+        LINK: u32 = 392;
+        /// On the direct path: position in the sender's ring of the first frame that the receiver reads there.
+        LINK_FROM: u64 = 400;
     }
 }
 
@@ -44,8 +48,29 @@ words! {
         SEND_PRODUCER: u64 = 128;
         /// Ring `recv_doorbell` when `recv_producer` reaches this.
         RECV_WAKE_AT: u64 = 256;
-        /// Ring `send_doorbell` when `send_consumer` reaches this.
+        /// Ring `send_doorbell` when `send_consumer` reaches this; on the direct path the receiver's `peer_doorbell`, when its
+        /// `link_consumer` does.
         SEND_WAKE_AT: u64 = 264;
+        /// Receiver on the direct path: ring the sender's `peer_doorbell` when its `send_producer` reaches this.
+        LINK_WAKE_AT: u64 = 272;
+        /// Receiver on the direct path: bytes of the sender's ring that it has given back.
+        LINK_CONSUMER: u64 = 384;
+        /// Futex: incremented with each wake-up of the peer on the direct path.
+        PEER_DOORBELL: u32 = 512;
+        /// Number of the offer whose memory is mapped.
+        LINK_MAPPED: u32 = 640;
+        /// Receiver: number of the direct path that it has left, at `link_left_at`.
+        LINK_LEFT: u32 = 644;
+        /// Receiver: position in the sender's ring of the first frame that it has not read.
+        LINK_LEFT_AT: u64 = 648;
+        /// Receiver: frames that it has received on the direct path.
+        LINK_FRAMES: u64 = 656;
+        /// Receiver: bytes of these.
+        LINK_BYTES: u64 = 664;
+        /// Receiver: frames on the direct path that their sender dropped by its verdict.
+        LINK_DROPPED: u64 = 672;
+        /// Receiver: frames on the direct path whose verdict names no port of the sender.
+        LINK_FOREIGN: u64 = 680;
     }
 }
 
@@ -77,6 +102,22 @@ kinds! {
         Frames = 1,
         /// Bytes without marks between them.
         Bytes = 2,
+    }
+}
+
+kinds! {
+    /// Path of a pipe's frames on a link, by the agent.
+    enum LinkPath: u32 else Agent {
+        /// The agent passes frames on.
+        Agent = 0,
+        /// The agent passes frames on until both ends have mapped the other's memory.
+        Offered = 1,
+        /// The receiver reads the sender's ring.
+        Direct = 2,
+        /// The receiver reads on to a frame of its choice, and says which is the next (`link_left`).
+        Recalled = 3,
+        /// The sender has gone: as `Recalled`, at the end of what it has sent.
+        Last = 4,
     }
 }
 
@@ -205,6 +246,20 @@ constants! {
     FRAME_TABLE_OFFSET: usize = PAGE_BYTES;
     /// Bytes of an entry of a frame table.
     FRAME_ENTRY_BYTES: usize = 4;
+    /// Bits of `link` that hold a [`LinkPath`]; the number is above them.
+    LINK_PATH_BITS: u32 = 3;
+    /// Largest number of an offer, after which 1 follows.
+    LINK_NUMBER_MAX: u32 = u32::MAX >> 3;
+}
+
+/// The word `link` of an offer.
+pub const fn link(number: u32, path: LinkPath) -> u32 {
+    number << LINK_PATH_BITS | path as u32
+}
+
+/// Number and path of a word `link`.
+pub const fn link_parts(word: u32) -> (u32, LinkPath) {
+    (word >> LINK_PATH_BITS, LinkPath::from_raw(word & ((1 << LINK_PATH_BITS) - 1)))
 }
 
 /// The entry of a frame of `length` bytes. `verdict` is [`BACK`] in the receiving direction.
@@ -237,6 +292,7 @@ const _: () = {
     assert!(PIPE_RING_BYTES_DEFAULT.is_power_of_two() && PIPE_RING_BYTES_MAX.is_power_of_two());
     assert!(2 * frame_stride(FRAME_BYTES_MAX) <= PIPE_RING_BYTES_MIN);
     assert!((PIPE_PORTS_MAX as u64) < DROP as u64);
+    assert!(LINK_NUMBER_MAX == u32::MAX >> LINK_PATH_BITS && LinkPath::COUNT <= 1 << LINK_PATH_BITS);
 };
 
 #[cfg(test)]
@@ -265,6 +321,16 @@ mod tests {
         let long = core::str::from_utf8(&[b'a'; 65]).unwrap();
         assert!(PipeRequest::new(PipeDirection::Send, PipeUnit::Bytes, &long[..64]).is_some());
         assert!(PipeRequest::new(PipeDirection::Send, PipeUnit::Bytes, long).is_none());
+    }
+
+    #[test]
+    fn a_link_keeps_its_parts() {
+        for &path in LinkPath::ALL {
+            for number in [0, 1, LINK_NUMBER_MAX] {
+                assert_eq!(link_parts(link(number, path)), (number, path));
+            }
+        }
+        assert_eq!(link_parts(u32::MAX), (LINK_NUMBER_MAX, LinkPath::Agent));
     }
 
     #[test]
