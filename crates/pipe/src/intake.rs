@@ -1,4 +1,5 @@
-//! Reading of a program's sends by the agent: each word and each entry once, bounded by the agent's own positions.
+//! Reading of a program's sends: each word and each entry once, bounded by the reader's own positions. The reader is the agent, or on the
+//! direct path of a link the receiving program ([`crate::handover`]).
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
@@ -6,7 +7,7 @@ use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_
 /// Most bytes of an unmarked stream that are taken at a time.
 const CHUNK_BYTES: u64 = 64 << 10;
 
-/// The words that the agent reaches.
+/// The words that a reader reaches.
 pub trait IntakeCells {
     /// Returns the position up to which the program sends (acquire).
     fn load_producer(&self) -> u64;
@@ -38,7 +39,7 @@ pub struct Sent {
     pub to: To,
 }
 
-/// The agent's record of a program's sends.
+/// A reader's record of a program's sends.
 #[derive(Clone, Debug)]
 pub struct Intake {
     shape: Shape,
@@ -54,6 +55,12 @@ impl Intake {
     /// Makes a record for a pipe whose verdicts may name `ports` ports.
     pub fn new(shape: Shape, ports: u16) -> Self {
         Self { shape, ports, taken: 0, end: 0, published: 0, foreign: 0, pending: None }
+    }
+
+    /// Goes on at `position`: another reader has taken, and given back, what lies before.
+    pub fn resume(&mut self, position: u64) {
+        (self.taken, self.end, self.published) = (position, position, position);
+        self.pending = None;
     }
 
     /// Reads the position up to which the program sends. `announced`: position up to which bytes were announced to a forwarding
@@ -153,6 +160,18 @@ impl Intake {
     /// Returns whether sent bytes are still to be taken.
     pub fn has_untaken(&self) -> bool {
         self.taken != self.end
+    }
+
+    /// Returns the position up to which the program sends, as [`Self::look`] has read it.
+    #[inline]
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Returns the bytes that were taken and not published.
+    #[inline]
+    pub fn unpublished(&self) -> u64 {
+        self.taken.wrapping_sub(self.published)
     }
 
     /// Returns the position up to which everything was taken: in a forwarding pipe the ring is free up to there.

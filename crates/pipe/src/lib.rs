@@ -7,7 +7,8 @@
 //! - [`Pipe`]: the program's end, with borrowed frames and messages.
 //! - [`packetised`]: the descriptor interface of common NICs over the same ports, to compare pipes with.
 //!
-//! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch. The layout of the words
+//! [`notify`] and [`intake`] are the protocol of the two directions, over traits for the words that they touch; [`handover`] is that of the
+//! direct path of a link, on which a program reads the ring of another. The layout of the words
 //! is in [`pd_abi::pipe`]. The crate knows neither driver nor sockets, opens no files and attaches to nobody: an [`Offer`] is passed on
 //! by its user. Ports of the kernel ([`Device`]) are made of descriptors that their user has opened.
 //!
@@ -44,6 +45,7 @@
 mod agent;
 mod client;
 mod flow;
+pub mod handover;
 pub mod intake;
 mod memory;
 pub mod notify;
@@ -56,9 +58,9 @@ pub use agent::{
     Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
 };
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
-pub use client::{Frame, Frames, Messages, Pipe, Prefix};
+pub use client::{Broker, Frame, Frames, Messages, Pipe, Prefix};
 pub use flow::{Flow, Net};
-pub use memory::{Files, Made, Mapped, Offer};
+pub use memory::{Files, Made, Mapped, Offer, PeerOffer};
 pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
 };

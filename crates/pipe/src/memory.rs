@@ -4,7 +4,7 @@
 //! program first, and then sealed ([`Files::seal`]). None of its pages may be missing: the agent must never wait for a page that the
 //! program took away, or be killed by its absence. Making and sealing take time for each page, and need no agent: a user that lets
 //! strangers open pipes does both in another thread.
-use crate::shape::Shape;
+use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::pipe::{table_bytes, FRAME_TABLE_OFFSET};
@@ -184,9 +184,54 @@ impl Files {
         Ok(())
     }
 
+    /// Opens what the other end of a link reads of this pipe on the direct path: the control file, and the ring if the program writes it.
+    ///
+    /// # Errors
+    /// `EMFILE` and others of opening files.
+    pub fn peer(&self) -> Result<PeerOffer> {
+        let open = |fd| memfd::reopen(fd, OFlags::RDONLY);
+        let ring = self.shape.sends().then(|| open(&self.ring)).transpose()?;
+        Ok(PeerOffer { ring_bytes: self.shape.ring_bytes(), control: open(&self.control)?, ring })
+    }
+
     /// Returns whether no program holds the memory any more.
     pub fn are_let_go(&self) -> bool {
         [&self.status, &self.control, &self.ring].into_iter().all(memfd::is_let_go)
+    }
+}
+
+/// Memory of the other end of a link, which a program maps for reading.
+#[derive(Debug)]
+pub struct PeerOffer {
+    /// Size of the other end's ring.
+    pub ring_bytes: u64,
+    /// Control words and frame table of the other end.
+    pub control: OwnedFd,
+    /// Ring of the other end, if it sends.
+    pub ring: Option<OwnedFd>,
+}
+
+/// The mappings of that memory.
+#[derive(Debug)]
+pub(crate) struct PeerMemory {
+    pub control: Region<Theirs>,
+    pub ring: Option<Region<Theirs>>,
+}
+
+impl PeerMemory {
+    /// Maps an offer; of a sender with its frame table and ring.
+    ///
+    /// # Errors
+    /// `EINVAL` for a ring of no such size; `ENOMEM` and others of `mmap`.
+    pub fn map(offer: &PeerOffer) -> Result<Self> {
+        let Some(ring) = &offer.ring else {
+            return Ok(Self { control: Region::<Theirs>::new(&offer.control, PAGE_BYTES)?, ring: None });
+        };
+        let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
+        Ok(Self {
+            control: Region::<Theirs>::new(&offer.control, status_bytes(shape))?,
+            ring: Some(Region::<Theirs>::twice(ring, 0, offer.ring_bytes as usize, PAGE_BYTES)?),
+        })
     }
 }
 
@@ -216,8 +261,6 @@ impl ClientMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Direction;
-    use crate::shape::Unit;
     use rustix::fs::{fallocate, FallocateFlags};
     use rustix::io::Errno;
 
@@ -245,6 +288,25 @@ mod tests {
             drop(client);
             assert!(files.are_let_go());
         }
+    }
+
+    #[test]
+    fn what_a_peer_is_offered_can_be_read_and_keeps_the_memory() {
+        let (_made, files, offer) = make(Direction::Send);
+        let client = ClientMemory::map(&offer).unwrap();
+        files.seal().unwrap();
+        let peer = files.peer().unwrap();
+        for fd in [&peer.control, peer.ring.as_ref().unwrap()] {
+            assert!(Region::<Own>::new(fd, PAGE_BYTES).is_err());
+            assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
+        }
+        let mapped = PeerMemory::map(&peer).unwrap();
+        drop((offer, client, peer));
+        assert!(!files.are_let_go());
+        drop(mapped);
+        assert!(files.are_let_go());
+        let (_made, files, _offer) = make(Direction::Receive);
+        assert!(files.peer().unwrap().ring.is_none());
     }
 
     #[test]

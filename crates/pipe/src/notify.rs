@@ -91,11 +91,19 @@ impl Announcer {
         if self.outstanding || self.tail == self.announced {
             return None;
         }
+        self.announce_all(cells);
+        Some(self.tail)
+    }
+
+    /// Announces appended bytes, also while a notification is outstanding.
+    pub fn announce_all(&mut self, cells: &impl AnnounceCells) {
+        if self.tail == self.announced {
+            return;
+        }
         self.announced = self.tail;
         self.outstanding = true;
         // SYNC POINT: pipe-announced
         cells.store_producer(self.tail);
-        Some(self.tail)
     }
 
     /// Returns the position of the next byte appended.

@@ -2,12 +2,14 @@
 //!
 //! The agent trusts no word, entry or byte of the program. Words and entries are loaded once and bounded by the agent's own record
 //! ([`Announcer`], [`Intake`]). Bytes are copied out, and only the copy is inspected.
+use crate::handover::{self, GrantCells, LeftCells};
 use crate::intake::{Intake, IntakeCells, Sent};
 use crate::memory::AgentMemory;
 use crate::notify::{AnnounceCells, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
+use pd_abi::pipe::{link, LinkPath};
 use pd_shm::copy::copy;
 use pd_shm::wait::{SharedCells, Waker};
 use rustix::io::Errno;
@@ -64,6 +66,34 @@ impl IntakeCells for Cells<'_> {
     }
 }
 
+impl GrantCells for Cells<'_> {
+    fn store_from(&self, position: u64) {
+        self.0.status.store_u64(pipe_status::LINK_FROM, position, Ordering::Relaxed);
+    }
+    fn store_link(&self, word: u32) {
+        self.0.status.store_u32(pipe_status::LINK, word, Ordering::Release);
+    }
+}
+
+impl LeftCells for Cells<'_> {
+    fn load_left(&self) -> u32 {
+        self.0.control.load_u32(pipe_control::LINK_LEFT, Ordering::Acquire)
+    }
+    fn load_left_at(&self) -> u64 {
+        self.0.control.load_u64(pipe_control::LINK_LEFT_AT, Ordering::Relaxed)
+    }
+}
+
+/// Part of a pipe in the direct path of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Linked {
+    No,
+    /// The path is offered, or the pipe receives on it: the program has something to say.
+    Heard,
+    /// The pipe sends on it: the receiver looks at its words, and the agent does not.
+    Unheard,
+}
+
 /// The agent's end of a pipe.
 #[derive(Debug)]
 pub struct End {
@@ -81,6 +111,7 @@ pub struct End {
     short: bool,
     /// Kernel pipe that is written with each ring of the program's doorbell.
     wake_fd: Option<OwnedFd>,
+    linked: Linked,
 }
 
 impl End {
@@ -98,6 +129,7 @@ impl End {
             notifications: 0,
             short: false,
             wake_fd: None,
+            linked: Linked::No,
         }
     }
 
@@ -136,7 +168,7 @@ impl End {
         if self.shape.receives() {
             news |= self.announcer.look(&cells)?;
         }
-        if self.shape.sends() {
+        if self.shape.sends() && self.linked != Linked::Unheard {
             news |= self.intake.look(&cells, self.announcer.announced())?;
         }
         Ok(news)
@@ -239,7 +271,7 @@ impl End {
     /// A violation, upon which the caller ends the pipe.
     #[inline]
     pub fn sent(&mut self) -> std::result::Result<Option<Sent>, Violation> {
-        if !self.is_open() {
+        if !self.is_open() || self.linked == Linked::Unheard {
             return Ok(None);
         }
         self.intake.next(&Cells(&self.memory, self.shape))
@@ -308,9 +340,14 @@ impl End {
         self.intake.has_untaken()
     }
 
-    /// Returns whether an action of the program may be due: it sends, has unannounced bytes, or has a full ring with more bytes to
-    /// come.
+    /// Returns whether an action of the program may be due: it sends, has unannounced bytes, has a full ring with more bytes to
+    /// come, or has a part in a direct path other than sending.
     pub fn waits(&self) -> bool {
+        match self.linked {
+            Linked::Unheard => return false,
+            Linked::Heard => return true,
+            Linked::No => {}
+        }
         self.shape.sends() || self.short || self.announcer.tail() != self.announcer.announced()
     }
 
@@ -320,14 +357,87 @@ impl End {
         self.memory.status.store_u32(pipe_status::NEED_WAKEUP, sleep, Ordering::Relaxed);
     }
 
+    /// Returns whether the program waits by a kernel pipe, which only the agent writes.
+    pub fn has_wake_fd(&self) -> bool {
+        self.wake_fd.is_some()
+    }
+
+    /// Tells the program the path of its frames.
+    pub fn set_link(&mut self, number: u32, path: LinkPath) {
+        self.linked = if path == LinkPath::Agent { Linked::No } else { Linked::Heard };
+        Cells(&self.memory, self.shape).store_link(link(number, path));
+        self.wake_both();
+    }
+
+    fn wake_both(&mut self) {
+        self.recv_waker.wake_always(&self.memory.recv_cells());
+        self.send_waker.wake_always(&self.memory.send_cells());
+        self.wake();
+    }
+
+    /// Returns whether the program has mapped the memory of this offer.
+    pub fn has_mapped(&self, number: u32) -> bool {
+        self.memory.control.load_u32(pipe_control::LINK_MAPPED, Ordering::Acquire) == number
+    }
+
+    /// Grants the direct path from this sending end to `receiver`. Returns the position in the ring at which the receiver begins.
+    pub fn grant(&mut self, number: u32, receiver: &mut End) -> u64 {
+        let (own, theirs) = (Cells(&self.memory, self.shape), Cells(&receiver.memory, receiver.shape));
+        self.intake.publish(&own);
+        receiver.announcer.announce_all(&theirs);
+        let from = self.intake.taken();
+        handover::grant(number, from, &own, &theirs);
+        (self.linked, receiver.linked) = (Linked::Unheard, Linked::Heard);
+        self.wake_both();
+        receiver.wake_both();
+        from
+    }
+
+    /// Returns the position at which the program has left the direct path, once it has. Nothing of it is believed.
+    pub fn left(&self, number: u32) -> Option<u64> {
+        handover::left(number, &Cells(&self.memory, self.shape))
+    }
+
+    /// Goes on with the program's sends, which another has read from `from` to `left`. Without that position, all that was sent counts as
+    /// read; also where more lies behind it than the ring has, since either side may be at fault.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where no receiver can have read up to that position. An impossible position of the program itself is found by
+    /// the next look.
+    pub fn go_on(&mut self, number: u32, from: u64, left: Option<u64>) -> std::result::Result<(), Violation> {
+        let cells = Cells(&self.memory, self.shape);
+        let (producer, grain) = (cells.load_producer(), self.shape.grain());
+        let sent = producer.wrapping_sub(from);
+        let is_sound = sent % grain == 0 && sent <= u64::MAX / 2;
+        let read = left.map_or(sent, |left| left.wrapping_sub(from));
+        let is_read = read % grain == 0 && read <= sent;
+        let at = match is_sound {
+            true if is_read && sent - read <= self.shape.ring_bytes() => from.wrapping_add(read),
+            true => producer,
+            false => from,
+        };
+        self.intake.resume(at);
+        cells.store_consumer(at);
+        self.set_link(number, LinkPath::Agent);
+        if is_sound && !is_read {
+            return Err(Violation::Index);
+        }
+        Ok(())
+    }
+
+    /// Returns the counts of the direct path by the program: frames, bytes, dropped and foreign ones. Nothing of it is believed.
+    pub fn link_counts(&self) -> [u64; 4] {
+        use pipe_control::*;
+        [LINK_FRAMES, LINK_BYTES, LINK_DROPPED, LINK_FOREIGN]
+            .map(|word| self.memory.control.load_u64(word, Ordering::Relaxed))
+    }
+
     /// Ends the pipe. The program sees `errno` after the announced bytes.
     pub fn end(&mut self, errno: Errno) {
         if self.ended.is_none() {
             self.ended = Some(errno);
             self.memory.status.store_u32(pipe_status::END, errno.raw_os_error() as u32, Ordering::Release);
-            self.recv_waker.wake_always(&self.memory.recv_cells());
-            self.send_waker.wake_always(&self.memory.send_cells());
-            self.wake();
+            self.wake_both();
         }
     }
 }

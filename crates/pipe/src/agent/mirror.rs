@@ -28,6 +28,11 @@ impl Mirrors {
         !self.mirrors.is_empty()
     }
 
+    /// Returns whether a port has a mirror.
+    pub(super) fn are_of(&self, port: usize) -> bool {
+        self.mirrors.iter().any(|(of, ..)| *of == port)
+    }
+
     /// Returns an error if there are [`MIRRORS_MAX`] already.
     pub(super) fn check(&self) -> Result<()> {
         if self.mirrors.len() < MIRRORS_MAX {

@@ -9,6 +9,7 @@
 mod doorbells;
 mod end;
 mod lease;
+mod link;
 mod mirror;
 mod ports;
 mod tap;
@@ -20,6 +21,7 @@ pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 
 use self::doorbells::Doorbells;
 use self::end::{Appended, End};
+use self::link::Links;
 use self::mirror::Mirrors;
 use self::ports::{Choice, PortSlot};
 use self::tap::Taps;
@@ -132,8 +134,14 @@ struct Slot {
     counts: PipeCounts,
     /// Purse that pays for sent frames; none: they are unlimited.
     purse: Option<usize>,
-    /// Files of a pipe that was opened here, until it is sealed.
+    /// Files of a pipe that was opened here.
     files: Option<Files>,
+    /// Pipes of the same owner may share memory.
+    owner: Option<u64>,
+    /// Set when the program has left a direct path unasked.
+    stays: bool,
+    /// The program's counts of direct paths, as far as they are among `counts`.
+    link_counts: [u64; 4],
 }
 
 impl Slot {
@@ -159,6 +167,7 @@ pub struct Agent {
     doorbells: Doorbells,
     taps: Taps,
     mirrors: Mirrors,
+    links: Links,
     /// Tokens, by purse.
     purses: Vec<Tokens>,
     /// Index of the pipe that is drained first.
@@ -183,6 +192,7 @@ impl Agent {
             doorbells: Doorbells::new()?,
             taps: Taps::default(),
             mirrors: Mirrors::default(),
+            links: Links::default(),
             purses: Vec::new(),
             first: 0,
             broken: Vec::new(),
@@ -231,6 +241,7 @@ impl Agent {
         self.doorbells.add(&doorbell)?;
         self.settle(shape, &ports);
         self.generation += 1;
+        self.links.judge();
         self.ports[ports[0]].enter(shape);
         let slot = Slot {
             end: End::new(shape, memory, ports.len() as u16),
@@ -243,6 +254,9 @@ impl Agent {
             counts: PipeCounts::default(),
             purse: None,
             files: None,
+            owner: None,
+            stays: false,
+            link_counts: [0; 4],
         };
         if free == self.pipes.len() {
             self.pipes.push(Some(slot));
@@ -325,7 +339,7 @@ impl Agent {
     /// `EBADF` for a pipe that was closed; `EPROTO` where the program has taken pages away, which ends the pipe.
     pub fn seal(&mut self, id: PipeId) -> Result<()> {
         let slot = self.slot(id).ok_or(Errno::BADF)?;
-        match slot.files.take().map(|files| files.seal()) {
+        match slot.files.as_ref().map(Files::seal) {
             Some(Err(violation)) => {
                 self.cut_off(id.slot, violation);
                 Err(Errno::PROTO)
@@ -339,6 +353,7 @@ impl Agent {
     /// # Errors
     /// `EBADF` for a pipe that was closed.
     pub fn start(&mut self, id: PipeId) -> Result<()> {
+        self.links.judge();
         let slot = self.slot(id).ok_or(Errno::BADF)?;
         slot.end.start();
         if slot.end.shape().receives() && slot.end.is_open() {
@@ -362,6 +377,7 @@ impl Agent {
     /// Sets the kernel pipe by which a pipe wakes a program that waits in `poll` or `epoll`. `wake_fd` is the writing end and does not
     /// block; the program has the reading end. A byte is written with each ring of the program's doorbell.
     pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
+        self.links.judge();
         if let Some(slot) = self.slot(id) {
             slot.end.set_wake_fd(wake_fd);
         }
@@ -374,6 +390,7 @@ impl Agent {
 
     /// Sets the source addresses of frames that a pipe sends from now on; none: any.
     pub fn set_lease(&mut self, id: PipeId, lease: Option<Lease>) {
+        self.links.judge();
         if let Some(slot) = self.slot(id) {
             slot.lease = lease;
         }
@@ -381,6 +398,7 @@ impl Agent {
 
     /// Sets the purse that pays for a pipe's sends; none: they are unlimited.
     pub fn set_purse(&mut self, id: PipeId, purse: Option<usize>) {
+        self.links.judge();
         if let Some(slot) = self.slot(id) {
             slot.purse = purse;
         }
@@ -423,6 +441,8 @@ impl Agent {
 
     /// Returns the counts of a pipe.
     pub fn counts(&mut self, id: PipeId) -> Option<PipeCounts> {
+        self.slot(id)?;
+        self.count_link_of(id.slot);
         let slot = self.slot(id)?;
         Some(PipeCounts { notifications: slot.end.notifications(), ..slot.counts })
     }
@@ -442,6 +462,7 @@ impl Agent {
             return;
         };
         let (port, shape) = (slot.ports[0], slot.end.shape());
+        self.unlink(number);
         self.ports[port].leave(number, shape);
         self.look_who_watches(port);
     }
@@ -462,7 +483,7 @@ impl Agent {
 
     /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
-        let mut busy = false;
+        let mut busy = self.turn_links();
         for number in 0..self.pipes.len() {
             busy |= self.look(number);
         }

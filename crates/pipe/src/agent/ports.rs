@@ -175,6 +175,14 @@ impl PortSlot {
         }
     }
 
+    /// Returns the only pipe that receives from the port, if all frames are its own.
+    pub(super) fn only_receiver(&self) -> Option<usize> {
+        match &self.groups.0[..] {
+            [only] if only.pipes.len() == 1 && only.flow.is_any() => Some(only.pipes[0]),
+            _ => None,
+        }
+    }
+
     /// Finds the pipe for a frame. `header` is called only where it matters.
     #[inline]
     pub(super) fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
@@ -242,6 +250,18 @@ impl PortSlot {
         self.counts.bytes_received += len as u64;
     }
 
+    /// Counts frames that a pipe has received on the direct path, by its word.
+    pub(super) fn count_received_directly(&mut self, frames: u64, bytes: u64) {
+        self.counts.frames_received = self.counts.frames_received.saturating_add(frames);
+        self.counts.bytes_received = self.counts.bytes_received.saturating_add(bytes);
+    }
+
+    /// Counts frames that a pipe has sent on the direct path, by its receiver's word.
+    pub(super) fn count_sent_directly(&mut self, frames: u64, bytes: u64) {
+        self.counts.frames_sent = self.counts.frames_sent.saturating_add(frames);
+        self.counts.bytes_sent = self.counts.bytes_sent.saturating_add(bytes);
+    }
+
     #[inline]
     pub(super) fn count_sent(&mut self, len: usize) {
         self.counts.frames_sent += 1;
@@ -295,6 +315,7 @@ impl Agent {
             return Err(Errno::INVAL);
         }
         self.mirrors.check()?;
+        self.links.judge();
         let id = self.add(|_| Port::Mirror);
         self.mirrors.add(of.0, id.0);
         Ok(id)
@@ -335,6 +356,7 @@ impl Agent {
             .collect();
         ends.into_iter().for_each(|pipe| self.end(pipe, Errno::NODEV));
         self.mirrors.remove(&gone);
+        self.links.judge();
         self.taps.end(|of| matches!(of, Tapped::Port(id) if gone.contains(&id.slot())));
         for &number in &gone {
             self.ports[number].free = true;
@@ -350,7 +372,7 @@ impl Agent {
         &mut self.ports[id.0].port
     }
 
-    /// Returns the counts of a port.
+    /// Returns the counts of a port. [`Self::counts`] of a pipe brings those of its direct path up to date.
     pub fn port_counts(&self, id: PortId) -> PortCounts {
         let slot = &self.ports[id.0];
         let missed = match &slot.port {

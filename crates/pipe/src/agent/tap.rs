@@ -115,6 +115,11 @@ impl Taps {
         self.taps.iter().any(|tap| matches!(tap.of, Tapped::Port(id) if id.slot() == port))
     }
 
+    /// Returns whether the pipe of this generation has a tap.
+    pub(super) fn are_of_pipe(&self, pipe: u64) -> bool {
+        self.taps.iter().any(|tap| matches!(tap.of, Tapped::Pipe(id) if id.generation == pipe))
+    }
+
     /// Copies a frame that went between `port` and the pipe of this generation, for the taps of either.
     #[inline]
     pub(super) fn see(&mut self, port: usize, pipe: u64, frame: &[u8], way: Way) {
@@ -207,6 +212,7 @@ impl Agent {
             return Err(Errno::MFILE);
         }
         self.doorbells.add(&doorbell)?;
+        self.links.judge();
         let mut end = End::new(shape, memory, 1);
         end.start();
         self.taps.last += 1;
@@ -223,6 +229,7 @@ impl Agent {
     pub fn remove_tap(&mut self, id: TapId) {
         let of = self.taps.taps.iter().find(|tap| tap.id == id).map(|tap| tap.of);
         self.taps.remove(id, &self.doorbells);
+        self.links.judge();
         if let Some(Tapped::Port(port)) = of {
             self.look_who_watches(port.slot());
         }

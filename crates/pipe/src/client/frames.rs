@@ -31,6 +31,11 @@ impl<'a> Frames<'a> {
     #[allow(clippy::should_implement_trait)] // lends
     pub fn next(&mut self) -> Option<Frame<'_>> {
         self.finish();
+        if self.pipe.direct.is_some() {
+            let length = self.pipe.next_direct()?;
+            self.lent = Some((length, length, BACK));
+            return Some(Frame { pipe: self.pipe, lent: &mut self.lent, length });
+        }
         if self.pipe.reader.unread() == 0 {
             return None;
         }
@@ -45,6 +50,10 @@ impl<'a> Frames<'a> {
     fn finish(&mut self) {
         let Some((length, kept, verdict)) = self.lent.take() else { return };
         let pipe = &mut *self.pipe;
+        if pipe.direct.is_some() {
+            pipe.take_direct(length);
+            return;
+        }
         if pipe.shape.direction() == Direction::Forward {
             let (at, rest) = (pipe.reader.read(), frame_stride(length) - frame_stride(kept));
             pipe.write_entry(at, kept, verdict);
@@ -70,7 +79,10 @@ impl Frame<'_> {
     /// Returns the frame's bytes.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        self.pipe.bytes(self.length.into())
+        match &self.pipe.direct {
+            Some(peer) => Pipe::bytes_direct(peer, self.length.into()),
+            None => self.pipe.bytes(self.length.into()),
+        }
     }
 
     /// Returns the frame's bytes, to be changed in place; none unless the pipe forwards.

@@ -25,6 +25,7 @@ impl Pipe {
         if !self.shape.receives() || self.shape.unit() != Unit::Frames {
             return Err(Errno::OPNOTSUPP);
         }
+        self.stay();
         self.unread()?;
         let position = self.reader.read().wrapping_add(self.lent);
         let length = self.length_at(position);

@@ -5,13 +5,16 @@
 //! frame. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
 //!
 //! A pipe is used by one thread at a time. The agent is trusted by the program, as the driver is.
+mod direct;
 mod frames;
 mod lent;
 mod messages;
 
+pub use direct::Broker;
 pub use frames::{Frame, Frames};
 pub use messages::{Messages, Prefix};
 
+use self::direct::Peer;
 use crate::memory::{ClientMemory, Offer};
 use crate::notify::{ReadCells, Reader};
 use crate::shape::{Direction, Shape, Unit};
@@ -23,7 +26,7 @@ use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::slice;
 use std::sync::atomic::{fence, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The words of a pipe as its program reaches them.
 struct Cells<'a>(&'a ClientMemory, Shape);
@@ -68,6 +71,17 @@ pub struct Pipe {
     rung: u32,
     /// Reading end of a kernel pipe: see [`Pipe::set_wake_fd`].
     wake_fd: Option<OwnedFd>,
+    /// The agent's word about the path, as far as it was followed.
+    link: u32,
+    /// The other end of a link: mapped, until the agent grants the direct path, and on it.
+    offered: Option<Box<Peer>>,
+    direct: Option<Box<Peer>>,
+    /// Counts of earlier direct paths.
+    link_counts: [u64; 4],
+    broker: Option<Box<dyn Broker>>,
+    /// Set where frames are lent several at a time: the pipe stays on the agent's path.
+    stays: bool,
+    agent_is_gone: bool,
 }
 
 impl Pipe {
@@ -87,6 +101,13 @@ impl Pipe {
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
             wake_fd: None,
+            link: 0,
+            offered: None,
+            direct: None,
+            link_counts: [0; 4],
+            broker: None,
+            stays: false,
+            agent_is_gone: false,
         })
     }
 
@@ -110,10 +131,16 @@ impl Pipe {
     /// # Errors
     /// `EAGAIN` if there are none; the pipe's error once it has ended and all was read.
     fn unread(&mut self) -> Result<usize> {
+        if self.direct.is_some() {
+            return self.unread_direct();
+        }
         if self.reader.unread() == self.lent {
             // Loaded before the look for bytes, so that none are missed.
-            let end = self.end();
+            let (end, link) = (self.end(), self.load_link());
             if self.reader.refresh(&Cells(&self.memory, self.shape)) == self.lent {
+                if link != self.link && self.follow_receiving(link) {
+                    return self.unread_direct();
+                }
                 return Err(end.unwrap_or(Errno::AGAIN));
             }
         }
@@ -126,6 +153,9 @@ impl Pipe {
     }
 
     fn end(&self) -> Option<Errno> {
+        if self.agent_is_gone {
+            return Some(Errno::CONNRESET);
+        }
         match self.memory.status.load_u32(pipe_status::END, Ordering::Acquire) {
             0 => None,
             errno => Some(Errno::from_raw_os_error(errno as i32)),
@@ -204,12 +234,15 @@ impl Pipe {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
         }
-        self.reader.prefetch(&Cells(&self.memory, self.shape));
-        self.ring();
+        if self.direct.is_none() {
+            self.reader.prefetch(&Cells(&self.memory, self.shape));
+            self.ring();
+        }
         Ok(())
     }
 
     fn give_back(&mut self) {
+        self.publish_direct();
         if self.reader.give_back(&Cells(&self.memory, self.shape)) {
             self.ring();
         }
@@ -265,6 +298,25 @@ impl Pipe {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
         }
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            let link = self.link;
+            let done = match self.direct {
+                Some(_) => self.sleep_receiving(left),
+                None => self.sleep_announced(left),
+            };
+            // The sleep ended for another reason than time: the path is another by now.
+            let has_moved = done == Err(Errno::AGAIN) && self.load_link() != link;
+            let done = if has_moved { self.unread().map(drop) } else { done };
+            if !has_moved || left.is_zero() || done != Err(Errno::AGAIN) {
+                return done;
+            }
+        }
+    }
+
+    /// Sleeps until the agent has announced more bytes than are known, or has other news.
+    fn sleep_announced(&mut self, timeout: Duration) -> Result<()> {
         let known = self.reader.read().wrapping_add(self.reader.unread());
         self.reader.answer(&Cells(&self.memory, self.shape));
         self.ring();
@@ -275,7 +327,7 @@ impl Pipe {
         let (memory, shape) = (&self.memory, self.shape);
         let (mut spin, end) = (self.spin.clone(), || self.end());
         wait::sleep(&cells, known.wrapping_add(1), &mut spin, timeout, || {
-            Cells(memory, shape).load_producer() != known || end().is_some()
+            Cells(memory, shape).load_producer() != known || self.load_link() != self.link || end().is_some()
         });
         self.spin = spin;
         let end = self.end();
@@ -314,17 +366,16 @@ impl Pipe {
     }
 
     fn arm_receiver(&mut self) -> bool {
-        let cells = Cells(&self.memory, self.shape);
-        if self.reader.unread() > self.lent || self.reader.refresh(&cells) > self.lent {
+        if self.unread().is_ok() {
             return true;
         }
-        self.reader.answer(&cells);
+        self.reader.answer(&Cells(&self.memory, self.shape));
         self.ring();
         let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
         self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
         // SYNC POINT: wake-dekker
         fence(Ordering::SeqCst);
-        self.reader.refresh(&Cells(&self.memory, self.shape)) > self.lent
+        self.unread().is_ok()
     }
 
     fn arm_sender(&mut self) -> bool {
@@ -352,9 +403,11 @@ impl Pipe {
     fn free(&mut self, bytes: u64) -> bool {
         let ring = self.shape.ring_bytes();
         if ring - self.writer.placed.wrapping_sub(self.writer.free_from) < bytes {
-            // SYNC POINT: pipe-taken
-            self.writer.free_from =
-                self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire);
+            let link = self.load_link();
+            if link != self.link {
+                self.follow_sending(link);
+            }
+            self.writer.free_from = self.freed().unwrap_or(self.writer.free_from);
         }
         ring - self.writer.placed.wrapping_sub(self.writer.free_from) >= bytes
     }
@@ -445,6 +498,12 @@ impl Pipe {
             // SYNC POINT: pipe-sent
             self.memory.control.store_u64(pipe_control::SEND_PRODUCER, self.writer.placed, Ordering::Release);
             self.ring();
+            // SYNC POINT: link-granted
+            let link = self.load_link();
+            if link != self.link {
+                self.follow_sending(link);
+            }
+            self.wake_receiver(self.writer.placed);
         }
     }
 
@@ -465,23 +524,44 @@ impl Pipe {
             return Err(Errno::INVAL);
         }
         self.flush();
-        if self.free(room) {
-            return Ok(());
+        let start = Instant::now();
+        loop {
+            if self.free(room) {
+                return Ok(());
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            let link = self.link;
+            self.sleep_sending(self.writer.placed.wrapping_sub(ring - room), left);
+            if self.free(room) {
+                return Ok(());
+            }
+            if let Some(end) = self.end() {
+                return Err(end);
+            }
+            // Another side gives space back by now.
+            if self.link == link || left.is_zero() {
+                return Err(Errno::AGAIN);
+            }
         }
-        let until = self.writer.placed.wrapping_sub(ring - room);
-        let cells = SharedCells::<Own, Theirs> {
-            wake_at: (&self.memory.control, pipe_control::SEND_WAKE_AT),
-            doorbell: (&self.memory.status, pipe_status::SEND_DOORBELL),
-        };
-        let (status, mut spin) = (&self.memory.status, self.spin.clone());
+    }
+
+    /// Sleeps until the ring is free up to `until`, or the agent has other news.
+    fn sleep_sending(&mut self, until: u64, timeout: Duration) {
+        let mut spin = self.spin.clone();
         let ready = || {
-            status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire) >= until || self.end().is_some()
+            let is_free = self.freed().is_some_and(|position| position >= until);
+            is_free || self.load_link() != self.link || self.end().is_some()
         };
-        wait::sleep(&cells, until, &mut spin, timeout, ready);
-        self.spin = spin;
-        if self.free(room) {
-            return Ok(());
+        if let Some(peer) = &self.direct {
+            let cells = self.two_bells(peer, pipe_control::SEND_WAKE_AT, pipe_status::SEND_DOORBELL);
+            wait::sleep(&cells, until, &mut spin, timeout, ready);
+        } else {
+            let cells = SharedCells::<Own, Theirs> {
+                wake_at: (&self.memory.control, pipe_control::SEND_WAKE_AT),
+                doorbell: (&self.memory.status, pipe_status::SEND_DOORBELL),
+            };
+            wait::sleep(&cells, until, &mut spin, timeout, ready);
         }
-        Err(self.end().unwrap_or(Errno::AGAIN))
+        self.spin = spin;
     }
 }

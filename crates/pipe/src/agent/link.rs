@@ -1,0 +1,283 @@
+//! Direct paths of links: the agent offers, grants and recalls them ([`crate::handover`]).
+//!
+//! A link has a direct path while one pipe sends into an end and one receives all frames at the other, both of the same owner, and nothing
+//! asks for the agent: no lease, rate, tap, mirror, or wait by a kernel pipe. The agent then neither copies nor looks at the
+//! sender, and sleeps.
+use super::{Agent, PipeId, Slot};
+use crate::memory::PeerOffer;
+use crate::port::Port;
+use crate::shape::{Direction, Unit};
+use pd_abi::pipe::{LinkPath, LINK_NUMBER_MAX};
+use rustix::io::{Errno, Result};
+
+/// Most frames or bytes that a receiver's counts grow by between two looks. More is no count.
+const COUNT_MAX: u64 = 1 << 48;
+
+/// An offer, and what became of it.
+#[derive(Debug)]
+struct Pair {
+    number: u32,
+    /// Ports at which the one sends and the other receives.
+    near: usize,
+    far: usize,
+    /// None: it has gone.
+    sender: Option<usize>,
+    receiver: usize,
+    path: LinkPath,
+    /// Position in the sender's ring at which the direct path began.
+    from: u64,
+}
+
+/// The direct paths of an agent.
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    pairs: Vec<Pair>,
+    number: u32,
+    /// Set if something has changed that paths depend on.
+    is_stale: bool,
+}
+
+impl Links {
+    /// Has the agent judge all links in its next turn.
+    pub(super) fn judge(&mut self) {
+        self.is_stale = true;
+    }
+}
+
+impl Agent {
+    /// Sets the owner of a pipe. Pipes of the same owner trust each other: a link may have a direct path between them.
+    pub fn set_owner(&mut self, id: PipeId, owner: Option<u64>) {
+        if let Some(slot) = self.slot(id) {
+            slot.owner = owner;
+            self.links.judge();
+        }
+    }
+
+    /// Returns the pipe at the other end of a link, while the direct path is offered to a pipe.
+    pub fn partner(&mut self, id: PipeId) -> Option<PipeId> {
+        self.slot(id)?;
+        let pair =
+            self.links.pairs.iter().find(|pair| pair.path == LinkPath::Offered && pair.has(id.slot))?;
+        let other = if pair.receiver == id.slot { pair.sender? } else { pair.receiver };
+        let generation = self.pipes[other].as_ref()?.generation;
+        Some(PipeId { slot: other, generation })
+    }
+
+    /// Opens the memory of the other end for a pipe that was opened here and is offered the direct path.
+    ///
+    /// # Errors
+    /// `EAGAIN` without an offer. Errors of opening files.
+    pub fn peer(&mut self, id: PipeId) -> Result<PeerOffer> {
+        let partner = self.partner(id).ok_or(Errno::AGAIN)?;
+        let files = self.slot(partner).and_then(|slot| slot.files.as_ref()).ok_or(Errno::AGAIN)?;
+        files.peer()
+    }
+
+    /// Returns whether a pipe is on the direct path.
+    pub fn is_direct(&self, id: PipeId) -> bool {
+        self.links.pairs.iter().any(|pair| pair.is_direct() && pair.has(id.slot))
+    }
+
+    /// Returns whether frames of a port are on the direct path.
+    pub fn is_port_direct(&self, id: super::PortId) -> bool {
+        let of = |pair: &Pair| [pair.near, pair.far].contains(&id.slot());
+        self.links.pairs.iter().any(|pair| pair.is_direct() && of(pair))
+    }
+
+    /// Brings the counts of the pipes and ports of a direct path up to date, if one is that of `pipe`.
+    pub(super) fn count_link_of(&mut self, pipe: usize) {
+        if let Some(index) = self.links.pairs.iter().position(|pair| pair.has(pipe)) {
+            self.count(index);
+        }
+    }
+
+    /// Offers, grants, recalls and ends direct paths. Returns whether there was work.
+    pub(super) fn turn_links(&mut self) -> bool {
+        let mut busy = false;
+        if std::mem::take(&mut self.links.is_stale) {
+            self.judge_links();
+            busy = true;
+        }
+        for index in (0..self.links.pairs.len()).rev() {
+            busy |= self.turn_link(index);
+        }
+        // A path that has ended makes place for another.
+        if std::mem::take(&mut self.links.is_stale) {
+            self.judge_links();
+        }
+        busy
+    }
+
+    fn turn_link(&mut self, index: usize) -> bool {
+        let pair = &mut self.links.pairs[index];
+        let number = pair.number;
+        let Some(receiver) = self.pipes[pair.receiver].as_ref() else { return false };
+        if pair.path == LinkPath::Offered {
+            let Some(sender) = pair.sender else { return false };
+            let has_mapped =
+                |slot: &Option<Slot>| slot.as_ref().is_some_and(|slot| slot.end.has_mapped(number));
+            if !receiver.end.has_mapped(number) || !has_mapped(&self.pipes[sender]) {
+                return false;
+            }
+            // Taken out of the table, so that the other can be reached.
+            let Some(mut slot) = self.pipes[sender].take() else { return false };
+            if let Some(receiver) = self.pipes[pair.receiver].as_mut() {
+                // Before the path is granted: its counts begin at any time after.
+                receiver.link_counts = receiver.end.link_counts();
+                pair.from = slot.end.grant(number, &mut receiver.end);
+                pair.path = LinkPath::Direct;
+            }
+            self.pipes[sender] = Some(slot);
+            return true;
+        }
+        let Some(left) = receiver.end.left(number) else { return false };
+        self.count(index);
+        let pair = self.links.pairs.swap_remove(index);
+        // A receiver that leaves unasked has its reasons, and is not asked again.
+        let receiver = self.pipes[pair.receiver].as_mut();
+        receiver.into_iter().for_each(|slot| {
+            slot.stays |= pair.path == LinkPath::Direct;
+            slot.end.set_link(number, LinkPath::Agent);
+        });
+        let sender = pair.sender.and_then(|sender| self.pipes[sender].as_mut());
+        if let Some(Err(violation)) = sender.map(|slot| slot.end.go_on(number, pair.from, Some(left))) {
+            self.cut_off(pair.receiver, violation);
+        }
+        self.links.judge();
+        true
+    }
+
+    /// Withdraws and recalls paths that may not be, and offers those that may.
+    fn judge_links(&mut self) {
+        let mut senders = vec![0; self.ports.len()];
+        let open = |slot: &&Slot| slot.end.ended().is_none();
+        for slot in self.pipes.iter().flatten().filter(open).filter(|slot| slot.end.shape().sends()) {
+            slot.ports.iter().for_each(|&port| senders[port] += 1);
+        }
+        for index in (0..self.links.pairs.len()).rev() {
+            let pair = &self.links.pairs[index];
+            let (number, path, sender, receiver) = (pair.number, pair.path, pair.sender, pair.receiver);
+            let Some(sender) = sender.filter(|_| matches!(path, LinkPath::Offered | LinkPath::Direct)) else {
+                continue;
+            };
+            if self.receiver_of(sender, &senders) == Some((pair.near, pair.far, receiver)) {
+                continue;
+            }
+            match path {
+                LinkPath::Offered => {
+                    self.links.pairs.swap_remove(index);
+                    self.set_link(sender, number, LinkPath::Agent);
+                    self.set_link(receiver, number, LinkPath::Agent);
+                }
+                _ => {
+                    self.links.pairs[index].path = LinkPath::Recalled;
+                    self.set_link(receiver, number, LinkPath::Recalled);
+                }
+            }
+        }
+        for sender in 0..self.pipes.len() {
+            let Some((near, far, receiver)) = self.receiver_of(sender, &senders) else { continue };
+            if self.links.pairs.iter().any(|pair| pair.has(sender) || pair.has(receiver)) {
+                continue;
+            }
+            self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
+            let number = self.links.number;
+            let (sender_slot, path, from) = (Some(sender), LinkPath::Offered, 0);
+            self.links.pairs.push(Pair { number, near, far, sender: sender_slot, receiver, path, from });
+            self.set_link(sender, number, LinkPath::Offered);
+            self.set_link(receiver, number, LinkPath::Offered);
+        }
+    }
+
+    fn set_link(&mut self, pipe: usize, number: u32, path: LinkPath) {
+        if let Some(slot) = &mut self.pipes[pipe] {
+            slot.end.set_link(number, path);
+        }
+    }
+
+    /// Returns the ports and the pipe to which a pipe may send directly. `senders`: number of pipes that may send to each port.
+    fn receiver_of(&self, sender: usize, senders: &[usize]) -> Option<(usize, usize, usize)> {
+        let needs_no_agent = |slot: &Slot| {
+            let shape = slot.end.shape();
+            shape.unit() == Unit::Frames
+                && slot.end.is_open()
+                && !slot.end.has_wake_fd()
+                && !self.taps.are_of_pipe(slot.generation)
+        };
+        let slot =
+            self.pipes[sender].as_ref().filter(|slot| slot.end.shape().direction() == Direction::Send)?;
+        let [near] = slot.ports[..] else { return None };
+        let Port::Link(far) = self.ports[near].port else { return None };
+        let needs_agent = |port| self.taps.are_of(port) || self.mirrors.are_of(port);
+        let receiver = self.ports[far].only_receiver()?;
+        let other = self.pipes[receiver].as_ref()?;
+        let may = needs_no_agent(slot)
+            && needs_no_agent(other)
+            && (slot.lease, slot.purse) == (None, None)
+            && senders[near] == 1
+            && !needs_agent(near)
+            && !needs_agent(far)
+            && other.end.shape().direction() == Direction::Receive
+            && !other.stays
+            && slot.owner.is_some()
+            && slot.owner == other.owner;
+        may.then_some((near, far, receiver))
+    }
+
+    /// Takes a pipe that goes out of its direct path.
+    pub(super) fn unlink(&mut self, pipe: usize) {
+        self.links.judge();
+        let Some(index) = self.links.pairs.iter().position(|pair| pair.has(pipe)) else { return };
+        self.count(index);
+        let pair = &mut self.links.pairs[index];
+        let (number, path, from, receiver) = (pair.number, pair.path, pair.from, pair.receiver);
+        if receiver != pipe && path != LinkPath::Offered {
+            // Its receiver reads what it has sent.
+            (pair.sender, pair.path) = (None, LinkPath::Last);
+            self.set_link(receiver, number, LinkPath::Last);
+            return;
+        }
+        let pair = self.links.pairs.swap_remove(index);
+        let other = if receiver == pipe { pair.sender } else { Some(receiver) };
+        let Some(slot) = other.and_then(|other| self.pipes[other].as_mut()) else { return };
+        match path {
+            LinkPath::Offered => slot.end.set_link(number, LinkPath::Agent),
+            // Frames that lay before the receiver are lost with it, as those in a ring of its own.
+            _ => drop(slot.end.go_on(number, from, None)),
+        }
+    }
+
+    /// Adds what the receiver of a path has counted since the last time.
+    fn count(&mut self, index: usize) {
+        let Pair { near, far, sender, receiver, path, .. } = self.links.pairs[index];
+        let Some(slot) = self.pipes[receiver].as_mut().filter(|_| path != LinkPath::Offered) else { return };
+        let now = slot.end.link_counts();
+        let was = std::mem::replace(&mut slot.link_counts, now);
+        let mut more = [0; 4];
+        for (more, (now, was)) in more.iter_mut().zip(now.into_iter().zip(was)) {
+            *more = Some(now.wrapping_sub(was)).filter(|&more| more <= COUNT_MAX).unwrap_or(0);
+        }
+        let [frames, bytes, dropped, foreign] = more;
+        let add = |count: &mut u64, more| *count = count.saturating_add(more);
+        add(&mut slot.counts.frames_received, frames);
+        add(&mut slot.counts.bytes_received, bytes);
+        self.ports[far].count_received_directly(frames, bytes);
+        self.ports[near].count_sent_directly(frames, bytes);
+        if let Some(slot) = sender.and_then(|sender| self.pipes[sender].as_mut()) {
+            add(&mut slot.counts.frames_sent, frames);
+            add(&mut slot.counts.bytes_sent, bytes);
+            add(&mut slot.counts.frames_dropped, dropped);
+            add(&mut slot.counts.frames_foreign, foreign);
+        }
+    }
+}
+
+impl Pair {
+    fn has(&self, pipe: usize) -> bool {
+        self.receiver == pipe || self.sender == Some(pipe)
+    }
+
+    fn is_direct(&self) -> bool {
+        self.path != LinkPath::Offered
+    }
+}

@@ -1,0 +1,385 @@
+//! The direct path of a link ([`crate::handover`]): the sender's ring is read where it is, and space is given back to the sender.
+//!
+//! A program notices the agent's word when it looks for frames that are not there, for room, or publishes what it has sent. The receiver
+//! bounds each word and each entry of the sender as the agent does, and leaves the path upon an impossible one, so that the agent
+//! judges it. The sender takes a position of the receiver's only between what was free before and what it has published.
+use super::Pipe;
+use crate::handover::{self, LeaveCells};
+use crate::intake::{Intake, IntakeCells, To};
+use crate::memory::{ClientMemory, PeerMemory, PeerOffer};
+use crate::shape::{Direction, Shape, Unit};
+use crate::violation::Violation;
+use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath};
+use pd_shm::wait::{self, SharedCells, SleeperCells, Waker};
+use pd_shm::{Own, Region, Theirs};
+use rustix::io::{Errno, Result};
+use std::cell::Cell;
+use std::fmt;
+use std::slice;
+use std::sync::atomic::{fence, Ordering};
+use std::time::Duration;
+
+/// Bytes between two looks whether the agent is there. Nothing of it is needed on the direct path.
+const LOOK_BYTES: u64 = 4 << 20;
+
+/// A way to the agent's user, who has the memory of pipes.
+pub trait Broker: fmt::Debug + Send {
+    /// Asks for the memory of the other end, as the agent offers it. None: the pipe stays on the agent's path.
+    fn peer(&mut self) -> Option<PeerOffer>;
+    /// Returns whether the agent is there. Called once for some megabytes.
+    fn is_alive(&self) -> bool;
+}
+
+/// The other end of a link.
+#[derive(Debug)]
+pub(super) struct Peer {
+    number: u32,
+    memory: PeerMemory,
+    shape: Shape,
+    /// Of a receiver: the position in the sender's ring.
+    intake: Intake,
+    waker: Waker,
+    /// Frames and bytes received, frames dropped, and frames with a foreign verdict.
+    counts: [u64; 4],
+    /// Position at the last look for the agent.
+    looked: u64,
+}
+
+/// The sender's words, as its receiver reaches them.
+struct PeerCells<'a>(&'a PeerMemory, Shape, &'a ClientMemory);
+
+impl IntakeCells for PeerCells<'_> {
+    #[inline]
+    fn load_producer(&self) -> u64 {
+        self.0.control.load_u64(pipe_control::SEND_PRODUCER, Ordering::Acquire)
+    }
+    #[inline]
+    fn load_entry(&self, position: u64) -> u32 {
+        self.0.control.load_u32(entry_offset(position, self.1.ring_bytes()), Ordering::Relaxed)
+    }
+    fn store_consumer(&self, position: u64) {
+        self.2.control.store_u64(pipe_control::LINK_CONSUMER, position, Ordering::Release);
+    }
+}
+
+impl LeaveCells for ClientMemory {
+    fn store_left_at(&self, position: u64) {
+        self.control.store_u64(pipe_control::LINK_LEFT_AT, position, Ordering::Relaxed);
+    }
+    fn store_left(&self, number: u32) {
+        self.control.store_u32(pipe_control::LINK_LEFT, number, Ordering::Release);
+    }
+}
+
+/// The words of a sleep that two sides may end: the agent by its doorbell, and the other end by its own.
+pub(super) struct TwoBells<'a> {
+    wake_at: (&'a Region<Own>, usize),
+    bells: [(&'a Region<Theirs>, usize); 2],
+    second: Cell<u32>,
+}
+
+impl SleeperCells for TwoBells<'_> {
+    fn load_doorbell(&self) -> u32 {
+        let [first, second] = self.bells.map(|(region, at)| region.load_u32(at, Ordering::Acquire));
+        self.second.set(second);
+        first
+    }
+    fn store_wake_at(&self, value: u64) {
+        self.wake_at.0.store_u64(self.wake_at.1, value, Ordering::Relaxed);
+    }
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+    fn sleep(&self, seen: u32, timeout: Duration) {
+        let [(first, at), (second, other_at)] = self.bells;
+        let places = [(first, at, seen), (second, other_at, self.second.get())];
+        Region::futex_wait_two(places, timeout, |sleep| sleep.make());
+    }
+}
+
+impl Peer {
+    /// Returns the length of the next frame for the program. Frames before it that their sender has dropped are taken.
+    #[inline]
+    fn next(&mut self, own: &ClientMemory) -> std::result::Result<Option<u16>, Violation> {
+        let cells = PeerCells(&self.memory, self.shape, own);
+        while let Some(sent) = self.intake.next(&cells)? {
+            match sent.to {
+                To::Port(_) => return Ok(Some(sent.length as u16)),
+                To::Dropped => self.counts[2] += 1,
+                To::Foreign => self.counts[3] += 1,
+            }
+            self.intake.take();
+        }
+        Ok(None)
+    }
+}
+
+impl Pipe {
+    /// Sets the way to the memory of the other end. Without one the pipe stays on the agent's path, but for [`Self::accept`].
+    pub fn set_broker(&mut self, broker: Box<dyn Broker>) {
+        self.broker = Some(broker);
+    }
+
+    /// Returns whether the agent offers the direct path.
+    pub fn is_offered(&self) -> bool {
+        link_parts(self.load_link()).1 == LinkPath::Offered
+    }
+
+    /// Returns whether the pipe is on the direct path, as far as it knows.
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Maps the memory of the other end, which the agent offers.
+    ///
+    /// # Errors
+    /// `EINVAL` where nothing is offered, or other memory; `ENOMEM` and others of `mmap`.
+    pub fn accept(&mut self, offer: &PeerOffer) -> Result<()> {
+        self.map_peer(self.load_link(), offer)
+    }
+
+    /// Maps the memory that belongs to this word of the agent.
+    fn map_peer(&mut self, word: u32, offer: &PeerOffer) -> Result<()> {
+        let (number, path) = link_parts(word);
+        if path != LinkPath::Offered || offer.ring.is_some() != self.shape.receives() {
+            return Err(Errno::INVAL);
+        }
+        let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
+        let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
+        let peer = Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0 };
+        (self.link, self.direct, self.offered) = (word, None, Some(Box::new(peer)));
+        self.memory.control.store_u32(pipe_control::LINK_MAPPED, number, Ordering::Release);
+        self.ring();
+        Ok(())
+    }
+
+    pub(super) fn load_link(&self) -> u32 {
+        // SYNC POINT: link-granted
+        self.memory.status.load_u32(pipe_status::LINK, Ordering::Acquire)
+    }
+
+    /// Keeps the pipe on the agent's path, where a frame may stay lent while others come.
+    pub(super) fn stay(&mut self) {
+        if !std::mem::replace(&mut self.stays, true) {
+            self.leave();
+        }
+    }
+
+    /// Asks for the memory of the other end.
+    #[cold]
+    fn take_offer(&mut self) {
+        self.offered = None;
+        if self.stays {
+            return;
+        }
+        let Some(offer) = self.broker.as_mut().and_then(|broker| broker.peer()) else { return };
+        // Memory of a later offer may be another pipe's.
+        if self.load_link() == self.link {
+            // Without it the agent passes frames on.
+            let _ = self.map_peer(self.link, &offer);
+        }
+    }
+
+    /// Follows the agent's word, in a receiving pipe that has read its own ring to the end. Returns whether the sender's ring is read now.
+    #[cold]
+    pub(super) fn follow_receiving(&mut self, link: u32) -> bool {
+        self.link = link;
+        let (number, path) = link_parts(link);
+        match path {
+            LinkPath::Agent => self.offered = None,
+            LinkPath::Offered => self.take_offer(),
+            LinkPath::Direct | LinkPath::Recalled | LinkPath::Last => {
+                self.direct = self.offered.take().filter(|peer| peer.number == number);
+                if let Some(peer) = &mut self.direct {
+                    let from = self.memory.status.load_u64(pipe_status::LINK_FROM, Ordering::Relaxed);
+                    peer.intake.resume(from);
+                    peer.looked = from;
+                    // A word that came since is news.
+                    self.link = pd_abi::pipe::link(number, LinkPath::Direct);
+                }
+                if self.stays {
+                    self.leave();
+                }
+            }
+        }
+        self.direct.is_some()
+    }
+
+    /// Follows the agent's word in a sending pipe.
+    #[cold]
+    pub(super) fn follow_sending(&mut self, link: u32) {
+        self.link = link;
+        self.direct = None;
+        match link_parts(link) {
+            (_, LinkPath::Offered) => self.take_offer(),
+            (number, LinkPath::Direct) => {
+                self.direct = self.offered.take().filter(|peer| peer.number == number);
+                self.writer.free_from =
+                    self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire);
+            }
+            _ => self.offered = None,
+        }
+    }
+
+    /// Looks for frames in the sender's ring. Follows the agent's word where it has none.
+    ///
+    /// # Errors
+    /// As for [`Pipe::unread`].
+    pub(super) fn unread_direct(&mut self) -> Result<usize> {
+        while let Self { direct: Some(peer), memory, .. } = self {
+            match peer.next(memory) {
+                Ok(Some(length)) => return Ok(length.into()),
+                Ok(None) => {}
+                Err(_) => break,
+            }
+            let (end, link) = (self.end(), self.load_link());
+            if let Some(end) = end {
+                return Err(end);
+            }
+            let is_last = link_parts(link).1 == LinkPath::Last;
+            if link != self.link {
+                self.link = link;
+                if !is_last {
+                    break;
+                }
+            } else if is_last {
+                // The look after this word has seen all that the sender had sent.
+                break;
+            }
+            let Self { direct: Some(peer), memory, .. } = self else { break };
+            match peer.intake.look(&PeerCells(&peer.memory, peer.shape, memory), 0) {
+                Ok(true) => {}
+                Ok(false) if is_last => {}
+                Ok(false) => {
+                    // Frames that their sender dropped.
+                    self.publish_direct();
+                    return Err(Errno::AGAIN);
+                }
+                Err(_) => break,
+            }
+        }
+        self.leave();
+        self.unread()
+    }
+
+    /// Returns the length of the next frame in the sender's ring.
+    #[inline]
+    pub(super) fn next_direct(&mut self) -> Option<u16> {
+        let Self { direct: Some(peer), memory, .. } = self else { return None };
+        peer.next(memory).ok().flatten()
+    }
+
+    /// Takes the frame that [`Self::next_direct`] returned, and gives it back.
+    #[inline]
+    pub(super) fn take_direct(&mut self, length: u16) {
+        let Some(peer) = &mut self.direct else { return };
+        peer.intake.take();
+        peer.counts[0] += 1;
+        peer.counts[1] += u64::from(length);
+        if peer.intake.unpublished() >= peer.shape.piece() {
+            self.publish_direct();
+        }
+    }
+
+    /// Gives all taken frames back to the sender.
+    pub(super) fn publish_direct(&mut self) {
+        let Self { direct: Some(peer), memory, .. } = self else { return };
+        let words = [
+            pipe_control::LINK_FRAMES,
+            pipe_control::LINK_BYTES,
+            pipe_control::LINK_DROPPED,
+            pipe_control::LINK_FOREIGN,
+        ];
+        for (word, count) in words.into_iter().zip(peer.counts) {
+            memory.control.store_u64(word, count, Ordering::Relaxed);
+        }
+        let Some(position) = peer.intake.publish(&PeerCells(&peer.memory, peer.shape, memory)) else {
+            return;
+        };
+        let sender = SharedCells {
+            wake_at: (&peer.memory.control, pipe_control::SEND_WAKE_AT),
+            doorbell: (&memory.control, pipe_control::PEER_DOORBELL),
+        };
+        peer.waker.wake(&sender, position);
+        self.look_for_agent(position);
+    }
+
+    /// Tells the receiver of frames up to `position`, if it sleeps.
+    pub(super) fn wake_receiver(&mut self, position: u64) {
+        let Self { direct: Some(peer), memory, .. } = self else { return };
+        let receiver = SharedCells {
+            wake_at: (&peer.memory.control, pipe_control::LINK_WAKE_AT),
+            doorbell: (&memory.control, pipe_control::PEER_DOORBELL),
+        };
+        peer.waker.wake(&receiver, position);
+        self.look_for_agent(position);
+    }
+
+    fn look_for_agent(&mut self, position: u64) {
+        let Some(peer) = self.direct.as_mut().filter(|peer| position.wrapping_sub(peer.looked) >= LOOK_BYTES)
+        else {
+            return;
+        };
+        peer.looked = position;
+        self.agent_is_gone = self.broker.as_ref().is_some_and(|broker| !broker.is_alive());
+    }
+
+    /// Leaves the direct path: the agent passes on what was not taken.
+    fn leave(&mut self) {
+        self.publish_direct();
+        if let Some(peer) = self.direct.take() {
+            self.link_counts = peer.counts;
+            handover::leave(peer.number, peer.intake.taken(), &self.memory);
+            self.ring();
+        }
+    }
+
+    /// Returns the bytes of the frame that [`Self::next_direct`] returned.
+    #[inline]
+    pub(super) fn bytes_direct(peer: &Peer, len: usize) -> &[u8] {
+        let Some(ring) = &peer.memory.ring else { return &[] };
+        let at = ring.address(peer.shape.offset(peer.intake.taken()), len);
+        // SAFETY: bytes inside the mapping, which their sender leaves alone until they are given back. The sender is a program of
+        // the same tenant, which trusts itself; for others the agent copies.
+        unsafe { slice::from_raw_parts(at.as_ptr(), len) }
+    }
+
+    /// Sleeps until the sender or the agent has news, at most `timeout`.
+    pub(super) fn sleep_receiving(&mut self, timeout: Duration) -> Result<()> {
+        self.publish_direct();
+        let Self { direct: Some(peer), memory, .. } = &*self else { return Err(Errno::AGAIN) };
+        let (known, mut spin) = (peer.intake.end(), self.spin.clone());
+        let cells = self.two_bells(peer, pipe_control::LINK_WAKE_AT, pipe_status::RECV_DOORBELL);
+        // No position of the own ring: the agent rings for its other news.
+        memory.control.store_u64(pipe_control::RECV_WAKE_AT, u64::MAX, Ordering::Relaxed);
+        wait::sleep(&cells, known.wrapping_add(1), &mut spin, timeout, || {
+            let sent = PeerCells(&peer.memory, peer.shape, memory).load_producer();
+            sent != known || self.load_link() != self.link || self.end().is_some()
+        });
+        memory.control.store_u64(pipe_control::RECV_WAKE_AT, 0, Ordering::Relaxed);
+        self.spin = spin;
+        self.unread().map(drop)
+    }
+
+    /// Returns the words of a sleep in which the other end rings, too.
+    pub(super) fn two_bells<'a>(&'a self, peer: &'a Peer, wake_at: usize, doorbell: usize) -> TwoBells<'a> {
+        TwoBells {
+            wake_at: (&self.memory.control, wake_at),
+            bells: [(&self.memory.status, doorbell), (&peer.memory.control, pipe_control::PEER_DOORBELL)],
+            second: Cell::new(0),
+        }
+    }
+
+    /// Returns the position up to which sent bytes are free, by the side that reads them; none if it cannot be.
+    pub(super) fn freed(&self) -> Option<u64> {
+        // SYNC POINT: pipe-taken
+        let position = match &self.direct {
+            Some(peer) => peer.memory.control.load_u64(pipe_control::LINK_CONSUMER, Ordering::Acquire),
+            None => self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire),
+        };
+        let Self { writer, .. } = self;
+        let is_possible =
+            position.wrapping_sub(writer.free_from) <= writer.published.wrapping_sub(writer.free_from);
+        is_possible.then_some(position)
+    }
+}
