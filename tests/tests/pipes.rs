@@ -3,7 +3,7 @@ use pd_abi::pipe::{entry, entry_offset, pipe_control, DROP, FRAME_TABLE_OFFSET};
 use pd_abi::pipe::{table_bytes, PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Frame, FrameKind};
 use pd_client::Error;
-use pd_driver::admin::{Answer, Ask, PipesReport, PortReport, PortSpec};
+use pd_driver::admin::{Answer, Ask, PipesReport, PortReport, PortSpec, TapOf};
 use pd_pipe::{Direction, Flow, Offer, Shape, Unit};
 use pd_shm::{Own, Region};
 use pd_tests::{alone, Puppet, Random, Raw, TestDriver};
@@ -298,6 +298,74 @@ fn the_policy_says_who_has_pipes_and_what_their_frames_come_from() {
     stand.settle(0, 0);
 }
 
+/// Two processes of one tenant on a link. Frames go directly while nothing needs the agent, and none is lost, doubled or changed when
+/// something does.
+#[test]
+fn a_link_goes_directly_between_processes_while_nothing_needs_the_agent() {
+    let stand = Stand::new(&[("wire", PortSpec::Link)]);
+    let start = |what, port| {
+        let mut puppet = Puppet::new(stand.driver.peer(&[what, port]));
+        assert_eq!(puppet.line(), "ready");
+        puppet
+    };
+    let goes = |path: &str| {
+        let before = stand.port("wire.1").frames_received;
+        stand.wait_for(path, |report| {
+            let is_so = report.pipes.iter().all(|pipe| pipe.ended.is_none() && pipe.path == path);
+            let port = |name: &str| report.ports.iter().find(|port| port.name == name).unwrap();
+            let ports = [port("wire.0"), port("wire.1")];
+            is_so
+                && report.pipes.len() == 2
+                && ports.iter().all(|port| port.path == path)
+                && port("wire.1").frames_received > before + 20_000
+        })
+    };
+    let mut receiver = start("pipe-check", "wire.1");
+    let mut sender = start("pipe-number", "wire.0");
+    let report = goes("direct");
+    // Accounts of both agree.
+    let of = |direction: &str| report.pipes.iter().find(|pipe| pipe.direction == direction).unwrap().counts;
+    assert_eq!(of("send").frames_sent, of("receive").frames_received);
+    for of in [TapOf::Port { name: "wire.0".to_owned() }, TapOf::Port { name: "wire.1".to_owned() }] {
+        let mut tap = pd_driver::admin::tap(stand.driver.admin_socket(), of, 64).unwrap();
+        goes("agent");
+        tap.records.wait(PATIENCE).unwrap();
+        drop(tap);
+        goes("direct");
+    }
+    stand.add("copy", PortSpec::Mirror { of: "wire.1".to_owned() }).unwrap();
+    goes("agent");
+    stand.remove("copy").unwrap();
+    goes("direct");
+    stand.driver.apply(
+        "[[tenant]]\nname = \"default\"\nrate = { messages_per_second = 1000000, burst_messages = 50000 }",
+    );
+    goes("agent");
+    stand.driver.apply("");
+    goes("direct");
+    // Deaths, of either, at any moment.
+    let mut random = Random(31);
+    for turn in 0..20 {
+        let (dead, what, port) = match turn % 2 {
+            0 => (&mut receiver, "pipe-check", "wire.1"),
+            _ => (&mut sender, "pipe-number", "wire.0"),
+        };
+        std::thread::sleep(Duration::from_micros(random.below(10_000)));
+        dead.kill();
+        *dead = start(what, port);
+        if turn % 5 == 4 {
+            goes("direct");
+        }
+    }
+    receiver.kill();
+    stand.wait_for("the sender is alone", |report| {
+        report.pipes.len() == 1 && report.pipes[0].ended.is_none() && report.pipes[0].path == "agent"
+    });
+    sender.kill();
+    drop((receiver, sender));
+    stand.settle(0, 0);
+}
+
 /// At any time: no more than the burst, the rate's worth of the time, and a lease.
 #[test]
 fn a_tenant_sends_no_faster_than_its_rate() {
@@ -522,8 +590,14 @@ fn frames_about_pipes_in_any_order_do_no_harm() {
     for _ in 0..60 {
         let raw = Raw::attach(&stand.driver, 1);
         for _ in 0..1 + random.below(8) {
-            let kinds = [FrameKind::Pipe, FrameKind::PipeMapped, FrameKind::PipeWakeFd, FrameKind::PipeClose];
-            let kind = kinds[random.below(4) as usize];
+            let kinds = [
+                FrameKind::Pipe,
+                FrameKind::PipeMapped,
+                FrameKind::PipeWakeFd,
+                FrameKind::PipePeer,
+                FrameKind::PipeClose,
+            ];
+            let kind = kinds[random.below(5) as usize];
             let mut frame = Frame::new(kind).with_id(random.below(4) as u32);
             let names = ["wan", "wire.0", "wire.1", "wan,wire.0", "", ",", "no"][random.below(7) as usize];
             let direction = [PipeDirection::Receive, PipeDirection::Send, PipeDirection::Forward];

@@ -18,7 +18,8 @@
 //! # }
 //! ```
 //!
-//! A pipe is one thread's at a time. Nothing but [`Pipe::open`], waits and [`Pipe::fd`] makes a system call. A forked child has none of
+//! A pipe is one thread's at a time. Nothing but [`Pipe::open`], waits, [`Pipe::fd`], and a change of the path of a link makes a system
+//! call; on the direct path, one does for each 4 MiB. A forked child has none of
 //! its parent's pipes.
 use crate::attachment::Attachment;
 use crate::error::{Error, Result};
@@ -27,8 +28,8 @@ use crate::process;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
 use pd_abi::{Frame as Message, FrameKind};
+use pd_pipe::{Broker, Offer, PeerOffer, Shape};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
-use pd_pipe::{Offer, Shape};
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -115,6 +116,30 @@ impl Options {
     }
 }
 
+/// The driver's door, which passes the memory of the other end of a link.
+#[derive(Debug)]
+struct Door {
+    attachment: Arc<Attachment>,
+    number: u32,
+    forks: u32,
+}
+
+impl Broker for Door {
+    fn peer(&mut self) -> Option<PeerOffer> {
+        if self.forks != forks() {
+            return None;
+        }
+        let ask = Message::new(FrameKind::PipePeer).with_id(self.number);
+        let (answer, fds) = self.attachment.exchange(&ask, FrameKind::PipePeer).ok()?;
+        let mut fds = fds.into_iter();
+        Some(PeerOffer { ring_bytes: answer.bytes, control: fds.next()?, ring: fds.next() })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.attachment.check_alive()
+    }
+}
+
 /// A pipe. Frames, messages and bytes are those of [`pd_pipe::Pipe`], to which it leads.
 #[derive(Debug)]
 pub struct Pipe {
@@ -154,7 +179,8 @@ impl Pipe {
             .map_err(|_| Error::new(Errno::PROTO, "the driver sent no memory for the pipe"))?;
         let number = frame.id;
         let mapped = pd_pipe::Pipe::map(Offer { shape, status, control, ring, doorbell });
-        let pipe = mapped.map_err(|errno| Error::new(errno, "cannot map the pipe's memory"))?;
+        let mut pipe = mapped.map_err(|errno| Error::new(errno, "cannot map the pipe's memory"))?;
+        pipe.set_broker(Box::new(Door { attachment: Arc::clone(&attachment), number, forks: forks() }));
         let this = Self { pipe, attachment, number, forks: forks() };
         let mapped = Message::new(FrameKind::PipeMapped).with_id(number);
         this.attachment.exchange(&mapped, FrameKind::Ready)?;

@@ -155,12 +155,14 @@ pub fn port(args: PortArgs) -> Result<i32> {
         }
         PortCommand::Ls { json: false } => {
             let mut table = table([
-                "port", "kind", "pipes", "received", "bytes", "sent", "bytes", "dropped", "lost", "wrong",
+                "port", "kind", "path", "pipes", "received", "bytes", "sent", "bytes", "dropped", "lost",
+                "wrong",
             ]);
             for port in report(socket)?.ports {
                 table.add_row([
                     port.name,
                     port.kind,
+                    port.path,
                     port.pipes.to_string(),
                     port.frames_received.to_string(),
                     port.bytes_received.to_string(),
@@ -201,6 +203,7 @@ pub fn pipe(args: PipeArgs) -> Result<i32> {
                 "tenant",
                 "ports",
                 "direction",
+                "path",
                 "ring",
                 "received",
                 "sent",
@@ -217,6 +220,7 @@ pub fn pipe(args: PipeArgs) -> Result<i32> {
                     pipe.tenant,
                     pipe.ports.join(","),
                     pipe.direction,
+                    pipe.path,
                     pipe.ring_bytes.to_string(),
                     counts.frames_received.to_string(),
                     counts.frames_sent.to_string(),

@@ -12,9 +12,11 @@
 //! `peer absorb ADDR`: listens; sends a little on each connection and reads what comes for a moment, until its
 //! standard input ends.
 //! `peer pipe-forward PORT`: opens a forwarding pipe, and passes each frame on until killed.
+//! `peer pipe-number PORT`: opens a sending pipe, and sends numbered frames until killed.
+//! `peer pipe-check PORT`: opens a receiving pipe, and fails unless each frame has the number after the last, or begins anew with 0.
 //! `peer puppet`: carries out commands from its standard input. See `puppet` below.
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
-use pd_client::pipe::{Direction, Options, Pipe};
+use pd_client::pipe::{Direction, Options, Pipe, BACK};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
 use std::collections::HashMap;
 use std::hash::Hasher as _;
@@ -38,6 +40,8 @@ fn main() {
         "compare" => compare(&args[1], number(2)),
         "absorb" => absorb(&args[1]),
         "pipe-forward" => pipe_forward(&args[1]),
+        "pipe-number" => pipe_number(&args[1]),
+        "pipe-check" => pipe_check(&args[1]),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
@@ -143,6 +147,44 @@ fn pipe_forward(port: &str) -> ! {
         pipe.wait(None).expect("frames");
         let mut frames = pipe.frames().expect("frames");
         while frames.next().is_some() {}
+    }
+}
+
+fn pipe_number(port: &str) -> ! {
+    let mut pipe = Pipe::open(&Options::new(Direction::Send, port).ring_bytes(64 << 10)).expect("pipe");
+    println!("ready");
+    let mut number = 0u64;
+    loop {
+        let mut frame = [number as u8; 80];
+        frame[..8].copy_from_slice(&number.to_ne_bytes());
+        while let Err(errno) = pipe.send(&frame, BACK) {
+            assert_eq!(errno.raw_os_error(), libc::EAGAIN);
+            pipe.wait_room(16 << 10, None).expect("room");
+        }
+        number += 1;
+        if number % 64 == 0 {
+            pipe.flush();
+        }
+    }
+}
+
+fn pipe_check(port: &str) -> ! {
+    let mut pipe = Pipe::open(&Options::new(Direction::Receive, port).ring_bytes(64 << 10)).expect("pipe");
+    println!("ready");
+    let mut expected = None;
+    loop {
+        pipe.wait(None).expect("frames");
+        let mut frames = pipe.frames().expect("frames");
+        while let Some(frame) = frames.next() {
+            let (number, rest) = frame.bytes().split_first_chunk().expect("a number");
+            let number = u64::from_ne_bytes(*number);
+            assert!(
+                number == 0 || expected.is_none_or(|expected| number == expected),
+                "{number} is not {expected:?}"
+            );
+            assert!(rest.len() == 72 && rest.iter().all(|&byte| byte == number as u8), "{number} is spoilt");
+            expected = Some(number + 1);
+        }
     }
 }
 

@@ -99,6 +99,7 @@ fn frames_at_the_wrong_time() {
         frame(FrameKind::Pipe).with_bytes(64 << 10, 0),
         frame(FrameKind::PipeMapped),
         frame(FrameKind::PipeWakeFd).with_id(1),
+        frame(FrameKind::PipePeer).with_id(1),
         frame(FrameKind::PipeClose).with_id(u32::MAX),
     ];
     let early = [

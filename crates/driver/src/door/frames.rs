@@ -23,6 +23,7 @@ fn cost(kind: Option<FrameKind>) -> f64 {
         Some(FrameKind::Channel | FrameKind::Pipe) => 50.0,
         Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
         Some(FrameKind::PipeMapped | FrameKind::PipeWakeFd | FrameKind::PipeClose) => 20.0,
+        Some(FrameKind::PipePeer) => 20.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
@@ -143,6 +144,7 @@ impl Door {
             (Phase::Attached, FrameKind::Pipe) => self.add_packet_pipe(id, &frame)?,
             (Phase::Attached, FrameKind::PipeMapped) => self.seal_packet_pipe(id, frame.id)?,
             (Phase::Attached, FrameKind::PipeWakeFd) => self.add_wake_fd(id, frame.id)?,
+            (Phase::Attached, FrameKind::PipePeer) => self.find_pipe_peer(id, frame.id)?,
             (Phase::Attached, FrameKind::PipeClose) => self.close_packet_pipe(id, frame.id)?,
             (
                 Phase::Attached,

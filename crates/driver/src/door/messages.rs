@@ -7,7 +7,7 @@ use crate::ids::{ClientId, TenantId};
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Lent, Region};
 use crate::messages::{NewChannel, Payer, Violation};
 use crate::mirror::Copies;
-use crate::pipes::{NewPipe, NewPort, NewTap};
+use crate::pipes::{NewPipe, NewPort, NewTap, PipeName};
 use crate::refusal::Refused;
 use crate::standing::Place;
 use pd_abi::Frame;
@@ -60,6 +60,8 @@ pub enum ToDoor {
     Watch { pidfd: Arc<OwnedFd> },
     /// From the agent of pipes: the files that the client is to map, or the reason why it gets none.
     PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
+    /// From the agent of pipes: the pipe at the other end of a link, if the direct path is offered.
+    PipePeer { client: ClientId, serial: u64, peer: Option<PipeName> },
     /// From the agent of pipes: the pipes of this memory are closed, and the payer's helper lets the memory go.
     PipesClosed { payer: Payer, memory: Vec<Arc<dyn Lent>> },
     /// From a helper: the result of its work.

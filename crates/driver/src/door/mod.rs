@@ -309,6 +309,7 @@ impl Door {
             ToDoor::PipeOpened { client, serial, number, opened } => {
                 self.pipe_opened(client, serial, number, opened);
             }
+            ToDoor::PipePeer { client, serial, peer } => self.pipe_peer(client, serial, peer),
             ToDoor::PipesClosed { payer, memory } => self.pipes_closed(payer, memory),
             ToDoor::Made { client, serial, made } => self.made(client, serial, made),
             ToDoor::Lend(loan) => self.loan = Some(loan),

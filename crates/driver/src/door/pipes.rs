@@ -6,10 +6,10 @@ use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use crate::memory::{Amounts, Lent};
 use crate::messages::{Payer, Violation};
-use crate::pipes::{NewPipe, Opening, PipeMemory, ToNic};
+use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
 use pd_abi::pipe::{PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_pipe::{Direction, Files, Offer, Shape, Unit};
+use pd_pipe::{Direction, Files, Offer, PeerOffer, Shape, Unit};
 use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
 use std::sync::Arc;
@@ -141,6 +141,34 @@ impl Door {
             }
         }
         Ok(())
+    }
+
+    /// Asks the agent for the pipe at the other end of a link.
+    pub(super) fn find_pipe_peer(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
+        let (_, (client, serial)) = self.pipe(id, number)?;
+        self.pipes.send(ToNic::Peer { client, serial, number });
+        Ok(())
+    }
+
+    /// Passes the memory of that pipe, if its guest has the same payer.
+    pub(super) fn pipe_peer(&mut self, id: ClientId, serial: u64, peer: Option<PipeName>) {
+        let Some(payer) =
+            self.guests.here(id).filter(|guest| guest.serial == serial).map(|guest| guest.payer())
+        else {
+            return;
+        };
+        let memory = peer.and_then(|(client, serial, number)| {
+            let guest = self.guests.here(client)?;
+            let is_same = guest.serial == serial && guest.payer() == payer;
+            Some(Arc::clone(&guest.pipes.get(&number).filter(|_| is_same)?.memory))
+        });
+        match memory.ok_or(Errno::AGAIN).and_then(|memory| memory.peer()) {
+            Ok(PeerOffer { ring_bytes, control, ring }) => {
+                let fds = [Some(control), ring].into_iter().flatten().collect();
+                self.answer(id, Frame::new(FrameKind::PipePeer).with_bytes(ring_bytes, 0), fds);
+            }
+            Err(errno) => self.refuse(id, errno, "no direct path is offered to the pipe"),
+        }
     }
 
     /// Closes a pipe that a guest needs no more.

@@ -9,7 +9,7 @@ use crate::mirror::Frames;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
-use pd_pipe::{Files, Made, Mapped, Offer, Shape};
+use pd_pipe::{Files, Made, Mapped, Offer, PeerOffer, Shape};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +54,15 @@ impl PipeMemory {
     /// A violation if the client has taken pages away.
     pub fn seal(&self) -> Result<(), pd_pipe::Violation> {
         self.files.seal()
+    }
+
+    /// Opens what the pipe at the other end of a link may read.
+    ///
+    /// # Errors
+    /// Errors of opening files.
+    pub fn peer(&self) -> rustix::io::Result<PeerOffer> {
+        may(Call::Reopen)?;
+        self.files.peer()
     }
 }
 
@@ -113,6 +122,9 @@ pub struct Opening {
     pub offer: Offer,
 }
 
+/// A pipe as the door knows it: client, the door's serial of it, and number.
+pub type PipeName = (ClientId, u64, u32);
+
 /// Messages to the agent. Messages about one client come in order.
 #[derive(Debug)]
 pub enum ToNic {
@@ -154,6 +166,13 @@ pub enum ToNic {
         client: ClientId,
         number: u32,
         wake_fd: OwnedFd,
+    },
+    /// A client asks which pipe is at the other end of a link. Answered by [`crate::door::ToDoor::PipePeer`].
+    Peer {
+        client: ClientId,
+        /// The door's serial of the client.
+        serial: u64,
+        number: u32,
     },
     /// A client no longer needs a pipe, or had taken pages away.
     Close {

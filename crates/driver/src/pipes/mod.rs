@@ -12,7 +12,7 @@ mod taps;
 #[cfg(test)]
 pub(crate) use steer::Steering;
 
-pub use messages::{NewPipe, NewPort, NewTap, Opening, PipeMemory, TenantNow, ToNic};
+pub use messages::{NewPipe, NewPort, NewTap, Opening, PipeMemory, PipeName, TenantNow, ToNic};
 
 use crate::mailbox::Mailbox;
 use std::fmt;

@@ -2,7 +2,7 @@
 //!
 //! The agent takes commands from its mailbox, fills the purses of tenants with rates, and takes a turn. With nothing to do it sleeps on
 //! the doorbells of pipes and on its mailbox. The agent alone reads clients' memory ([`pd_pipe::Agent`]).
-use super::messages::{NewPort, NewTap, Opening, TenantNow, ToNic};
+use super::messages::{NewPort, NewTap, Opening, PipeName, TenantNow, ToNic};
 use super::report::{PipeReport, PipesReport, PortReport, TapOf, TenantCounts, TenantPipes};
 use super::taps::Taps;
 use crate::admin::Answer;
@@ -53,6 +53,8 @@ impl Port {
 #[derive(Debug)]
 struct Pipe {
     id: PipeId,
+    /// The door's serial of the client.
+    serial: u64,
     payer: Payer,
     ports: Vec<String>,
     flow: Flow,
@@ -61,6 +63,8 @@ struct Pipe {
     settled: PipeCounts,
     /// Reason of the pipe's end.
     ended: Option<String>,
+    /// Set when another client was shown its memory, for the direct path.
+    is_shown: bool,
 }
 
 #[derive(Debug, Default)]
@@ -209,16 +213,22 @@ impl Nic {
                     self.agent.set_wake_fd(pipe.id, wake_fd);
                 }
             }
+            ToNic::Peer { client, serial, number } => {
+                let peer = self.show_peer(client, number);
+                self.door.send(ToDoor::PipePeer { client, serial, peer });
+            }
             ToNic::Close { client, number } => self.close(client, number),
             ToNic::LetGo { payer, memory } => self.door.send(ToDoor::PipesClosed { payer, memory }),
             ToNic::Left { client } => {
                 self.of(client).into_iter().for_each(|number| self.close(client, number))
             }
             ToNic::SetPayer { client, payer } => {
+                self.end_shown(client, payer);
                 for number in self.of(client) {
                     self.settle(client, number);
                     if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
                         pipe.payer = payer;
+                        self.agent.set_owner(pipe.id, Some(owner(payer)));
                     }
                     self.judge_again(client, number);
                 }
@@ -349,7 +359,7 @@ impl Nic {
 
     fn open(&mut self, opening: Opening) {
         let Opening { client, serial, payer, number, request, made, offer } = opening;
-        let opened = self.try_open(client, payer, number, &request, made);
+        let opened = self.try_open((client, serial, number), payer, &request, made);
         match &opened {
             Ok(()) => self.tenant(payer.0).opened += 1,
             Err(_) => self.tenant(payer.0).refused += 1,
@@ -360,9 +370,8 @@ impl Nic {
 
     fn try_open(
         &mut self,
-        client: ClientId,
+        (client, serial, number): PipeName,
         payer: Payer,
-        number: u32,
         request: &PipeRequest,
         made: pd_pipe::Made,
     ) -> Result<(), (Errno, String)> {
@@ -398,10 +407,31 @@ impl Nic {
         let route = Route { port: ids[0], others: ids[1..].to_vec(), flow, lease };
         let id = self.agent.adopt(made, &route).map_err(|errno| (errno, advice(errno).to_owned()))?;
         self.set_purse(id, payer);
+        self.agent.set_owner(id, Some(owner(payer)));
         let ports = names.iter().map(|&name| name.to_owned()).collect();
         let settled = PipeCounts::default();
-        self.pipes.insert((client, number), Pipe { id, payer, ports, flow, shape, settled, ended: None });
+        let pipe = Pipe { id, serial, payer, ports, flow, shape, settled, ended: None, is_shown: false };
+        self.pipes.insert((client, number), pipe);
         Ok(())
+    }
+
+    /// Finds the pipe whose memory a client is to map for the direct path of a link.
+    fn show_peer(&mut self, client: ClientId, number: u32) -> Option<PipeName> {
+        let id = self.agent.partner(self.pipes.get(&(client, number))?.id)?;
+        let (&(client, number), pipe) = self.pipes.iter_mut().find(|(_, pipe)| pipe.id == id)?;
+        pipe.is_shown = true;
+        Some((client, pipe.serial, number))
+    }
+
+    /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them.
+    fn end_shown(&mut self, client: ClientId, payer: Payer) {
+        let Some(number) = self.of(client).first().copied() else { return };
+        let left = self.pipes[&(client, number)].payer;
+        let is_shown = |pipe: &&mut Pipe| pipe.payer == left && pipe.is_shown && pipe.shape.sends();
+        for pipe in self.pipes.values_mut().filter(|_| left != payer).filter(is_shown) {
+            self.agent.end(pipe.id, Errno::ACCESS);
+            pipe.ended.get_or_insert_with(|| "a client with its memory has left the tenant".to_owned());
+        }
     }
 
     /// Tells whether a payer may have one more pipe: at most half of the pipes that others leave.
@@ -555,7 +585,8 @@ impl Nic {
                 pd_pipe::Port::Gen(gen) => gen.counts(),
                 _ => Default::default(),
             };
-            port_report(name, port.kind, pipes.count(), counts, (gen.wrong, gen.missing))
+            let path = path(self.agent.is_port_direct(port.id));
+            port_report(name, port.kind, path, pipes.count(), counts, (gen.wrong, gen.missing))
         });
         let ports = ports.collect();
         let pipes = self.pipes.iter().map(|(&(client, number), pipe)| PipeReport {
@@ -567,6 +598,7 @@ impl Nic {
             unit: if pipe.shape.unit() == Unit::Frames { "frames" } else { "bytes" }.to_owned(),
             ring_bytes: pipe.shape.ring_bytes(),
             ended: pipe.ended.clone(),
+            path: path(self.agent.is_direct(pipe.id)),
             counts: counts(&pipe.settled),
         });
         let pipes = pipes.collect();
@@ -621,6 +653,15 @@ fn advice(errno: Errno) -> &'static str {
     }
 }
 
+/// Returns the owner whose pipes trust each other: whoever pays for them.
+fn owner((tenant, user): Payer) -> u64 {
+    (tenant.index() as u64) << 33 | user.map_or(0, |user| u64::from(user) + 1)
+}
+
+fn path(is_direct: bool) -> String {
+    if is_direct { "direct" } else { "agent" }.to_owned()
+}
+
 fn direction(shape: Shape) -> &'static str {
     match shape.direction() {
         Direction::Receive => "receive",
@@ -646,21 +687,24 @@ fn counts(of: &PipeCounts) -> TenantCounts {
 
 /// Adds the difference of `now` and `was`.
 fn add(to: &mut TenantCounts, now: &TenantCounts, was: &TenantCounts) {
-    to.frames_received += now.frames_received - was.frames_received;
-    to.bytes_received += now.bytes_received - was.bytes_received;
-    to.frames_sent += now.frames_sent - was.frames_sent;
-    to.bytes_sent += now.bytes_sent - was.bytes_sent;
-    to.frames_dropped += now.frames_dropped - was.frames_dropped;
-    to.frames_refused += now.frames_refused - was.frames_refused;
-    to.frames_unbound += now.frames_unbound - was.frames_unbound;
-    to.frames_lost += now.frames_lost - was.frames_lost;
-    to.frames_unsent += now.frames_unsent - was.frames_unsent;
-    to.notifications += now.notifications - was.notifications;
+    // Clients say what goes directly: no sum overflows.
+    let add = |to: &mut u64, now: u64, was: u64| *to = to.saturating_add(now.saturating_sub(was));
+    add(&mut to.frames_received, now.frames_received, was.frames_received);
+    add(&mut to.bytes_received, now.bytes_received, was.bytes_received);
+    add(&mut to.frames_sent, now.frames_sent, was.frames_sent);
+    add(&mut to.bytes_sent, now.bytes_sent, was.bytes_sent);
+    add(&mut to.frames_dropped, now.frames_dropped, was.frames_dropped);
+    add(&mut to.frames_refused, now.frames_refused, was.frames_refused);
+    add(&mut to.frames_unbound, now.frames_unbound, was.frames_unbound);
+    add(&mut to.frames_lost, now.frames_lost, was.frames_lost);
+    add(&mut to.frames_unsent, now.frames_unsent, was.frames_unsent);
+    add(&mut to.notifications, now.notifications, was.notifications);
 }
 
 fn port_report(
     name: &str,
     kind: &str,
+    path: String,
     pipes: usize,
     counts: PortCounts,
     (frames_wrong, frames_missing): (u64, u64),
@@ -668,6 +712,7 @@ fn port_report(
     PortReport {
         name: name.to_owned(),
         kind: kind.to_owned(),
+        path,
         pipes,
         frames_received: counts.frames_received,
         bytes_received: counts.bytes_received,

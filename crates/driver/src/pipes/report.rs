@@ -187,6 +187,9 @@ pub struct PortReport {
     pub name: String,
     /// `gen`, `sink`, `pcap`, `link`, `veth`, `tap`, `mirror` or `memif`.
     pub kind: String,
+    /// `direct` if its frames go from a sender's ring to the receiver without the agent, else `agent`.
+    #[serde(default)]
+    pub path: String,
     /// Pipes that belong to it.
     pub pipes: usize,
     /// Frames that its pipes received.
@@ -230,6 +233,9 @@ pub struct PipeReport {
     pub ring_bytes: u64,
     /// Reason of the pipe's end, if it has ended.
     pub ended: Option<String>,
+    /// `direct` if its frames go without the agent, else `agent`.
+    #[serde(default)]
+    pub path: String,
     /// Counts.
     #[serde(flatten)]
     pub counts: TenantCounts,

@@ -96,6 +96,7 @@ pub mod tests {
         let port = PortReport {
             name: "wan".to_owned(),
             kind: "gen".to_owned(),
+            path: "agent".to_owned(),
             pipes: 2,
             frames_received: n,
             bytes_received: 100 * n,

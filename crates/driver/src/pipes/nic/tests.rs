@@ -171,3 +171,27 @@ fn a_port_is_added_once_and_asked_for_by_those_who_may() {
     let report = stand.nic.report();
     assert!(report.pipes[0].ended.as_ref().is_some_and(|why| why.contains("[[bind]]")), "{report:?}");
 }
+
+#[test]
+fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leaves() {
+    use PipeDirection::{Receive, Send};
+    let mut stand = Stand::new("");
+    let (to, _receiver) = stand.open(1, 0, Receive, "wire.1").unwrap();
+    let (from, sender) = stand.open(2, 1, Send, "wire.0").unwrap();
+    let (one, two) = (ClientId::new(1), ClientId::new(2));
+    let payer = |tenant| (TenantId::new(tenant), None);
+    stand.nic.turn();
+    assert_eq!((stand.nic.show_peer(one, to), stand.nic.show_peer(two, from)), (None, None));
+    // Clients of the default tenant are told apart by user.
+    stand.nic.carry_out(ToNic::SetPayer { client: two, payer: (TenantId::new(0), Some(7)) });
+    stand.nic.turn();
+    assert_eq!(stand.nic.show_peer(one, to), None);
+    stand.nic.carry_out(ToNic::SetPayer { client: two, payer: payer(0) });
+    stand.nic.turn();
+    assert_eq!(stand.nic.show_peer(two, from), Some((one, 1, to)));
+    assert_eq!(stand.nic.show_peer(one, to), Some((two, 1, from)));
+    assert_eq!(stand.nic.show_peer(one, from), None, "another's pipe");
+    // The receiver may keep the sender's ring mapped.
+    stand.nic.carry_out(ToNic::SetPayer { client: one, payer: payer(1) });
+    assert_eq!(sender.ended(), Some(Errno::ACCESS));
+}
