@@ -131,6 +131,10 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
             check(row, metric);
         }
     }
+    for scheme in ["packetised", "memif", "link-agent", "link"] {
+        let row = rows.iter().find(|row| row["app"] == "link" && row["scheme"] == scheme).unwrap();
+        check(row, "over_packetised");
+    }
     for app in ["maglev", "nitro", "kv", "logmon"] {
         for scheme in ["packetised", "memif", "pipe"] {
             // Rows of a latency have requests under way.

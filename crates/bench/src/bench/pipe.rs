@@ -3,12 +3,15 @@
 //!
 //! `memif` is the packetised interface of DPDK's memif without copies: the driver's port, and the twin's program as its client.
 //!
+//! `link` is the echo between two programs over two links, directly; `link-agent` the same through an agent, which is a third thread.
+//!
 //! All schemes have the same software NIC, generator and program, so that only the interface differs. The NIC copies each frame in
 //! and out and checks those that come back; the echo swaps the MAC addresses of each frame. NIC and program are threads that poll.
 //! The schemes take turns round by round. The program's time for a frame is that of its turns with frames, by a clock read around
 //! each [`SAMPLED`]th turn.
 
 mod apps;
+mod link;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -317,6 +320,7 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         measure: Box::new(move |scheme, time| measure(scheme, sizes, time)),
     };
     let mut cells: Vec<Cell> = settings.pick(&SIZES[..1], &SIZES).into_iter().map(echo).collect();
+    cells.push(link::cell());
     cells.extend(apps::cells()?);
     let mut rows = Vec::new();
     for cell in cells.into_iter().filter(|cell| settings.wants(&cell.params)) {

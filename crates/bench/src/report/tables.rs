@@ -94,6 +94,7 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
             ("p99_over_packetised", "of packetised's", 2),
             ("packets_per_notification", "packets/notification", 0),
             ("cpu_share_percent_nic", "NIC's core %", 1),
+            ("cpu_share_percent_agent", "agent's core %", 1),
             ("cpu_share_percent_program", "program's core %", 1),
         ],
         "setup" => &[("connections_per_s", "connections/s", 0), ("cpu_us_per_connection", "CPU us", 1)],
