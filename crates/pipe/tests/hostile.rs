@@ -301,3 +301,69 @@ fn a_spoiled_doorbell_holds_up_neither_agent_nor_neighbours() {
     });
     assert_eq!(agent.counts(neighbour).unwrap().frames_sent, 20);
 }
+
+/// A sending pipe of a payer, which sends frames of a kind as fast as there is room.
+struct Flood {
+    id: PipeId,
+    pipe: Pipe,
+    verdict: u16,
+}
+
+impl Flood {
+    fn new(agent: &mut Agent, port: pd_pipe::PortId, lease: Option<Lease>, payer: u64, verdict: u16) -> Self {
+        let shape = Shape::new(Direction::Send, Unit::Frames, RING).unwrap();
+        let (id, offer) = agent.open(shape, port, &[], lease).unwrap();
+        let pipe = Pipe::map(offer).unwrap();
+        agent.seal(id).unwrap();
+        agent.set_payer(id, payer);
+        Self { id, pipe, verdict }
+    }
+
+    fn fill(&mut self) {
+        while self.pipe.send(&[0; 64], self.verdict).is_ok() {}
+        self.pipe.flush();
+    }
+}
+
+/// Many pipes of one payer send frames that are refused, dropped, or tiny. A pipe of another payer gets as much of the agent.
+#[test]
+fn many_pipes_with_bad_frames_take_nothing_of_another_payers_share() {
+    let nobodys = Lease { mac: [2; 6], ipv4: [10, 0, 0, 1] };
+    for (lease, verdict) in [(Some(nobodys), 0), (None, DROP), (None, 0)] {
+        let mut agent = Agent::new().unwrap();
+        let sink = agent.add_port(Port::Sink(Sink::default()));
+        let mut floods: Vec<_> = (0..60).map(|_| Flood::new(&mut agent, sink, lease, 1, verdict)).collect();
+        let mut honest = Flood::new(&mut agent, sink, None, 2, 0);
+        let turns = 200;
+        for _ in 0..turns {
+            floods.iter_mut().for_each(Flood::fill);
+            honest.fill();
+            agent.turn();
+        }
+        let sent = agent.counts(honest.id).unwrap().frames_sent;
+        let of = |counts: PipeCounts| counts.frames_sent + counts.frames_refused + counts.frames_dropped;
+        let others: u64 = floods.iter().map(|flood| of(agent.counts(flood.id).unwrap())).sum();
+        // One pipe moves a quarter of a thousand frames in a turn at most, and the others together a thousand.
+        assert_eq!(sent, turns * 256, "beside {others} bad frames");
+        assert!((turns * 700..turns * 1100).contains(&others), "{others} bad frames in {turns} turns");
+    }
+}
+
+/// A payer with more pipes than the agent may look at in a turn is looked at in some turns only, and is not forgotten.
+#[test]
+fn a_payer_in_debt_is_served_later() {
+    let mut agent = Agent::new().unwrap();
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let mut floods: Vec<_> = (0..200).map(|_| Flood::new(&mut agent, sink, None, 1, 0)).collect();
+    let _other = Flood::new(&mut agent, sink, None, 2, 0);
+    floods.iter_mut().for_each(Flood::fill);
+    let sent: u64 = floods.iter_mut().map(|flood| flood.pipe.untaken() / 64).sum();
+    let mut turns = 0;
+    // A turn without work would let the agent sleep.
+    while agent.turn() {
+        turns += 1;
+    }
+    let taken: u64 = floods.iter().map(|flood| agent.counts(flood.id).unwrap().frames_sent).sum();
+    assert_eq!(taken, sent);
+    assert!(turns > 200 * 1024 / 1000, "{turns}");
+}

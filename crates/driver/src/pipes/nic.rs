@@ -454,6 +454,7 @@ impl Nic {
             self.rated.insert(payer.0);
         }
         self.agent.set_purse(id, limited.then_some(payer.0.index()));
+        self.agent.set_payer(id, number_of(payer));
     }
 
     fn close(&mut self, client: ClientId, number: u32) {
@@ -620,6 +621,12 @@ impl Nic {
 }
 
 /// Closes a port, and then answers. The kernel takes some time to close an interface, in which pipes go on.
+/// Returns the number of a payer of the agent's time.
+fn number_of((tenant, uid): Payer) -> u64 {
+    let uid = uid.map_or(0, |uid| 1 << 32 | u64::from(uid));
+    (tenant.index() as u64) << 33 | uid
+}
+
 fn close(port: Option<pd_pipe::Port>, reply: Sender<Answer>) {
     let leads_out = matches!(port, Some(pd_pipe::Port::Device(_)));
     let run = move || {

@@ -298,12 +298,11 @@ impl End {
         self.intake.take_part(bytes);
     }
 
-    /// Announces appended bytes and publishes taken ones, as far as the program is due a notification, and wakes it. Returns
-    /// whether bytes were announced.
+    /// Announces appended bytes and publishes taken ones, as far as the program is due a notification, and wakes it.
     #[inline]
-    pub fn tell(&mut self) -> bool {
+    pub fn tell(&mut self) -> Told {
         if !self.is_open() {
-            return false;
+            return Told { announced: false, rung: false };
         }
         let cells = Cells(&self.memory, self.shape);
         let announced = self.announcer.announce(&cells);
@@ -318,7 +317,7 @@ impl End {
         if rung {
             self.wake();
         }
-        announced.is_some()
+        Told { announced: announced.is_some(), rung }
     }
 
     /// Sets the kernel pipe that wakes the program: see [`super::Agent::set_wake_fd`].
@@ -446,6 +445,15 @@ impl Drop for End {
     fn drop(&mut self) {
         self.end(Errno::CONNRESET);
     }
+}
+
+/// News of which a program was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Bytes were announced.
+    pub announced: bool,
+    /// The program was woken.
+    pub rung: bool,
 }
 
 /// Outcome of appending a frame.

@@ -12,6 +12,7 @@ mod lease;
 mod link;
 mod mirror;
 mod ports;
+mod shares;
 mod tap;
 
 pub use end::HEADER_BYTES;
@@ -24,6 +25,7 @@ use self::end::{Appended, End};
 use self::link::Links;
 use self::mirror::Mirrors;
 use self::ports::{Choice, PortSlot};
+use self::shares::{Shares, FRAME_COST, LOOK_COST, NEWS_COST, WAKE_COST};
 use self::tap::Taps;
 use crate::flow::Flow;
 use crate::intake::{Sent, To};
@@ -44,6 +46,8 @@ pub const PIPES_MAX: usize = 1024;
 const TURN_FRAMES: usize = 256;
 /// Most bytes that are copied out at once.
 const SCRATCH_BYTES: usize = 64 << 10;
+/// Payer of pipes that have no other.
+const NOBODY: u64 = u64::MAX;
 /// Longest sleep after which the other side of a device may have missed a wake-up request.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Longest sleep of an agent that a stop flag ends.
@@ -134,6 +138,8 @@ struct Slot {
     counts: PipeCounts,
     /// Purse that pays for sent frames; none: they are unlimited.
     purse: Option<usize>,
+    /// Account that pays for the agent's time.
+    account: usize,
     /// Files of a pipe that was opened here.
     files: Option<Files>,
     /// Pipes of the same owner may share memory.
@@ -170,6 +176,7 @@ pub struct Agent {
     links: Links,
     /// Tokens, by purse.
     purses: Vec<Tokens>,
+    shares: Shares,
     /// Index of the pipe that is drained first.
     first: usize,
     /// Pipes cut off that were not reported yet.
@@ -194,6 +201,7 @@ impl Agent {
             mirrors: Mirrors::default(),
             links: Links::default(),
             purses: Vec::new(),
+            shares: Shares::default(),
             first: 0,
             broken: Vec::new(),
             sleep: 0,
@@ -243,6 +251,7 @@ impl Agent {
         self.generation += 1;
         self.links.judge();
         self.ports[ports[0]].enter(shape);
+        let account = self.shares.enter(NOBODY);
         let slot = Slot {
             end: End::new(shape, memory, ports.len() as u16),
             doorbell,
@@ -253,6 +262,7 @@ impl Agent {
             violation: None,
             counts: PipeCounts::default(),
             purse: None,
+            account,
             files: None,
             owner: None,
             stays: false,
@@ -404,6 +414,13 @@ impl Agent {
         }
     }
 
+    /// Sets the payer of the agent's time for a pipe. Payers share that time equally, however many pipes each has.
+    pub fn set_payer(&mut self, id: PipeId, payer: u64) {
+        let account = self.shares.enter(payer);
+        let former = self.slot(id).map(|slot| std::mem::replace(&mut slot.account, account));
+        self.shares.leave(former.unwrap_or(account));
+    }
+
     /// Fills a purse. Returns the tokens that were left in it.
     pub fn fill_purse(&mut self, purse: usize, tokens: Tokens) -> Tokens {
         if self.purses.len() <= purse {
@@ -433,6 +450,7 @@ impl Agent {
         if self.slot(id).is_some() {
             self.leave(id.slot);
             if let Some(slot) = self.pipes[id.slot].take() {
+                self.shares.leave(slot.account);
                 self.doorbells.remove(&slot.doorbell);
             }
             self.taps.end(|of| of == Tapped::Pipe(id));
@@ -483,6 +501,7 @@ impl Agent {
 
     /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
+        self.shares.begin_turn();
         let mut busy = self.turn_links();
         for number in 0..self.pipes.len() {
             busy |= self.look(number);
@@ -497,8 +516,14 @@ impl Agent {
         }
         self.mirror();
         for slot in self.pipes.iter_mut().flatten() {
-            busy |= slot.end.tell();
+            let told = slot.end.tell();
+            busy |= told.announced;
+            if told.rung {
+                self.shares.charge(slot.account, WAKE_COST);
+            }
         }
+        // The next turn has credit again.
+        busy |= self.shares.is_any_spent();
         for port in &mut self.ports {
             busy |= port.flush();
         }
@@ -507,7 +532,13 @@ impl Agent {
 
     fn look(&mut self, number: usize) -> bool {
         let Some(slot) = self.pipes[number].as_mut().filter(|slot| slot.end.is_open()) else { return false };
-        match slot.end.look() {
+        if self.shares.credit(slot.account) <= 0 {
+            return false;
+        }
+        let looked = slot.end.look();
+        let news = if looked == Ok(false) { 0 } else { NEWS_COST };
+        self.shares.charge(slot.account, LOOK_COST + news);
+        match looked {
             Ok(news) => news,
             Err(violation) => {
                 self.cut_off(number, violation);
@@ -521,7 +552,11 @@ impl Agent {
         // Taken out of the table, so that other pipes can be reached: no pipe delivers to itself.
         let Some(mut slot) = self.pipes[number].take() else { return false };
         let (mut busy, mut broken) = (false, None);
+        let (credit, mut cost) = (self.shares.credit(slot.account), 0);
         for _ in 0..self.burst {
+            if cost >= credit {
+                break;
+            }
             let purse = slot.purse.and_then(|purse| self.purses.get(purse));
             if purse.is_some_and(|tokens| !tokens.are_there()) {
                 break;
@@ -530,7 +565,9 @@ impl Agent {
             match slot.end.sent() {
                 Ok(None) => break,
                 Ok(Some(sent)) => {
-                    if !self.deliver(&mut slot, &sent) {
+                    let copied = self.deliver(&mut slot, &sent);
+                    cost += FRAME_COST + copied.unwrap_or(0) as i64;
+                    if copied.is_none() {
                         break;
                     }
                     busy = true;
@@ -545,6 +582,7 @@ impl Agent {
                 }
             }
         }
+        self.shares.charge(slot.account, cost);
         self.pipes[number] = Some(slot);
         if let Some(violation) = broken {
             self.cut_off(number, violation);
@@ -552,19 +590,19 @@ impl Agent {
         busy
     }
 
-    /// Delivers one frame, or a part of a piece. Returns false if it has to wait.
-    fn deliver(&mut self, slot: &mut Slot, sent: &Sent) -> bool {
+    /// Delivers one frame, or a part of a piece. Returns the bytes copied; none if it has to wait.
+    fn deliver(&mut self, slot: &mut Slot, sent: &Sent) -> Option<usize> {
         let to = match sent.to {
             To::Port(to) => slot.ports[usize::from(to)],
             To::Dropped => {
                 slot.counts.frames_dropped += 1;
                 slot.end.take();
-                return true;
+                return Some(0);
             }
             To::Foreign => {
                 slot.counts.frames_foreign += 1;
                 slot.end.take();
-                return true;
+                return Some(0);
             }
         };
         if let Port::Link(peer) = self.ports[to].port {
@@ -575,7 +613,7 @@ impl Agent {
             slot.counts.frames_refused += 1;
         } else {
             match self.ports[to].take(copy) {
-                Taken::Wait => return false,
+                Taken::Wait => return None,
                 Taken::Lost => slot.counts.frames_unsent += 1,
                 Taken::Done => {
                     slot.sent(copy.len());
@@ -586,25 +624,26 @@ impl Agent {
                 }
             }
         }
+        let copied = copy.len();
         slot.end.take();
-        true
+        Some(copied)
     }
 
-    /// Passes one frame, or a part of a piece, into end `near` of a link, to a pipe that receives at the other end, `to`. Returns false if
-    /// it has to wait.
-    fn pass(&mut self, slot: &mut Slot, sent: &Sent, near: usize, to: usize) -> bool {
+    /// Passes one frame, or a part of a piece, into end `near` of a link, to a pipe that receives at the other end, `to`. Returns the bytes
+    /// copied; none if it has to wait.
+    fn pass(&mut self, slot: &mut Slot, sent: &Sent, near: usize, to: usize) -> Option<usize> {
         let mut header = [0; HEADER_BYTES];
         let receiver = match self.ports[to].choose(|| slot.end.copy_out(sent, &mut header)) {
             Choice::Pipe(receiver) => receiver,
-            Choice::Wait => return false,
+            Choice::Wait => return None,
             Choice::Nobody => {
                 self.ports[to].drop_unbound();
                 slot.counts.frames_unbound += 1;
                 slot.end.take();
-                return true;
+                return Some(0);
             }
         };
-        let Some(receiver) = &mut self.pipes[receiver] else { return false };
+        let receiver = self.pipes[receiver].as_mut()?;
         let mut sent = *sent;
         if slot.end.shape().unit() == Unit::Bytes {
             sent.length = sent.length.min(receiver.end.room() as usize);
@@ -612,7 +651,7 @@ impl Agent {
         let lease = slot.lease;
         match receiver.end.append_from(&slot.end, &sent, |copy| lease.is_none_or(|lease| lease.allows(copy)))
         {
-            Appended::Full => return false,
+            Appended::Full => return None,
             Appended::Refused => slot.counts.frames_refused += 1,
             Appended::Done => {
                 slot.sent(sent.length);
@@ -632,7 +671,7 @@ impl Agent {
             }
         }
         slot.end.take_part(sent.length);
-        true
+        Some(sent.length)
     }
 
     /// Fills the rings of a port's pipes from its source.
@@ -653,6 +692,7 @@ impl Agent {
                 Choice::Pipe(receiver) => {
                     let Some(slot) = &mut self.pipes[receiver] else { break };
                     let len = frame.len();
+                    self.shares.charge(slot.account, FRAME_COST + len as i64);
                     if !slot.end.append(frame) {
                         if !leads_out {
                             break;

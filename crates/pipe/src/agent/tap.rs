@@ -158,7 +158,7 @@ impl Taps {
                 Ok(news) => busy |= news,
                 Err(_) => tap.end.end(Errno::PROTO),
             }
-            busy |= tap.end.tell();
+            busy |= tap.end.tell().announced;
         }
         busy
     }
