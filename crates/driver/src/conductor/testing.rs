@@ -1,8 +1,9 @@
 //! Access to a conductor that only the simulation has.
+use super::client::{Client, SocketState};
 use super::Conductor;
 use crate::door::ToDoor;
-use crate::ids::{MoverId, TenantId};
-use crate::memory::{Amounts, Resource};
+use crate::ids::{ClientId, MoverId, Slot, TenantId};
+use crate::memory::{Amounts, Resource, RingEnds};
 use crate::messages::{Payer, ToConductor};
 use crate::mover::Mover;
 use crate::policy::Rate;
@@ -136,6 +137,37 @@ impl Conductor {
     /// Forgets the bytes that tenants with rates have sent.
     pub fn forget_spending(&self) {
         self.tenants.forget_spending();
+    }
+
+    /// Returns the slots of sockets whose ends other clients have taken.
+    fn taken(&self) -> Vec<(ClientId, Slot)> {
+        let of = |(id, client): (ClientId, &Client)| {
+            let sockets = client.give_slots().1.into_iter();
+            sockets.filter_map(move |(slot, socket)| match socket.state {
+                SocketState::Taken(_) => Some((id, slot)),
+                _ => None,
+            })
+        };
+        self.clients.iter().flat_map(of).collect()
+    }
+
+    /// Makes all bytes count that former owners have in rings, for them alone.
+    pub fn unfix_ends(&mut self) {
+        for (id, slot) in self.taken() {
+            let socket = self.client_mut(id).and_then(|client| client.socket_mut(slot));
+            if let Some(SocketState::Taken(Some(ends))) = socket.map(|socket| &mut socket.state) {
+                *ends = RingEnds { sent: u64::MAX, received: u64::MAX };
+            }
+        }
+    }
+
+    /// Makes all bytes count that former owners have read out of their receive rings, for them alone.
+    pub fn count_all_received(&self) {
+        for (id, slot) in self.taken() {
+            if let Some(memory) = self.client(id).and_then(|client| client.memory.as_ref()) {
+                memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, u64::MAX);
+            }
+        }
     }
 
     /// Leaks the lease of a descriptor.

@@ -2,6 +2,7 @@
 //! direction of each socket is a thread of the program, which sleeps on its own words.
 mod asking;
 mod attaching;
+mod calls;
 mod direct;
 mod files;
 mod hearing;
@@ -64,6 +65,8 @@ enum Wait {
     ForEvent,
     /// Waits for an answer on the attach socket.
     ForFrame,
+    /// Waits until a former process says how far it has come.
+    ForTurn,
     /// There is nothing more to do.
     Over,
 }
@@ -138,6 +141,8 @@ struct Socket {
     rings: direct::Rings,
     /// The socket of the kernel that the connection belongs to, if any.
     twin: Option<twins::Twin>,
+    /// Calls that have begun: a receive, and a send.
+    calls: [Option<calls::Call>; 2],
     /// Times at which its receiver and its sender look again without a wake-up.
     look_at: [Option<Duration>; 2],
 }
@@ -225,6 +230,11 @@ impl Honest {
         self.stopped.is_some()
     }
 
+    /// Tells whether a thread is in the middle of a call.
+    pub fn is_in_call(&self) -> bool {
+        self.sockets.iter().flatten().any(|socket| socket.calls.iter().any(Option::is_some))
+    }
+
     /// Resumes the threads if it is time.
     pub fn go_on(&mut self, now: Duration) {
         self.stopped.take_if(|until| now >= *until);
@@ -258,8 +268,17 @@ impl Honest {
                 });
                 let rings = s.rings.describe();
                 format!(
-                    "{:?} number {:?} recv {:?} {}/{producer} send {:?} {} of {} done {}/{consumer}, {rings}",
-                    s.id, s.number, s.receiver, s.arriving.received, s.sender, s.sent, s.total, s.done
+                    "{:?} number {:?} recv {:?} {}/{producer} send {:?} {} of {} done {}/{consumer}, {rings}, {:?}, {:?}",
+                    s.id,
+                    s.number,
+                    s.receiver,
+                    s.arriving.received,
+                    s.sender,
+                    s.sent,
+                    s.total,
+                    s.done,
+                    s.twin,
+                    s.calls,
                 )
             })
             .collect();
@@ -300,10 +319,13 @@ impl Honest {
         for (at, socket) in self.sockets.iter().enumerate() {
             let Some(socket) = socket.as_ref().filter(|socket| !self.is_locked_out(socket)) else { continue };
             let looks = |thread: usize| socket.look_at[thread].is_some_and(|until| now >= until);
-            if can_go_on(socket.receiver, || rung(link, socket, true)) || looks(0) {
+            let [receives, sends] = [0, 1].map(|thread| looks(thread) || self.has_turn(socket, thread));
+            let is_awake = can_go_on(socket.receiver, || rung(link, socket, true)) || receives;
+            if is_awake && !Self::is_paused(socket, calls::RECEIVES, now) {
                 into.push(Thread::Receiver(at));
             }
-            if can_go_on(socket.sender, || rung(link, socket, false)) || looks(1) {
+            let is_awake = can_go_on(socket.sender, || rung(link, socket, false)) || sends;
+            if is_awake && !Self::is_paused(socket, calls::SENDS, now) && !self.is_held_up(socket) {
                 into.push(Thread::Sender(at));
             }
         }
@@ -318,13 +340,14 @@ impl Honest {
             Phase::Away { until } | Phase::Asking(_, until) => Some(*until),
             _ => {
                 let looks = self.sockets.iter().flatten().flat_map(|socket| socket.look_at).flatten();
-                looks.chain(self.settle_by()).min()
+                let paused = self.sockets.iter().flatten().flat_map(Self::paused_until);
+                looks.chain(self.settle_by()).chain(paused).min()
             }
         }
     }
 
-    /// Returns a description of a thread that sleeps although its event has come. `peers_run`: no process is stopped;
-    /// a stopped one may have written into a ring without waking sleepers yet.
+    /// Returns a description of a thread that sleeps although its event has come. `peers_run`: no process is stopped, or in
+    /// the middle of a call: such a one may have written into a ring without waking sleepers yet.
     pub fn sleeps_in_vain(&self, peers_run: bool) -> Option<String> {
         let link = self.link.as_ref().filter(|_| self.is_up() && self.stopped.is_none())?;
         for (channel, &wait) in self.events.iter().enumerate() {
@@ -333,7 +356,7 @@ impl Honest {
                 return Some(format!("client {} sleeps on the events of channel {channel}", self.index));
             }
         }
-        for socket in self.sockets.iter().flatten().filter(|socket| !self.is_locked_out(socket)) {
+        for socket in self.sockets.iter().flatten().filter(|socket| !self.is_lock_others(socket)) {
             let word = link.line_u32(socket.id, socket_status::PATH);
             // Without a ring that was refused, the peer cannot wake anybody.
             let all_went_well = peers_run
@@ -414,11 +437,13 @@ impl Honest {
             Thread::Events(channel) => self.read_events(channel, now, book),
             Thread::Receiver(at) => {
                 let trace = self.receive(at, book);
+                self.pause_call(at, calls::RECEIVES);
                 self.keep(at);
                 trace
             }
             Thread::Sender(at) => {
                 let trace = self.send(at, book);
+                self.pause_call(at, calls::SENDS);
                 self.keep(at);
                 trace
             }
@@ -476,7 +501,7 @@ fn can_go_on(wait: Wait, doorbell: impl FnOnce() -> u64) -> bool {
     match wait {
         Wait::Awake | Wait::Asking { .. } => true,
         Wait::Asleep { doorbell: seen, .. } => doorbell() != seen,
-        Wait::ForEvent | Wait::ForFrame | Wait::Over => false,
+        Wait::ForEvent | Wait::ForFrame | Wait::ForTurn | Wait::Over => false,
     }
 }
 

@@ -51,6 +51,19 @@ enum Mutation {
     ElsewhereTooEarly,
     /// A tenant's sends do not count for its rate.
     RateForgotten,
+    /// Bytes that a process has claimed in a ring do not count when another one takes the end.
+    ClaimIgnored,
+    /// A former owner is told that all its bytes in a ring count.
+    EndsUnfixed,
+    /// A former owner is told that all bytes that it has read out of its receive ring count.
+    ReceivedUnfixed,
+}
+
+impl Mutation {
+    /// Tells whether the fault is about processes that use one end without a common lock.
+    fn is_about_moves(self) -> bool {
+        matches!(self, Self::ClaimIgnored | Self::EndsUnfixed | Self::ReceivedUnfixed)
+    }
 }
 
 /// Prints how to repeat a run that fails, and removes its kernel.

@@ -4,8 +4,10 @@ use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
 
 /// Seeds that once found bugs of the driver or of the simulation, while the simulation does not change.
-const FOUND: [u64; 10] =
-    [5236, 5318, 103501, 40007707, 80009864, 160000896, 300011295, 600003868, 1046701340, 2580200810];
+const FOUND: [u64; 12] = [
+    5236, 5318, 103501, 40007707, 80009864, 160000896, 300011295, 600003868, 1046701340, 2580200810,
+    7100000711, 7100001675,
+];
 /// Runs of `cargo test`, and threads that share them.
 const SEEDS: u64 = 400;
 const THREADS: u64 = 4;
@@ -112,6 +114,21 @@ fn a_byte_that_does_not_move_is_found() {
 #[test]
 fn a_departure_that_is_said_early_is_found() {
     is_found(Mutation::ElsewhereTooEarly);
+}
+
+#[test]
+fn bytes_that_are_claimed_and_not_counted_are_found() {
+    is_found(Mutation::ClaimIgnored);
+}
+
+#[test]
+fn an_end_of_a_ring_that_is_not_fixed_is_found() {
+    is_found(Mutation::EndsUnfixed);
+}
+
+#[test]
+fn received_bytes_that_count_twice_are_found() {
+    is_found(Mutation::ReceivedUnfixed);
 }
 
 #[test]

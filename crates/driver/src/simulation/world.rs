@@ -151,7 +151,8 @@ impl World {
             mutation == Some(Mutation::RateForgotten) || mutation.is_none() && random.chance(100);
         let path = match (is_about_rates, mutation) {
             (true, _) => Path::Offloaded,
-            (_, Some(Mutation::LastUnsaid)) => Path::Direct,
+            (_, Some(Mutation::LastUnsaid | Mutation::ClaimIgnored | Mutation::EndsUnfixed)) => Path::Direct,
+            (_, Some(Mutation::ReceivedUnfixed)) => Path::Offloaded,
             _ => settings.path,
         };
         let settings = Settings { path, ..settings };
@@ -173,7 +174,12 @@ impl World {
         let mut pids = 100;
         let mut honest = Vec::new();
         let mut people: Vec<(u32, usize)> = Vec::new();
-        let has_twins = !is_about_rates && random.chance(600) || mutation == Some(Mutation::ByteNotMoved);
+        let is_about_moves = mutation.is_some_and(Mutation::is_about_moves);
+        let has_twins = !is_about_rates && random.chance(600)
+            || is_about_moves
+            || mutation == Some(Mutation::ByteNotMoved);
+        let is_unlocked = has_twins && (is_about_moves || Random::new(mix(!seed)).chance(500));
+        kernel::sockets(|all| all.unlocked = is_unlocked);
         let mut before: Option<Person> = None;
         for index in 0..random.between(if has_twins { 2 } else { 1 }, 5) as usize {
             pids += 1;
@@ -199,6 +205,10 @@ impl World {
                 client.use_twins(random.pick(&[50, 300, 2000]));
                 if random.chance(700) {
                     client.stream_max = client.stream_max.max(random.pick(&[5_000, 60_000, 300_000]));
+                }
+                if is_unlocked {
+                    client.use_twins(2000);
+                    client.stream_max = if is_about_moves { 300_000 } else { client.stream_max.max(60_000) };
                 }
             }
             honest.push(client);
@@ -373,7 +383,7 @@ impl World {
 
     /// Checks that nobody sleeps although an event has come, and lets time pass. Called when nobody can go on.
     fn rest(&mut self) {
-        let all_run = !self.honest.iter().any(Honest::is_stopped);
+        let all_run = !self.honest.iter().any(|honest| honest.is_stopped() || honest.is_in_call());
         if let Some(why) = self.honest.iter().find_map(|honest| honest.sleeps_in_vain(all_run)) {
             panic!("{why}: nobody woke it\n{}", self.describe());
         }
@@ -545,6 +555,21 @@ impl World {
                     is_there = movers.iter_mut().any(|mover| mover.say_elsewhere_early());
                 });
                 is_there
+            }
+            // Repeated.
+            Mutation::ClaimIgnored => {
+                self.honest.iter().for_each(Honest::forget_claims);
+                false
+            }
+            // Repeated.
+            Mutation::EndsUnfixed => {
+                self.driver().conductor().unfix_ends();
+                false
+            }
+            // Repeated.
+            Mutation::ReceivedUnfixed => {
+                self.driver().conductor().count_all_received();
+                false
             }
             // Repeated.
             Mutation::RateForgotten => {

@@ -30,8 +30,12 @@ impl Honest {
         if !self.post(channel, request) {
             return false;
         }
+        self.sockets[at].iter().for_each(|socket| self.leave_turns(socket));
         let goes_on = match twin {
-            Some(twin) if twin.is_stale => true,
+            Some(twin) if twin.is_stale => {
+                self.disown(at, twin.inode);
+                true
+            }
             Some(twin) => self.close_descriptor(twin.inode, book).is_none(),
             None => false,
         };
@@ -82,7 +86,8 @@ impl Honest {
                 let at = self.random.below(self.sockets.len() as u64) as usize;
                 let resets = self.random.chance(500);
                 let must_settle = |s: &Socket| s.twin.is_some_and(twins::Twin::must_settle);
-                let may_close = |s: &Socket| s.is_connected && !s.has_shut && !must_settle(s);
+                let is_idle = |s: &Socket| s.calls.iter().all(Option::is_none);
+                let may_close = |s: &Socket| s.is_connected && !s.has_shut && !must_settle(s) && is_idle(s);
                 let is_connected = self.sockets[at].as_ref().is_some_and(may_close);
                 if is_connected && self.close(at, resets, book) {
                     return 21;

@@ -2,6 +2,7 @@
 //!
 //! A thread that needs a ring asks for it on the attach socket, and goes on with the answer ([`Wait::ForFrame`]). The rules are
 //! those of docs/design/paths.md.
+use super::calls::{has_moved, wait_of, Call, RECEIVES, SENDS};
 use super::*;
 use crate::simulation::kernel::Hold;
 use pd_abi::layout::{direct, path};
@@ -49,6 +50,8 @@ pub(super) struct Rings {
     refused: Option<Duration>,
     /// Set if the peer waits for an event that was not requested yet.
     owes_nudge: bool,
+    /// The answer where the rings end: bytes that count of the own one, and of the peer's. None: it was refused.
+    ends: Option<Option<(u64, u64)>>,
     out: Out,
     into: Into,
 }
@@ -153,6 +156,14 @@ impl Rings {
     /// Returns the position in the stream of the first byte that the driver counts.
     pub fn base(&self) -> u64 {
         self.into.by_ring
+    }
+
+    /// Returns the index that a call of `len` bytes claims.
+    fn claimed(&self, received: u64, direction: usize, len: u64) -> u64 {
+        match direction {
+            RECEIVES => received - self.into.origin.expect("a ring that bytes come by") + len,
+            _ => self.out.written + len,
+        }
     }
 
     fn may_ask(&self, now: Duration) -> bool {
@@ -279,6 +290,17 @@ impl Rings {
     }
 }
 
+/// Result of a claim of bytes in a ring.
+pub(super) enum Claim {
+    /// The thread waits for an answer.
+    Unknown,
+    Counts,
+    /// Another process has the end, and is to send or receive them.
+    Refused,
+    /// The driver does not say.
+    Failed,
+}
+
 /// Bytes for a receiver, beside those that the driver has delivered.
 pub(super) enum Found {
     /// The thread waits for a frame, or has made a request. The value is for the trace.
@@ -313,10 +335,10 @@ impl Honest {
         let now = self.now;
         let rings = of.map(|socket| &mut socket.rings);
         let (head, bytes) = (frame.page_bytes as usize, frame.bytes);
-        let len = head + bytes as usize;
+        let len = || head + bytes as usize;
         match (exchange.kind, kind, came) {
             (FrameKind::DirectRing, FrameKind::DirectRing, Some((fd, hold))) => {
-                let map = Region::<Own>::new(fd, len).expect("a mapping");
+                let map = Region::<Own>::new(fd, len()).expect("a mapping");
                 if let Some(rings) = rings {
                     rings.own = Some(Half { map, _hold: hold, head, bytes });
                 }
@@ -330,10 +352,14 @@ impl Honest {
                 rings.into_iter().for_each(|rings| rings.is_sealed = true);
             }
             (FrameKind::PeerRing, FrameKind::PeerRing, Some((fd, hold))) => {
-                let map = Region::<Theirs>::new(fd, len).expect("a mapping");
+                let map = Region::<Theirs>::new(fd, len()).expect("a mapping");
                 if let Some(rings) = rings {
                     rings.peer = Some(Half { map, _hold: hold, head, bytes });
                 }
+            }
+            (FrameKind::RingEnds, FrameKind::RingEnds | FrameKind::Error, None) => {
+                let ends = (kind == FrameKind::RingEnds).then_some((frame.bytes, frame.page_bytes));
+                rings.into_iter().for_each(|rings| rings.ends = Some(ends));
             }
             (_, FrameKind::Error, None) => {
                 kernel::with(|kernel| kernel.has_refused_ring = true);
@@ -398,22 +424,37 @@ impl Honest {
             return Found::ByDriver;
         }
         let written = rings.pair().map_or(0, |(_, peer)| peer.load(direct::PRODUCER));
-        if written > 0 && rings.into.origin.is_none() && rings.into.leaving != Leaving::Done {
+        let is_last = word & path::LAST != 0;
+        if word & path::LEFT != 0 && matches!(rings.into.leaving, Leaving::Not | Leaving::Until(_)) {
+            let mut last = written;
+            if is_last && word & path::PEER_TAKEN != 0 && rings.pair().is_some() {
+                // The peer may not have published the last bytes that count.
+                match rings.ends.take() {
+                    Some(Some((_, end))) => last = end,
+                    Some(None) => return Found::ByDriver,
+                    None => {
+                        if self.ask_ring(at, FrameKind::RingEnds) {
+                            self.set(at, |socket| socket.receiver = Wait::ForFrame);
+                        }
+                        return Found::Later(82);
+                    }
+                }
+            }
+            // The word was loaded before the index.
+            rings.into.leaving = match rings.into.leaving {
+                _ if is_last => Leaving::At(last),
+                Leaving::Not => Leaving::Until(written),
+                leaving => leaving,
+            };
+        }
+        let has_begun = written > 0 || matches!(rings.into.leaving, Leaving::At(last) if last > 0);
+        if has_begun && rings.into.origin.is_none() && rings.into.leaving != Leaving::Done {
             let delivered = link.line_u64(socket.id, socket_status::RECV_PRODUCER);
             if delivered == rings.by_driver(received) {
                 rings.into.origin = Some(received);
             } else {
                 return Found::ByDriver;
             }
-        }
-        let is_last = word & path::LAST != 0;
-        if word & path::LEFT != 0 && matches!(rings.into.leaving, Leaving::Not | Leaving::Until(_)) {
-            // The word was loaded before the index.
-            rings.into.leaving = match rings.into.leaving {
-                _ if is_last => Leaving::At(written),
-                Leaving::Not => Leaving::Until(written),
-                leaving => leaving,
-            };
         }
         if let Leaving::At(last) = rings.into.leaving {
             let origin = rings.into.origin.unwrap_or(received);
@@ -461,11 +502,15 @@ impl Honest {
         };
         let held = received + there - socket.given_back.max(*origin);
         assert!(held <= peer.bytes, "more bytes than a direct ring has: {held}");
-        for position in received..received + len {
+        let got = (received..received + len).map(|position| {
             let offset = peer.place(position - origin);
-            let got = peer.map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8];
-            book.take(number, &mut socket.arriving, got);
+            peer.map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8]
+        });
+        if Self::is_unlocked(socket) {
+            socket.calls[RECEIVES] = Some(Call::receive(got.collect(), true));
+            return 7000 + len;
         }
+        got.for_each(|got| book.take(number, &mut socket.arriving, got));
         book.by_rings += len;
         if self.random.chance(700) || there == len {
             self.give_back(at);
@@ -565,14 +610,83 @@ impl Honest {
             bytes[place % 8] = byte(number, socket.sent + offset);
             own.map.store_u64(place & !7, u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
+        if Self::is_unlocked(socket) {
+            socket.calls[SENDS] = Some(Call::send(len, true));
+            return Some(8000 + len);
+        }
         socket.sent += len;
         let record = &mut book.sockets[number];
         (record.sent, record.uses_ring) = (socket.sent, true);
-        rings.out.written += len;
-        own.store(direct::MESSAGES, own.load(direct::MESSAGES) + 1);
-        own.store(direct::PRODUCER, rings.out.written);
-        self.tell_receiver(at);
+        self.publish_sent(at, len);
         Some(4000 + len)
+    }
+
+    /// Publishes bytes in the own ring.
+    fn publish_sent(&mut self, at: usize, len: u64) {
+        let Some(socket) = &mut self.sockets[at] else { return };
+        let Rings { own: Some(own), out, .. } = &mut socket.rings else { return };
+        out.written += len;
+        own.store(direct::MESSAGES, own.load(direct::MESSAGES) + 1);
+        own.store(direct::PRODUCER, out.written);
+        self.tell_receiver(at);
+    }
+
+    /// Claims the bytes of a call before they are published. Returns whether the driver counts them by that.
+    pub(super) fn claim_bytes(&mut self, at: usize, direction: usize, len: u64) -> Option<bool> {
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return None };
+        let has_ended = || link.line_u32(socket.id, socket_status::SEND_END) != 0;
+        if direction == SENDS && has_ended() && !has_moved(link, socket, SENDS) {
+            // The stream has ended meanwhile: the call begins anew.
+            socket.calls[SENDS] = None;
+            return None;
+        }
+        let is_taken = link.line_u32(socket.id, socket_status::PATH) & path::TAKEN != 0;
+        let word = [direct::RECEIVED, direct::SENT][direction];
+        let index = socket.rings.claimed(socket.arriving.received, direction, len);
+        socket.rings.own.as_ref()?.store(word, index);
+        fence(Ordering::SeqCst);
+        Some(!is_taken)
+    }
+
+    /// Looks whether claimed bytes count, and asks the driver if another process has taken the end.
+    pub(super) fn claim_result(&mut self, at: usize, direction: usize, len: u64) -> Claim {
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return Claim::Failed };
+        if link.line_u32(socket.id, socket_status::PATH) & path::TAKEN == 0 {
+            return Claim::Counts;
+        }
+        let index = socket.rings.claimed(socket.arriving.received, direction, len);
+        match socket.rings.ends.take() {
+            Some(Some((sent, received))) if index <= [received, sent][direction] => Claim::Counts,
+            Some(Some(_)) => Claim::Refused,
+            Some(None) => Claim::Failed,
+            None => {
+                if self.ask_ring(at, FrameKind::RingEnds) {
+                    self.set(at, |socket| *wait_of(socket, direction) = Wait::ForFrame);
+                }
+                Claim::Unknown
+            }
+        }
+    }
+
+    /// Publishes the bytes of a call that were claimed.
+    pub(super) fn publish_call(&mut self, at: usize, direction: usize, len: u64) {
+        if direction == SENDS {
+            return self.publish_sent(at, len);
+        }
+        let Some(socket) = &mut self.sockets[at] else { return };
+        let index = socket.rings.claimed(socket.arriving.received, direction, len);
+        let Rings { own: Some(own), peer: Some(peer), into, owes_nudge, .. } = &mut socket.rings else {
+            return;
+        };
+        own.store(direct::CONSUMER, index);
+        *owes_nudge |= tell(own, peer, &SEND, index, &mut into.told);
+    }
+
+    /// Takes back all claims, as a driver with a bug sees it.
+    pub fn forget_claims(&self) {
+        let rings = self.sockets.iter().flatten().filter_map(|socket| socket.rings.own.as_ref());
+        rings
+            .for_each(|own| [direct::SENT, direct::RECEIVED].into_iter().for_each(|word| own.store(word, 0)));
     }
 
     fn tell_receiver(&mut self, at: usize) {

@@ -139,6 +139,7 @@ impl Honest {
             (Asked::Shutdown(at), 0) => {
                 self.unlock(at, true);
                 self.set(at, |socket| socket.has_shut = false);
+                self.keep(at);
             }
             (Asked::Shutdown(at), _) => {
                 assert!(is_late || event.errno == Errno::NOTCONN.raw_os_error() as u32, "shutdown fails");
@@ -192,6 +193,7 @@ impl Honest {
             file: None,
             rings: direct::Rings::new(self.random.between(1, 8)),
             twin: None,
+            calls: [None, None],
             look_at: [None; 2],
         };
         match self.sockets.iter().position(Option::is_none) {

@@ -1,4 +1,5 @@
 //! The threads of an honest client's sockets: receivers, senders, and acceptors.
+use super::calls::{Call, RECEIVES, SENDS};
 use super::direct::Found;
 use super::*;
 
@@ -7,6 +8,9 @@ impl Honest {
         let Some(socket) = &self.sockets[at] else { return 50 };
         if socket.listens.is_some() {
             return self.accept(at);
+        }
+        if let Some(trace) = self.go_on_calling(at, RECEIVES, book) {
+            return trace;
         }
         let now = self.now;
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 50 };
@@ -33,7 +37,7 @@ impl Honest {
             return 52;
         }
         (socket.receiver, socket.look_at[0]) = (Wait::Awake, None);
-        if self.notices_move(at) {
+        if self.notices_move(at, RECEIVES) {
             self.set(at, |socket| socket.receiver = Wait::Over);
             return 57;
         }
@@ -113,11 +117,15 @@ impl Honest {
         let given_back = socket.rings.by_driver(socket.given_back);
         assert!(produced - given_back <= ring, "more bytes than the ring has: {produced}");
         let len = (produced - at_driver).min(self.random.between(1, 6000));
-        for position in at_driver..at_driver + len {
+        let got = (at_driver..at_driver + len).map(|position| {
             let offset = page as usize * PAGE_BYTES + (position & (ring - 1)) as usize;
-            let got = map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8];
-            book.take(number, &mut socket.arriving, got);
+            map.load_u64(offset & !7, Ordering::Relaxed).to_le_bytes()[offset % 8]
+        });
+        if Self::is_unlocked(socket) {
+            socket.calls[RECEIVES] = Some(Call::receive(got.collect(), false));
+            return 5000 + len;
         }
+        got.for_each(|got| book.take(number, &mut socket.arriving, got));
         if self.random.chance(700) || produced == at_driver + len {
             self.give_back(at);
         }
@@ -193,6 +201,9 @@ impl Honest {
     }
 
     pub(super) fn send(&mut self, at: usize, book: &mut Book) -> u64 {
+        if let Some(trace) = self.go_on_calling(at, SENDS, book) {
+            return trace;
+        }
         let now = self.now;
         let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return 70 };
         let (id, number) = (socket.id, socket.number.expect("a connected socket"));
@@ -218,7 +229,7 @@ impl Honest {
             return 72;
         }
         (socket.sender, socket.look_at[1]) = (Wait::Awake, None);
-        if self.notices_move(at) {
+        if self.notices_move(at, SENDS) {
             self.set(at, |socket| socket.sender = Wait::Over);
             return 70;
         }
@@ -274,15 +285,38 @@ impl Honest {
                 link.publish(socket.channel);
                 self.open = None;
                 file.has_sent = true;
+                socket.count_post(len);
                 return sent(socket, len, book);
             }
         }
-        let (&region, (map, _)) = link.send.iter().next().expect("a send region");
-        let first = socket.area as u64 * AREA + offset;
-        fill(map, first, len, |at| byte(number, socket.sent + at));
+        let (_, (map, _)) = link.send.iter().next().expect("a send region");
+        fill(map, socket.area as u64 * AREA + offset, len, |at| byte(number, socket.sent + at));
+        if Self::is_unlocked(socket) {
+            socket.calls[SENDS] = Some(Call::send(len, false));
+            return 6000 + len;
+        }
+        if !self.post_send(at, len) {
+            return 78;
+        }
+        let (Some(link), Some(socket)) = (&self.link, &mut self.sockets[at]) else { return 70 };
+        let trace = sent(socket, len, book);
+        fence(Ordering::SeqCst);
+        if link.line_u32(id, socket_status::SEND_END) == 0 {
+            // A peer that leaves later waits for these bytes on the fabric.
+            book.sockets[number].sent_before = socket.sent;
+        }
+        trace
+    }
+
+    /// Posts a send of bytes that lie in the send region. Returns whether there was room for the request.
+    pub(super) fn post_send(&mut self, at: usize, len: u64) -> bool {
+        let grows = self.random.chance(600);
+        let (Some(link), Some(socket)) = (&mut self.link, &mut self.sockets[at]) else { return false };
+        let id = socket.id;
+        let first = socket.area as u64 * AREA + socket.sent % AREA;
+        let region = link.send.keys().next().copied().expect("a send region");
         let span = Span { region: region as u16, offset: first, len };
         let position = link.channels[socket.channel].requests.position();
-        let grows = self.random.chance(600);
         match &mut self.open {
             Some((of, open, sends, known))
                 if grows && *of == at && *known == position && open.offset + open.len == first =>
@@ -293,28 +327,29 @@ impl Honest {
             }
             _ => {
                 if !link.write(socket.channel, Request::send(id, span)) {
-                    return 78;
+                    return false;
                 }
                 link.publish(socket.channel);
                 self.open = (self.channels == 1).then_some((at, span, 1, position + 1));
             }
         }
-        let trace = sent(socket, len, book);
-        fence(Ordering::SeqCst);
-        if link.line_u32(id, socket_status::SEND_END) == 0 {
-            // A peer that leaves later waits for these bytes on the fabric.
-            book.sockets[number].sent_before = socket.sent;
-        }
-        trace
+        socket.count_post(len);
+        true
     }
 }
 
-/// Counts a send. Returns a value for the trace.
+impl Socket {
+    /// Counts a send that was posted.
+    fn count_post(&mut self, len: u64) {
+        self.posted += 1;
+        self.rings.weigh();
+        self.in_flight.push_back(len);
+    }
+}
+
+/// Counts the bytes of a send. Returns a value for the trace.
 fn sent(socket: &mut Socket, len: u64, book: &mut Book) -> u64 {
     socket.sent += len;
-    socket.posted += 1;
-    socket.rings.weigh();
-    socket.in_flight.push_back(len);
     if let Some(number) = socket.number {
         book.sockets[number].sent = socket.sent;
     }

@@ -73,14 +73,44 @@ impl Honest {
 
     /// Tells whether the threads of a socket wait for the lock of its end.
     pub(super) fn is_locked_out(&self, socket: &Socket) -> bool {
+        !Self::is_unlocked(socket) && self.is_lock_others(socket)
+    }
+
+    /// Tells whether another client has the lock of a socket's end.
+    pub(super) fn is_lock_others(&self, socket: &Socket) -> bool {
         let Some(twin) = socket.twin.filter(|twin| !twin.is_stale) else { return false };
         let lock = sockets(|all| all.end(twin.inode)).and_then(|end| end.lock);
         lock.is_some_and(|holder| holder != self.index)
     }
 
-    /// Notes that a socket's end is another client's, if so. Its threads do nothing more.
-    pub(super) fn notices_move(&mut self, at: usize) -> bool {
-        let Some(twin) = self.sockets[at].as_ref().and_then(|socket| socket.twin) else { return false };
+    /// Notes that this client does not have the end of a socket that is closed, unless another socket of its own has it. The client that has
+    /// taken it may have died before it heard of that.
+    pub(super) fn disown(&self, at: usize, inode: u32) {
+        let has = |socket: &Socket| socket.twin.is_some_and(|twin| twin.inode == inode && !twin.is_stale);
+        let others = self.sockets.iter().enumerate().filter(|(other, _)| *other != at);
+        if !others.filter_map(|(_, socket)| socket.as_ref()).any(has) {
+            sockets(|all| all.change(inode, |end| _ = end.owner.take_if(|owner| *owner == self.index)));
+        }
+    }
+
+    /// Tells whether this client has the end of a socket, or is still to hear that it has not.
+    fn has_part(&self, socket: &Socket) -> bool {
+        let Some(twin) = socket.twin.filter(|twin| !twin.is_stale) else { return false };
+        let end = sockets(|all| all.end(twin.inode));
+        let has =
+            |end: End| end.owner == Some(self.index) || end.users.contains(&Some((self.index, socket.id)));
+        !Self::is_unlocked(socket) || end.is_some_and(has)
+    }
+
+    /// Notes that a socket's end is another client's, if so. Its threads do nothing more, or this direction's thread without a lock.
+    pub(super) fn notices_move(&mut self, at: usize, direction: usize) -> bool {
+        let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return false };
+        let Some(twin) = socket.twin else { return false };
+        if Self::is_unlocked(socket) {
+            let has_moved = calls::has_moved(link, socket, direction);
+            self.set_twin(at, |twin| twin.is_stale |= has_moved);
+            return has_moved;
+        }
         let is_stale = twin.is_stale || self.is_others(twin.inode);
         self.set_twin(at, |twin| twin.is_stale = is_stale);
         is_stale
@@ -97,6 +127,9 @@ impl Honest {
     /// Keeps the progress of a socket's end where other processes find it.
     pub(super) fn keep(&self, at: usize) {
         let Some(Some(socket)) = self.sockets.get(at) else { return };
+        if let Some(twin) = socket.twin.filter(|_| Self::is_unlocked(socket)) {
+            return self.keep_turns(twin, socket);
+        }
         let Some(twin) = socket.twin.filter(|twin| !twin.is_stale) else { return };
         sockets(|all| {
             all.change(twin.inode, |end| {
@@ -149,11 +182,16 @@ impl Honest {
 
     /// Keeps or closes descriptors of the kernel's when the client's attachment has ended. An image that `execve` made may use them.
     pub(super) fn lose_twins(&mut self, book: &mut Book) {
-        (0..self.sockets.len()).for_each(|at| self.keep(at));
+        for at in 0..self.sockets.len() {
+            [calls::RECEIVES, calls::SENDS]
+                .into_iter()
+                .for_each(|direction| self.settle_call(at, direction, book));
+            self.keep(at);
+        }
         book.say(|| format!("client {} loses its driver: {}", self.index, self.describe()));
         let is_broken = self.link.as_ref().is_some_and(|link| kernel::is_hung_up(&link.socket));
         let own =
-            self.sockets.iter().flatten().filter_map(|socket| socket.twin.filter(|twin| !twin.is_stale));
+            self.sockets.iter().flatten().filter_map(|socket| socket.twin.filter(|_| self.has_part(socket)));
         for twin in own.filter(|_| is_broken) {
             if let Some(end) = sockets(|all| all.end(twin.inode)) {
                 book.over(&end);
@@ -234,7 +272,8 @@ impl Honest {
             }
             return Some(203);
         }
-        if self.twins.moves > 0 && self.random.chance(300) {
+        let often = if sockets(|all| all.unlocked) { 900 } else { 300 };
+        if self.twins.moves > 0 && self.random.chance(often) {
             self.twins.moves -= 1;
             return Some(self.twin_wish(book));
         }
@@ -247,7 +286,9 @@ impl Honest {
         let ends = sockets(|all| all.ends(pid));
         let free: Vec<_> = ends.iter().filter(|(_, end)| end.lock.is_none() && !end.is_dead).collect();
         let live = self.sockets.iter().flatten().count();
-        match self.random.below(12) {
+        // Without a common lock ends move more often, into calls.
+        let takes = sockets(|all| all.unlocked) && self.random.chance(400);
+        match if takes { 6 } else { self.random.below(12) } {
             0 if sockets(|all| all.listeners(pid)).len() < LISTENERS_MAX => {
                 let (inode, at) = self.listen();
                 book.twin_listening.push(TwinListening {
@@ -391,7 +432,7 @@ impl Honest {
             }
             (Asked::TwinConnect { inode, listener, to }, 0) => {
                 let number = book.open();
-                let at = self.add_twin(id, channel, inode, End::new(number, self.index, false), book);
+                let at = self.add_twin(id, channel, inode, End::new(number, (self.index, id), false), book);
                 let settle_at = Some(self.now + SETTLED_WITHIN);
                 self.set_twin(at, |twin| twin.settle_at = settle_at);
                 // A listener that has ended refuses the connection, and the twin is withdrawn later.
@@ -402,7 +443,7 @@ impl Honest {
                 if let Some(other) = sockets(|all| all.other_end(inode)) {
                     book.pair(number, other.number);
                 }
-                self.add_twin(id, channel, inode, End::new(number, self.index, true), book);
+                self.add_twin(id, channel, inode, End::new(number, (self.index, id), true), book);
             }
             (Asked::TwinConnect { inode, .. } | Asked::Claim(inode), _) => {
                 self.release(inode, book);

@@ -3,7 +3,7 @@ use super::{inode, with};
 use crate::identity::NamespaceId;
 use crate::simulation::arriving::{Arriving, Number};
 use crate::wanted::{UnixSocket, Wanted, COOKIE_ANY};
-use pd_abi::Address;
+use pd_abi::{Address, SocketId};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -23,6 +23,8 @@ pub struct Sockets {
     /// Number of sockets made so far.
     made: u32,
     all: BTreeMap<u32, Socket>,
+    /// Set if processes use the ends of connections without a common lock.
+    pub unlocked: bool,
     /// Parents of processes.
     pub parents: BTreeMap<u32, u32>,
     /// Files of network namespaces.
@@ -57,8 +59,10 @@ pub struct End {
     pub number: Number,
     /// Client that uses it.
     pub owner: Option<usize>,
-    /// Client that has the lock: only it uses, takes or shuts down the end.
+    /// Client that has the lock: only it uses, takes or shuts down the end. Without a common lock it alone takes or shuts it down.
     pub lock: Option<usize>,
+    /// Without a common lock: sockets that know how far receiving and sending are.
+    pub users: [Option<(usize, SocketId)>; 2],
     /// Bytes that were given back.
     pub arriving: Arriving,
     pub sent: u64,
@@ -71,9 +75,11 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(number: Number, owner: usize, is_settled: bool) -> Self {
-        let (owner, lock, arriving) = (Some(owner), None, Arriving::default());
-        Self { number, owner, lock, arriving, sent: 0, total: 0, has_shut: false, is_settled, is_dead: false }
+    /// Makes an end of a client with this socket.
+    pub fn new(number: Number, user: (usize, SocketId), is_settled: bool) -> Self {
+        let (owner, lock, users, arriving) = (Some(user.0), None, [Some(user); 2], Arriving::default());
+        let (sent, total, has_shut, is_dead) = Default::default();
+        Self { number, owner, lock, users, arriving, sent, total, has_shut, is_settled, is_dead }
     }
 }
 
@@ -266,6 +272,9 @@ impl Sockets {
                 (end.owner, end.lock) = (None, None);
             }
             end.owner.take_if(|owner| *owner == index);
+            end.users.iter_mut().for_each(|user| {
+                user.take_if(|(client, _)| *client == index);
+            });
         }
     }
 

@@ -9,9 +9,10 @@ const FACTS: u64 = PEER_LEFT | PEER_UNMARKED | LEFT_BEFORE | UNMARKED;
 impl Honest {
     /// Tells whether a socket's sender leaves the fabric now, by itself.
     pub(in crate::simulation::honest) fn is_leaving(&mut self, at: usize) -> bool {
-        let Some(twin) = self.sockets[at].as_ref().and_then(|socket| socket.twin) else { return false };
+        let Some(socket) = &self.sockets[at] else { return false };
+        let Some(twin) = socket.twin else { return false };
         let is_settled = twin.settle_at.is_none() && !twin.is_settling && !twin.stays;
-        is_settled && self.random.chance(20)
+        is_settled && !self.is_lock_others(socket) && self.random.chance(20)
     }
 
     /// Asks the driver to end the stream of a socket. Returns a value for the trace.
@@ -49,8 +50,12 @@ impl Honest {
             return;
         }
         self.unlock(at, true);
+        self.keep(at);
         let Some(socket) = &self.sockets[at] else { return };
-        let has_ended = |link: &Link| link.line_u32(socket.id, socket_status::RECV_END) != 0;
+        let has_ended = |link: &Link| {
+            // A receiver that has not begun does not know where the driver's count begins.
+            link.line_u32(socket.id, socket_status::RECV_END) != 0 || socket.receiver == Wait::ForTurn
+        };
         // A stream that has ended is there whole.
         if !self.link.as_ref().is_some_and(has_ended) {
             book.promised(number, socket.rings.base() + (event.number() & !FACTS));

@@ -15,7 +15,9 @@ impl Honest {
         for socket in self.sockets.iter_mut().flatten() {
             if let Some(twin) = socket.twin.as_mut().filter(|twin| twin.inode == inode) {
                 twin.is_stale = true;
-                (socket.receiver, socket.sender) = (Wait::Over, Wait::Over);
+                if !sockets(|all| all.unlocked) {
+                    (socket.receiver, socket.sender) = (Wait::Over, Wait::Over);
+                }
             }
         }
         let Some(end) = sockets(|all| all.end(inode)) else { return };
@@ -41,6 +43,9 @@ impl Honest {
             if is_over {
                 socket.sender = Wait::Over;
             }
+            if Self::is_unlocked(socket) {
+                (socket.receiver, socket.sender) = (Wait::ForTurn, Wait::ForTurn);
+            }
         });
         self.taken_aside(at, aside, end.has_shut, book);
         self.keep(at);
@@ -52,13 +57,17 @@ impl Honest {
         book.say(|| format!("client {} has not got {inode}: errno {errno}", self.index));
         let is_it = |socket: &Option<Socket>| {
             let twin = socket.as_ref().and_then(|socket| socket.twin);
-            twin.is_some_and(|twin| twin.inode == inode)
+            let is_stale = |twin: &Twin| twin.is_stale && sockets(|all| all.unlocked);
+            twin.is_some_and(|twin| twin.inode == inode && !is_stale(&twin))
         };
         let own = self.sockets.iter().position(is_it);
         if errno == Errno::ALREADY.raw_os_error() as u32 {
             // The end is the client's still: another one has died before it got it.
             if let Some(at) = own {
                 sockets(|all| all.change(inode, |end| end.owner = Some(self.index)));
+                if sockets(|all| all.unlocked) {
+                    return; // its threads have gone on
+                }
                 self.set_twin(at, |twin| twin.is_stale = false);
                 let is_over = end.has_shut || book.sockets[end.number].is_over;
                 self.set(at, |socket| {
