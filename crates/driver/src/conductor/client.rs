@@ -1,14 +1,15 @@
 //! A client as the conductor knows it.
 use super::direct::Doorbells;
 use super::families::Family;
+use super::growth::Growth;
 use super::kernel::Counts;
 use crate::identity::Identity;
-use crate::ids::{ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::ids::{ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Region, RingEnds, Space};
 use crate::messages::{payer, Payer};
 use crate::standing::Place;
 use pd_abi::layout::SOCKET_STRIDE;
-use pd_abi::limits::{PAGE_BYTES, SOCKETS_MAX};
+use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES, SOCKETS_MAX};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,15 +24,6 @@ pub enum Phase {
     Attached,
     /// Dead or cut off; movers have still to forget the client.
     Leaving,
-}
-
-/// A flow that asks for a receive ring of `bytes_max` bytes at most.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    pub flow: FlowId,
-    /// Serial number of its connection: the flow may be over, and its number reused.
-    pub serial: u64,
-    pub bytes_max: u64,
 }
 
 #[derive(Debug)]
@@ -54,16 +46,11 @@ pub struct Client {
     pub regions: BTreeMap<u32, (Region, Space)>,
     /// Receive regions without pages, by number: they were idle when memory was short.
     pub emptied: BTreeMap<u32, Region>,
-    /// Size of the ring, in bytes, for which a receive region is being made.
-    pub growing: Option<u64>,
-    /// Flows that wait for that region, in the order of their requests.
-    pub asked: VecDeque<Asked>,
-    /// Limit of ring sizes, in bytes, since a larger ring was not to be had.
-    pub ring_bytes_max: u64,
+    pub growth: Growth,
     /// Send regions that some movers have not heard of, each with the number of these movers.
     unheard: Vec<(u16, usize)>,
     /// Number of movers that have still to forget the client, once it leaves.
-    pub remembered: usize,
+    remembered: usize,
     /// Stays with its family's mover: see [`super::balance`].
     pub is_bound: bool,
     /// Has got a file socket.
@@ -75,7 +62,7 @@ pub struct Client {
     /// Number of pages made for the lines of its sockets.
     pub pages_of_lines: usize,
     /// Number of connections on the direct path.
-    pub direct: usize,
+    direct: usize,
     /// Counts of connections on the kernel that it has reported, as last taken.
     pub kernel: Counts,
     /// See [`Doorbells`].
@@ -161,9 +148,7 @@ impl Client {
             channels: 0,
             regions: BTreeMap::new(),
             emptied: BTreeMap::new(),
-            growing: None,
-            asked: VecDeque::new(),
-            ring_bytes_max: u64::MAX,
+            growth: Growth::default(),
             unheard: Vec::new(),
             remembered: 0,
             is_bound: false,
@@ -177,6 +162,34 @@ impl Client {
             slots: Vec::new(),
             free_slots: Vec::new(),
         }
+    }
+
+    /// Begins to leave. Returns the movers that have still to forget the client.
+    pub fn leave(&mut self) -> Vec<MoverId> {
+        let movers = self.movers();
+        (self.phase, self.remembered) = (Phase::Leaving, movers.len());
+        movers
+    }
+
+    /// Notes that one more mover has forgotten the client, which leaves. Returns whether all have.
+    pub fn is_forgotten_by_one_more(&mut self) -> bool {
+        self.remembered = self.remembered.saturating_sub(1);
+        self.remembered == 0
+    }
+
+    /// Tells whether it may have one more connection on the direct path.
+    pub fn may_enter_direct(&self) -> bool {
+        self.direct < DIRECT_CONNECTIONS_MAX
+    }
+
+    /// Counts one more connection on the direct path.
+    pub fn enter_direct(&mut self) {
+        self.direct += 1;
+    }
+
+    /// Counts one connection less there.
+    pub fn exit_direct(&mut self) {
+        self.direct -= 1;
     }
 
     /// Returns the mover that serves a channel, and the sockets whose home it is.
@@ -350,7 +363,7 @@ impl Client {
 
     /// Tells whether no region is being made for the client, and no mover has still to hear of one.
     pub fn is_settled(&self) -> bool {
-        self.unheard.is_empty() && self.growing.is_none()
+        self.unheard.is_empty() && !self.growth.is_making()
     }
 
     /// Returns the slots in use.

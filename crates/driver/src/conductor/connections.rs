@@ -80,7 +80,7 @@ pub struct Connection {
     pub direct: Option<Box<Direct>>,
     /// Moves to another client since nothing was under way for a former one. Indexed by side, then 0 for the flow that the side receives,
     /// and 1 for the flow that it sends.
-    pub undrained: [[u32; 2]; 2],
+    undrained: [[u32; 2]; 2],
     /// Set for a side that has shut receiving. A driver that takes over does not know: a wait by edges misses the peer's end there.
     pub receives_no_more: [bool; 2],
     /// The connection as mirrors show it, since the first did.
@@ -238,6 +238,25 @@ impl Connection {
     pub fn count_move(&mut self, side: Side) {
         self.undrained[side][0] += u32::from(self.life[side.other()].has_flow());
         self.undrained[side][1] += u32::from(self.life[side].has_flow());
+    }
+
+    /// Notes that nothing is under way any more after `moves` moves, of the flow that a side receives (`what` is 0) or sends. Returns
+    /// whether something was under way before, and whether nothing is by now.
+    pub fn count_drained(&mut self, side: Side, what: usize, moves: u32) -> (bool, bool) {
+        let open = &mut self.undrained[side][what];
+        let was_open = *open > 0;
+        *open = open.saturating_sub(moves);
+        (was_open, *open == 0)
+    }
+
+    /// Tells whether something is under way for former clients of a side: of what it receives, and of what it sends.
+    pub fn has_undrained(&self, side: Side) -> [bool; 2] {
+        self.undrained[side].map(|moves| moves > 0)
+    }
+
+    /// Tells whether nothing is under way for former clients of either side.
+    pub fn is_drained(&self) -> bool {
+        self.undrained == [[0; 2]; 2]
     }
 
     /// Tells whether both sides are over.

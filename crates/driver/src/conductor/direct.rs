@@ -21,7 +21,7 @@ use crate::memory::{DirectRing, RingEnds};
 use crate::messages::{Leave, Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::layout::{path, socket_status};
-use pd_abi::limits::{DIRECT_CONNECTIONS_MAX, PAGE_BYTES};
+use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind, SocketId};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -154,7 +154,7 @@ impl Direct {
 impl Conductor {
     /// Tells whether one of the clients has as many direct connections as it may. Further ones are offloaded.
     pub(super) fn is_full(&self, clients: [ClientId; 2]) -> bool {
-        let full = |id| self.client(id).is_none_or(|client| client.direct >= DIRECT_CONNECTIONS_MAX);
+        let full = |id| self.client(id).is_none_or(|client| !client.may_enter_direct());
         clients.into_iter().any(full)
     }
 
@@ -189,7 +189,7 @@ impl Conductor {
     /// Counts a client's socket on the direct path, and publishes its word. Returns the client with its serial.
     fn enter_direct(&mut self, (id, slot): (ClientId, Slot), word: u32) -> (ClientId, u64) {
         let Some(client) = self.client_mut(id) else { return (id, 0) };
-        client.direct += 1;
+        client.enter_direct();
         if let Some(memory) = &client.memory {
             memory.publish_u32(slot, socket_status::PATH, word);
         }
@@ -236,7 +236,7 @@ impl Conductor {
 
     fn exit_direct(&mut self, (id, serial): (ClientId, u64)) {
         if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
-            client.direct -= 1;
+            client.exit_direct();
         }
     }
 

@@ -9,7 +9,6 @@ use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Refused};
 use crate::standing::Place;
-use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Frame, FrameKind};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -70,17 +69,14 @@ impl Conductor {
                 let Some(client) = self.client_mut(id) else {
                     return self.door.send(ToDoor::DropReceiveRegion { region });
                 };
-                client.growing = None;
-                client.ring_bytes_max = u64::MAX;
+                client.growth.made();
                 client.add_region(number, *region);
                 self.grown(id);
             }
             FromDoor::Emptied { client, number, region } => self.emptied(client, number, region),
             FromDoor::NoReceiveRegion { client: id, exhausted } => {
                 if let Some(client) = self.client_mut(id) {
-                    // The next region is to be smaller.
-                    let bytes = client.growing.take().unwrap_or(PAGE_BYTES as u64);
-                    client.ring_bytes_max = (bytes / 2).max(PAGE_BYTES as u64);
+                    client.growth.refused();
                 }
                 self.warn_exhausted(id, &exhausted);
                 self.reclaim();

@@ -12,6 +12,7 @@ mod direct;
 mod ending;
 mod families;
 mod gate;
+mod growth;
 mod guests;
 mod kernel;
 mod mirrors;
@@ -359,8 +360,7 @@ impl Conductor {
             ToConductor::Cores { scarce } => self.note_cores(scarce),
             ToConductor::ClientGone { client } => {
                 let Some(state) = self.client_mut(client) else { return };
-                state.remembered = state.remembered.saturating_sub(1);
-                if state.remembered == 0 {
+                if state.is_forgotten_by_one_more() {
                     self.forget(client);
                     self.retry_rings();
                 }
@@ -487,9 +487,7 @@ impl Conductor {
         let (attached, uid) = (client.memory.is_some(), client.identity.uid);
         let left = u64::from(matches!(client.phase, Phase::Attached));
         let channels = client.channels;
-        client.phase = Phase::Leaving;
-        let movers = client.movers();
-        client.remembered = movers.len();
+        let movers = client.leave();
         let (pid, namespace, tenant) = (client.identity.pid, client.identity.namespace, client.tenant);
         self.take_kernel_counts(id);
         if let Some(violation) = violation {

@@ -1,5 +1,6 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
-use super::client::{Asked, Client, Phase};
+use super::client::{Client, Phase};
+use super::growth::Asked;
 use super::queues::Queues;
 use super::Conductor;
 use crate::door::ToDoor;
@@ -77,12 +78,12 @@ impl Conductor {
         };
         let Some(state) = self.client(client) else { return };
         let Some(wished) = state.socket(slot).map(|socket| socket.receive_ring_bytes) else { return };
-        if state.growing.is_some() || !is_first && !state.asked.is_empty() {
+        if state.growth.holds_up(is_first) {
             return self.await_region(client, flow, bytes_max);
         }
         let ring = self.allocate_ring(client, wished.min(bytes_max)).map(|ring| Ring { wished, ..ring });
         if ring.is_none() {
-            if self.client(client).is_some_and(|client| client.growing.is_some()) {
+            if self.client(client).is_some_and(|client| client.growth.is_making()) {
                 return self.await_region(client, flow, bytes_max);
             }
             Metrics::add(&self.metrics.rings_denied, 1);
@@ -100,7 +101,7 @@ impl Conductor {
             return;
         };
         if let Some(client) = self.client_mut(id) {
-            client.asked.push_back(Asked { flow, serial, bytes_max });
+            client.growth.wait(Asked { flow, serial, bytes_max });
         }
     }
 
@@ -115,7 +116,7 @@ impl Conductor {
     pub(super) fn grown(&mut self, id: ClientId) {
         let Some(client) = self.client_mut(id) else { return };
         let payer = client.payer();
-        if !client.asked.is_empty() {
+        if client.growth.waiting() > 0 {
             self.waiting.grown.push(payer, id);
         }
         self.retry_rings();
@@ -123,15 +124,12 @@ impl Conductor {
 
     /// Answers the first flow that waits for a client's region. Schedules the next one, unless the first has to wait for another region.
     fn answer_asked(&mut self, payer: Payer, id: ClientId) {
-        let Some(client) = self.client_mut(id).filter(|client| client.growing.is_none()) else { return };
-        let Some(asked) = client.asked.pop_front() else { return };
-        let before = client.asked.len();
+        let Some(client) = self.client_mut(id) else { return };
+        let Some(asked) = client.growth.next() else { return };
+        let before = client.growth.waiting();
         self.ask_again(asked);
         let Some(client) = self.client_mut(id) else { return };
-        if client.asked.len() > before {
-            // The flow was the first, and is again.
-            client.asked.rotate_right(1);
-        } else if before > 0 {
+        if !client.growth.put_back(before) && before > 0 {
             self.waiting.grown.push(payer, id);
         }
     }
@@ -168,8 +166,7 @@ impl Conductor {
     /// their ends.
     pub(super) fn stop_growing(&mut self, id: ClientId) {
         let Some(client) = self.client_mut(id) else { return };
-        client.growing = None;
-        std::mem::take(&mut client.asked).into_iter().for_each(|asked| self.ask_again(asked));
+        client.growth.stop().into_iter().for_each(|asked| self.ask_again(asked));
     }
 
     fn ask_again(&mut self, asked: Asked) {
@@ -183,7 +180,7 @@ impl Conductor {
 
     /// Takes a ring of at most `wanted` bytes. `None` if there is no memory, or a region is being made first.
     fn allocate_ring(&mut self, id: ClientId, wanted: u64) -> Option<Ring> {
-        let most = self.fair_ring_bytes(id).min(self.client(id)?.ring_bytes_max);
+        let most = self.fair_ring_bytes(id).min(self.client(id)?.growth.bytes_max());
         let mut bytes = wanted.min(most).next_power_of_two().max(PAGE_BYTES as u64);
         while bytes >= PAGE_BYTES as u64 {
             let client = self.client_mut(id)?;
@@ -288,7 +285,7 @@ impl Conductor {
         let Some(client) = self.clients.get_mut(id) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
-        let is_first = client.ring_bytes_max == u64::MAX;
+        let is_first = !client.growth.is_limited();
         let generous = if bytes >= HUGEPAGE_BYTES as u64 || !is_first {
             bytes
         } else {
@@ -304,7 +301,7 @@ impl Conductor {
         if let Some(Entry::Occupied(mut emptied)) = smallest.map(|number| client.emptied.entry(number)) {
             if emptied.get_mut().reserve().is_ok() {
                 let (number, region) = emptied.remove_entry();
-                client.growing = Some(bytes);
+                client.growth.begin(bytes);
                 let region = Box::new(region);
                 self.door.send(ToDoor::FillReceiveRegion { client: id, number, region });
                 return Ok(());
@@ -315,7 +312,7 @@ impl Conductor {
             client.account.lease_ring(Amounts::region(region))
         };
         let lease = lease(generous).or_else(|_| lease(bytes))?;
-        client.growing = Some(bytes);
+        client.growth.begin(bytes);
         self.door.send(ToDoor::MakeReceiveRegion { client: id, lease, ring_bytes: bytes });
         Ok(())
     }

@@ -7,6 +7,7 @@ use super::client::{Client, Connected, Listener, Phase, Socket, SocketState};
 use super::connections::{Connection, Mapped, NewConnection};
 use super::direct::{DirectState, DoorbellsGiven, DoorbellsTaken};
 use super::ending::Life;
+use super::growth::Growth;
 use super::names::NamesState;
 use super::twins::{Twin, TwinsState};
 use super::Conductor;
@@ -218,7 +219,7 @@ impl Conductor {
         doorbells: &mut DoorbellsGiven,
         pack: &mut Pack,
     ) -> Result<ConnectionState, Hindrance> {
-        if connection.undrained != [[0; 2]; 2] {
+        if !connection.is_drained() {
             return Err(Hindrance::passing("a connection is on its way from one process to another"));
         }
         let direct = connection.direct.as_ref();
@@ -270,7 +271,7 @@ impl Client {
             regions,
             generations,
             sockets,
-            ring_bytes_max: self.ring_bytes_max,
+            ring_bytes_max: self.growth.bytes_max(),
             is_bound: self.is_bound,
         })
     }
@@ -385,8 +386,7 @@ impl Conductor {
         client.phase = Phase::Attached;
         client.memory = Some(Arc::clone(&memory));
         (client.channels, client.pages_of_lines) = (channels, pages);
-        (client.ring_bytes_max, client.is_bound) =
-            (state.ring_bytes_max.max(PAGE_BYTES as u64), state.is_bound);
+        (client.growth, client.is_bound) = (Growth::resume(state.ring_bytes_max), state.is_bound);
         for region in state.regions {
             let number = region.number;
             let region = region.take(&account, fds, Region::resume_receive)?;

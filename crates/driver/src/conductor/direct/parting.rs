@@ -10,7 +10,7 @@ use pd_shm::barrier;
 use rustix::io::Errno;
 use std::sync::atomic::{fence, Ordering};
 
-/// Bits of a side's `path` word, for bytes that it receives and bytes that it sends: see [`Connection::undrained`].
+/// Bits of a side's `path` word, for bytes that it receives and bytes that it sends: see [`Connection::has_undrained`].
 const UNDRAINED: [u32; 2] = [path::RECV_UNDRAINED, path::SEND_UNDRAINED];
 
 /// Result for a direct connection of which one side goes to another client.
@@ -148,8 +148,8 @@ impl Conductor {
 
     /// Returns the bits of a side's `path` word for bytes of its former clients.
     pub(super) fn undrained(&self, index: ConnectionId, side: Side) -> u32 {
-        let moves = self.connection(index).map_or([0; 2], |connection| connection.undrained[side]);
-        let bits = moves.into_iter().zip(UNDRAINED).map(|(moves, bit)| if moves > 0 { bit } else { 0 });
+        let open = self.connection(index).map_or([false; 2], |connection| connection.has_undrained(side));
+        let bits = open.into_iter().zip(UNDRAINED).map(|(is_open, bit)| if is_open { bit } else { 0 });
         bits.fold(0, |word, bit| word | bit)
     }
 
@@ -171,12 +171,10 @@ impl Conductor {
             FlowEnd::Source => (flow.side(), 1),
         };
         let Some(connection) = self.connections.get_mut(index) else { return };
-        let (open, bit) = (&mut connection.undrained[side][what], UNDRAINED[what]);
-        let was_open = *open > 0;
-        *open = open.saturating_sub(moves);
+        let (was_open, is_drained) = connection.count_drained(side, what, moves);
+        let bit = UNDRAINED[what];
         let word =
             connection.direct.as_ref().filter(|direct| !direct.left[side]).map(|direct| direct.words[side]);
-        let is_drained = *open == 0;
         if was_open && is_drained && word.is_none() {
             self.tell_undrained(index, side);
         } else if is_drained && word.is_some_and(|word| word & bit != 0) {

@@ -143,7 +143,7 @@ impl Conductor {
         }
         for (id, serial) in clients {
             if let Some(client) = self.client_mut(id).filter(|client| client.serial == serial) {
-                client.direct += 1;
+                client.enter_direct();
             }
         }
         let (since, recall) = (self.clock.now(), None);
