@@ -57,6 +57,8 @@ pub struct Record {
     left_at: Option<u64>,
     /// Bytes that the fabric still brings to a peer that has left.
     pub sent_before: u64,
+    /// Bytes of a ring that the socket had claimed and not published when its process died. They are lost if no other process takes the end.
+    pub unsure: u64,
     /// Set when bytes of it went by a ring of two clients, which the driver does not count.
     pub uses_ring: bool,
     /// The socket that receives the bytes.
@@ -200,7 +202,10 @@ impl Book {
     /// Checks that the stream of a socket may have ended in order.
     pub fn ended(&mut self, to: Number, arriving: &Arriving) {
         if let From::Honest(number) = arriving.from {
-            let Record { is_over, mut sent, left_at, is_excused, .. } = self.sockets[number];
+            let Record { is_over, mut sent, left_at, is_excused, unsure, .. } = self.sockets[number];
+            if arriving.received + unsure == sent {
+                sent -= unsure;
+            }
             if let Some(left_at) = left_at.filter(|_| is_excused) {
                 // It died before the driver read that it leaves.
                 sent = left_at;

@@ -212,6 +212,10 @@ impl Honest {
         book.say(|| {
             format!("client {} goes on with {}, direction {direction}: {end:?}", self.index, twin.inode)
         });
+        if direction == SENDS {
+            // The driver has counted what the former process claimed.
+            book.sockets[end.number].unsure = 0;
+        }
         self.set(at, |socket| match direction {
             RECEIVES => {
                 (socket.arriving, socket.given_back) = (end.arriving, end.arriving.received);
@@ -244,8 +248,11 @@ impl Honest {
 
     /// Ends a call whose process dies in it. Its bytes count from the claim on.
     pub(super) fn settle_call(&mut self, at: usize, direction: usize, book: &mut Book) {
-        let counts = self.sockets[at].as_ref().and_then(|it| Some(it.calls[direction].as_ref()?.counts));
-        if let Some(counts) = counts {
+        let call = self.sockets[at].as_ref().and_then(|it| Some((it.calls[direction].as_ref()?, it.number?)));
+        if let Some((&Call { counts, by_ring, len, .. }, number)) = call {
+            if direction == SENDS {
+                book.sockets[number].unsure = if by_ring && counts { len } else { 0 };
+            }
             self.end_call(at, direction, counts, book);
         }
     }
