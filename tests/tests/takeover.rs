@@ -1,6 +1,6 @@
 //! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
 use pd_client::{Listener, SendBuffer, Shutdown, Stream};
-use pd_driver::{Driver, Namespaces, Settings, SystemClock};
+use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
 use pd_tests::{alone, fill, verify, Random, TestDriver};
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -16,9 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// Version of the handed-over state.
-const FORMAT: u32 = 2;
 
 fn driver() -> MutexGuard<'static, TestDriver> {
     static DRIVER: OnceLock<Mutex<TestDriver>> = OnceLock::new();
@@ -169,6 +166,9 @@ fn the_driver_goes_on_if_nobody_takes_over() {
             while answer != *b"\n" {
                 stream.read_exact(&mut answer).unwrap();
             }
+            receive(&stream);
+            stream.write_all(b"early\n").unwrap();
+            receive(&stream);
             stream.write_all(b"now..\n").unwrap();
             let mut some = [0; 200];
             stream.read_exact(&mut some).unwrap();
@@ -293,11 +293,13 @@ fn no_state_harms_whoever_takes_it() {
     let mut stream = ask(&driver, FORMAT, pd_abi::VERSION);
     let answer = read_line(&stream);
     let (offer, sockets) = receive(&stream);
+    stream.write_all(b"early\n").unwrap();
+    let (early, rings) = receive(&stream);
     stream.write_all(b"now..\n").unwrap();
     let (state, fds) = receive(&stream);
     // The driver goes on.
     drop(stream);
-    let state: Value = serde_json::from_slice(&state).unwrap();
+    let state: Value = pd_driver::state::from_bytes(&state).unwrap();
 
     let folder = tempfile::tempdir().unwrap();
     let admin_socket = folder.path().join("admin.sock");
@@ -311,6 +313,12 @@ fn no_state_harms_whoever_takes_it() {
         for _ in 0..random.below(4) {
             change(&mut changed, &mut random);
         }
+        // A state that has no bytes is refused without a driver.
+        let Ok(mut changed) = pd_driver::state::to_bytes(changed) else { continue };
+        if random.below(4) == 0 {
+            let at = random.below(changed.len() as u64) as usize;
+            changed[at] ^= 1 << random.below(8);
+        }
         let taken = thread::scope(|scope| {
             let says = scope.spawn(|| {
                 let (mut stream, _) = predecessor.accept().unwrap();
@@ -318,7 +326,9 @@ fn no_state_harms_whoever_takes_it() {
                 stream.write_all(answer.as_bytes()).unwrap();
                 send(&stream, &offer, &sockets).unwrap();
                 read_line(&stream);
-                let _ = send(&stream, changed.to_string().as_bytes(), &fds);
+                send(&stream, &early, &rings).unwrap();
+                read_line(&stream);
+                let _ = send(&stream, &changed, &fds);
                 // The state is never handed over for good.
                 let mut said = [0; 6];
                 stream.read_exact(&mut said).is_ok_and(|()| &said == b"ready\n")

@@ -475,8 +475,8 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
             let mover = lead.conductor.mover();
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
         }
-        if let Some(stream) = lead.conductor.take_successor() {
-            successor = Some(Successor::new(stream));
+        if let Some((stream, early)) = lead.conductor.take_successor() {
+            successor = Some(Successor::new(stream, early));
         }
         if let Some(waiting) = successor.as_mut().filter(|successor| successor.waits().is_none()) {
             match hand_over(lead, door, waiting) {

@@ -71,4 +71,6 @@ pub use rights::Namespaces;
 pub use settings::Settings;
 pub use size::Bytes;
 pub use start_error::StartError;
+pub use takeover::offer::FORMAT as TAKE_OVER_FORMAT;
+pub use takeover::readable as state;
 pub use wanted::UnixSocket;

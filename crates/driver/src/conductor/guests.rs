@@ -124,7 +124,11 @@ impl Conductor {
                 }
             },
             FromDoor::WatchedEnded => self.forget_registered(),
-            FromDoor::TakeOver { successor } => self.successor = Some(successor),
+            FromDoor::TakeOver { successor, early } => self.successor = Some((successor, early)),
+            FromDoor::Early { reply } => {
+                // The asker may have gone.
+                let _ = reply.send(self.early_rings());
+            }
         }
     }
 

@@ -54,6 +54,7 @@ use crate::pipes::Pipes;
 use crate::refusal::Refused;
 use crate::service::{Services, Slots};
 use crate::settings::Settings;
+use crate::takeover::early::Numbers;
 use crate::StartError;
 use balance::Balance;
 use client::{Client, Connected, Phase, SocketState};
@@ -130,7 +131,7 @@ pub struct Conductor {
     /// Messages of the door that are still to be carried out.
     from_door: VecDeque<FromDoor>,
     /// Socket of a driver that waits to take over.
-    successor: Option<UnixStream>,
+    successor: Option<(UnixStream, Numbers)>,
     /// The take-over by which the driver began.
     taken_over: Option<TakenOver>,
 }
@@ -274,8 +275,8 @@ impl Conductor {
         worked
     }
 
-    /// Takes the socket of a driver that waits to take over, if one does.
-    pub fn take_successor(&mut self) -> Option<UnixStream> {
+    /// Takes the socket of a driver that waits to take over, if one does, and the numbers of the direct rings that it has.
+    pub fn take_successor(&mut self) -> Option<(UnixStream, Numbers)> {
         self.successor.take()
     }
 

@@ -120,13 +120,21 @@ impl Desk {
         let offer = offer::Offer { policy, is_safe: *is_safe, descriptors: pack::descriptors() };
         let sockets = [attach.as_fd(), admin.as_fd()].map(|fd| fd.try_clone_to_owned());
         let [attach, admin] = sockets;
-        offer::send(stream, &serde_json::to_vec(&offer)?, &[attach?, admin?])?;
+        let sockets = [attach?, admin?];
+        offer::send(stream, &serde_json::to_vec(&offer)?, sockets.iter().map(AsFd::as_fd))?;
         // The other driver gets ready first.
         stream.set_read_timeout(Some(offer::PREPARATION))?;
-        offer::expect(stream, offer::Word::Now)?;
-        // While everything goes on: each descriptor will be there twice.
+        offer::expect(stream, offer::Word::Early)?;
+        // While everything goes on: descriptors will be there twice.
         pack::make_room(pack::descriptors());
-        self.conductor.send(FromDoor::TakeOver { successor: stream.try_clone()? });
+        let (reply, given) = channel();
+        self.conductor.send(FromDoor::Early { reply });
+        let given = given.recv().map_err(|_| std::io::Error::other("the driver is ending"))?;
+        let (list, files, early) = given.into_parts()?;
+        offer::send(stream, &list, files.iter().map(|file| file.as_fd()))?;
+        drop(files);
+        offer::expect(stream, offer::Word::Now)?;
+        self.conductor.send(FromDoor::TakeOver { successor: stream.try_clone()?, early });
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use crate::mirror::Copies;
 use crate::pipes::{NewPipe, NewPort, NewTap, PipeName};
 use crate::refusal::Refused;
 use crate::standing::Place;
+use crate::takeover::early::{Given, Numbers};
 use pd_abi::Frame;
 use pd_pipe::Offer;
 use pd_shm::Mapping;
@@ -163,7 +164,9 @@ pub enum FromDoor {
     /// A process that was to be watched has ended.
     WatchedEnded,
     /// Another driver is to take this one's place, and waits at the other end.
-    TakeOver { successor: UnixStream },
+    TakeOver { successor: UnixStream, early: Numbers },
+    /// Another driver is to have the direct rings that it can have before the take-over.
+    Early { reply: Sender<Given> },
 }
 
 /// Question of an administrator, with everything that could be found out without the conductor.

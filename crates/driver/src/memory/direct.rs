@@ -13,12 +13,15 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 use rustix::process::{getrlimit, Resource};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Inverse of the part of the driver's descriptors that is not for rings, which take one each. It keeps descriptors for
 /// attaching clients and for passing rings on.
 const DESCRIPTORS_LEFT: u64 = 8;
+
+/// Rings made by this process.
+static RINGS: AtomicU64 = AtomicU64::new(0);
 
 /// An index page and a ring. The driver maps the index page, to read. It maps the ring only when the end of its
 /// reader goes to another client.
@@ -26,15 +29,27 @@ const DESCRIPTORS_LEFT: u64 = 8;
 /// The memory stays on the budget until [`Self::is_let_go`]: clients may keep what they have mapped.
 #[derive(Debug)]
 pub struct DirectRing {
-    fd: OwnedFd,
-    index: Region<Theirs>,
-    pages: Pages,
-    bytes: u64,
-    sealed: bool,
+    file: RingFile,
+    /// Number within this process, which is never reused.
+    number: u64,
     /// Payer that counts the ring.
     pub payer: Payer,
     _lease: Lease,
 }
+
+/// File of a ring with its index page.
+#[derive(Debug)]
+struct RingFile {
+    fd: Arc<OwnedFd>,
+    index: Region<Theirs>,
+    pages: Pages,
+    bytes: u64,
+    sealed: bool,
+}
+
+/// A ring that another driver has made, checked and mapped, for which nobody pays yet.
+#[derive(Debug)]
+pub struct UnpaidRing(RingFile);
 
 /// Bytes of a direct flow that its former receiver has not read. The sender may write more of them until it learns
 /// that it must leave the ring.
@@ -122,21 +137,17 @@ impl Pool {
             Ok((fd, index))
         };
         let (fd, index) = make().map_err(Exhausted::Memory)?;
-        Ok(DirectRing { fd, index, pages, bytes, sealed: false, payer: DRIVER, _lease: lease })
+        let fd = Arc::new(fd);
+        Ok(DirectRing::of(RingFile { fd, index, pages, bytes, sealed: false }, DRIVER, lease))
     }
 }
 
-impl DirectRing {
-    /// Takes over a ring of `bytes` bytes that another driver has made.
+impl UnpaidRing {
+    /// Checks and maps a ring of `bytes` bytes that another driver has made.
     ///
     /// # Errors
-    /// `EINVAL` if it is not such a file, or `account` may not hold it; errors of mapping memory.
-    pub fn resume(
-        fd: OwnedFd,
-        (pages, bytes, sealed): (Pages, u64, bool),
-        account: &Arc<Account>,
-        payer: Payer,
-    ) -> Result<Self> {
+    /// `EINVAL` if it is not such a file; errors of mapping memory.
+    pub fn new(fd: OwnedFd, (pages, bytes, sealed): (Pages, u64, bool)) -> Result<Self> {
         let head = pages.bytes();
         let len =
             usize::try_from(bytes).ok().and_then(|bytes| head.checked_add(bytes)).ok_or(Errno::INVAL)?;
@@ -144,15 +155,39 @@ impl DirectRing {
             return Err(Errno::INVAL);
         }
         memfd::check(&fd, len, pages, sealed)?;
-        let lease = account.lease(Amounts::region(len as u64)).map_err(|exhausted| exhausted.errno())?;
         let index = Region::<Theirs>::new(&fd, head)?;
         index.populate(0, PAGE_BYTES)?;
-        Ok(Self { fd, index, pages, bytes, sealed, payer, _lease: lease })
+        Ok(Self(RingFile { fd: Arc::new(fd), index, pages, bytes, sealed }))
+    }
+
+    /// Takes over the ring. `account` pays.
+    ///
+    /// # Errors
+    /// The account may not hold it.
+    pub fn pay(self, account: &Arc<Account>, payer: Payer) -> std::result::Result<DirectRing, Exhausted> {
+        let lease = account.lease(Amounts::region(self.0.pages.bytes() as u64 + self.0.bytes))?;
+        Ok(DirectRing::of(self.0, payer, lease))
+    }
+
+    /// Returns the bytes of the ring.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes
+    }
+}
+
+impl DirectRing {
+    fn of(file: RingFile, payer: Payer, lease: Lease) -> Self {
+        Self { file, number: RINGS.fetch_add(1, Ordering::Relaxed), payer, _lease: lease }
+    }
+
+    /// Returns the ring's number within this process.
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Returns the ring's file, for another driver.
-    pub fn file(&self) -> &OwnedFd {
-        &self.fd
+    pub fn file(&self) -> &Arc<OwnedFd> {
+        &self.file.fd
     }
 
     /// Opens the file for its owner, to be mapped before [`Self::seal`].
@@ -161,7 +196,7 @@ impl DirectRing {
     /// Errors of opening a file.
     pub fn for_owner(&self) -> Result<OwnedFd> {
         may(Call::Reopen)?;
-        memfd::reopen(&self.fd, OFlags::RDWR)
+        memfd::reopen(&self.file.fd, OFlags::RDWR)
     }
 
     /// Seals the file, which the owner has mapped: it cannot be mapped writable any more.
@@ -170,11 +205,11 @@ impl DirectRing {
     /// `EPERM` if somebody else has sealed it. `EFAULT` if its owner has punched a hole before: without memory to fill it,
     /// the reader would be killed.
     pub fn seal(&mut self) -> Result<()> {
-        memfd::seal_against_all(&self.fd)?;
-        if !memfd::is_whole(&self.fd, self.pages.bytes() + self.bytes as usize)? {
+        memfd::seal_against_all(&self.file.fd)?;
+        if !memfd::is_whole(&self.file.fd, self.file.pages.bytes() + self.file.bytes as usize)? {
             return Err(Errno::FAULT);
         }
-        self.sealed = true;
+        self.file.sealed = true;
         Ok(())
     }
 
@@ -183,49 +218,49 @@ impl DirectRing {
     /// # Errors
     /// `EAGAIN` before it is sealed; errors of opening a file.
     pub fn for_peer(&self) -> Result<OwnedFd> {
-        if !self.sealed {
+        if !self.file.sealed {
             return Err(Errno::AGAIN);
         }
         may(Call::Reopen)?;
-        memfd::reopen(&self.fd, OFlags::RDONLY)
+        memfd::reopen(&self.file.fd, OFlags::RDONLY)
     }
 
     /// Returns the bytes of the ring.
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.file.bytes
     }
 
     /// Returns the bytes of a page, which the index page takes.
     pub fn page_bytes(&self) -> u64 {
-        self.pages.bytes() as u64
+        self.file.pages.bytes() as u64
     }
 
     /// Returns the bytes and sends that the owner says it has written. Hostile.
     pub fn said(&self) -> (u64, u64) {
-        let load = |word| self.index.load_u64(word, Ordering::Relaxed);
+        let load = |word| self.file.index.load_u64(word, Ordering::Relaxed);
         (load(direct::PRODUCER), load(direct::MESSAGES))
     }
 
     /// Returns the bytes of the peer's ring that the owner says it has given back. Hostile.
     pub fn said_read(&self) -> u64 {
-        self.index.load_u64(direct::CONSUMER, Ordering::Relaxed)
+        self.file.index.load_u64(direct::CONSUMER, Ordering::Relaxed)
     }
 
     /// Returns the bytes that the owner has written, or is about to publish. Hostile.
     pub fn said_sent(&self) -> u64 {
-        let load = |word| self.index.load_u64(word, Ordering::Acquire);
+        let load = |word| self.file.index.load_u64(word, Ordering::Acquire);
         load(direct::SENT).max(load(direct::PRODUCER))
     }
 
     /// Returns the bytes of the peer's ring that the owner has received, or is about to give back. Hostile.
     pub fn said_received(&self) -> u64 {
-        let load = |word| self.index.load_u64(word, Ordering::Acquire);
+        let load = |word| self.file.index.load_u64(word, Ordering::Acquire);
         load(direct::RECEIVED).max(load(direct::CONSUMER))
     }
 
     /// Tells whether the ring is sealed, so that its owner has mapped it and may write.
     pub fn is_sealed(&self) -> bool {
-        self.sealed
+        self.file.sealed
     }
 
     /// Maps the whole ring, to read it for a client that cannot.
@@ -233,19 +268,19 @@ impl DirectRing {
     /// # Errors
     /// Errors of `mmap`; a lack of memory.
     pub fn remainder(&self, read: u64, is_last: bool, end: Option<u64>) -> Result<Remainder> {
-        let head = self.pages.bytes();
-        let len = head + self.bytes as usize;
+        let head = self.file.pages.bytes();
+        let len = head + self.file.bytes as usize;
         may(Call::Map)?;
-        let map = Mapping::new(&self.fd, len, Protection::Read)?;
+        let map = Mapping::new(&self.file.fd, len, Protection::Read)?;
         may(Call::Populate)?;
         // The file has all its pages. A lack of memory for page tables shows here, not on a copy's access.
         map.populate(0, len)?;
-        Ok(Remainder { map, head, bytes: self.bytes, read, is_last, end })
+        Ok(Remainder { map, head, bytes: self.file.bytes, read, is_last, end })
     }
 
     /// Tells whether no client holds the ring any more.
     pub fn is_let_go(&self) -> bool {
-        simulated::is_let_go(self.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.fd))
+        simulated::is_let_go(self.file.fd.as_fd()).unwrap_or_else(|| memfd::is_let_go(&self.file.fd))
     }
 }
 
@@ -258,7 +293,7 @@ mod tests {
         for (bytes, pages) in [(4096, Pages::Ordinary), (4 << 20, Pages::Ordinary)] {
             let pool = Pool::new(8 << 20, HugepageUse::Off);
             let mut ring = pool.direct_ring(pool.root(), bytes).unwrap();
-            assert_eq!((ring.pages, pool.usage().0), (pages, bytes + 4096));
+            assert_eq!((ring.file.pages, pool.usage().0), (pages, bytes + 4096));
             assert!(ring.is_let_go() && ring.for_peer().is_err());
             let len = bytes as usize + 4096;
             let owner = ring.for_owner().unwrap();

@@ -1,4 +1,5 @@
 //! The old driver's part: holds still, gives everything, and then ends or goes on.
+use super::early::Numbers;
 use super::offer::{self, Word};
 use super::pack::{Hindrance, Pack};
 use super::state::{now, State, Stops};
@@ -20,6 +21,8 @@ const SETTLING: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Successor {
     stream: UnixStream,
+    /// Direct rings that the other driver has.
+    early: Numbers,
     until: Instant,
     next: Instant,
     stops: Stops,
@@ -37,10 +40,10 @@ pub enum Outcome {
 }
 
 impl Successor {
-    /// Makes a successor that waits at the other end.
-    pub fn new(stream: UnixStream) -> Self {
+    /// Makes a successor that waits at the other end, and has these direct rings.
+    pub fn new(stream: UnixStream, early: Numbers) -> Self {
         let now = Instant::now();
-        Self { stream, until: now + PATIENCE, next: now, stops: Stops::default() }
+        Self { stream, early, until: now + PATIENCE, next: now, stops: Stops::default() }
     }
 
     /// Returns the time until the next attempt, if it is not due.
@@ -91,13 +94,13 @@ impl Successor {
 
     fn try_once(&mut self, conductor: &mut Conductor, door: &mut Door) -> Result<(), Failed> {
         let begun = Instant::now();
-        let (state, pack) = give(self.stops, conductor, door)?;
+        let (state, pack) = give(self.stops, &self.early, conductor, door)?;
         let gathered = begun.elapsed();
-        let bytes = serde_json::to_vec(&state).map_err(std::io::Error::from)?;
+        let bytes = state.to_bytes()?;
         let written = begun.elapsed();
         let left = || (STILL_MAX.saturating_sub(begun.elapsed())).max(Duration::from_millis(1));
         self.stream.set_write_timeout(Some(left()))?;
-        offer::send(&self.stream, &bytes, &pack.into_fds())?;
+        offer::send(&self.stream, &bytes, pack.fds())?;
         let sent = begun.elapsed();
         self.stream.set_read_timeout(Some(left()))?;
         offer::expect(&self.stream, Word::Ready)?;
@@ -125,28 +128,41 @@ impl From<std::io::Error> for Failed {
     }
 }
 
-/// Returns the state that another driver goes on with, while all agents hold still.
+/// Returns the state that another driver goes on with, while all agents hold still. `early`: direct rings that it has.
 ///
 /// # Errors
 /// The hindrance.
-pub fn give(stops: Stops, conductor: &mut Conductor, door: &mut Door) -> Result<(State, Pack), Hindrance> {
+pub fn give<'early>(
+    stops: Stops,
+    early: &'early Numbers,
+    conductor: &mut Conductor,
+    door: &mut Door,
+) -> Result<(State, Pack<'early>), Hindrance> {
     let until = Instant::now() + SETTLING;
     loop {
-        let mut pack = Pack::default();
-        while door.take_commands() | conductor.settle() {}
-        let given = door.give(&mut pack).and_then(|door| {
-            let (conductor, movers) = conductor.give(&mut pack)?;
-            Ok((door, conductor, movers))
-        });
-        match given {
-            Ok((door, state, movers)) => {
-                let policy = conductor.policy_text().map(|text| text.to_string());
-                return Ok((State { stops, policy, conductor: state, movers, door }, pack));
-            }
+        match gather(stops, early, conductor, door) {
             Err(hindrance) if hindrance.is_passing() && Instant::now() < until => {
                 std::thread::sleep(Duration::from_micros(200));
             }
-            Err(hindrance) => return Err(hindrance),
+            given => return given,
         }
     }
+}
+
+/// Returns the state as [`give`] does, or the hindrance of this moment.
+///
+/// # Errors
+/// The hindrance.
+pub fn gather<'early>(
+    stops: Stops,
+    early: &'early Numbers,
+    conductor: &mut Conductor,
+    door: &mut Door,
+) -> Result<(State, Pack<'early>), Hindrance> {
+    let mut pack = Pack::beyond(early);
+    while door.take_commands() | conductor.settle() {}
+    let of_door = door.give(&mut pack)?;
+    let (of_conductor, movers) = conductor.give(&mut pack)?;
+    let policy = conductor.policy_text().map(|text| text.to_string());
+    Ok((State { stops, policy, conductor: of_conductor, movers, door: of_door }, pack))
 }

@@ -6,13 +6,17 @@
 //!
 //! - [`offer`] is the conversation of two drivers.
 //! - [`pack`] holds descriptors, which a state names by their places.
+//! - [`early`] has the direct rings, which go over before the stop.
 //! - [`arrivals`] has the clients that have come, as agents pass them on.
+//! - [`readable`] shows a state as JSON.
 //! - [`giving`] and [`taking`] put the parts together.
 //! - [`warming`] enters the clients' memory into the new process's tables.
 pub mod arrivals;
+pub mod early;
 pub mod giving;
 pub mod offer;
 pub mod pack;
+pub mod readable;
 pub mod state;
 pub mod taking;
 pub mod warming;

@@ -5,6 +5,9 @@
 //!     │ Ask::TakeOver (versions) ─────────────────────▶ │ root or its user alone, as for any question
 //!     │ ◀───────────────────────── offer: policy, sockets │
 //!     │ loads programs, makes agents                    │ goes on as before
+//!     │ early ────────────────────────────────────────▶ │
+//!     │ ◀──────────────────────────────── direct rings │
+//!     │ checks and maps them                            │
 //!     │ now ──────────────────────────────────────────▶ │ stands still
 //!     │ ◀──────────────────────────── state, descriptors │
 //!     │ checks and maps all                             │ stands still, for a second at most
@@ -21,16 +24,16 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 use std::io::{Error, IoSlice, IoSliceMut, Read, Result, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Version of the handed-over state. A driver takes only the version that it writes itself.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 /// Longest time until the other driver says `now`.
 pub const PREPARATION: Duration = Duration::from_secs(60);
-/// Most descriptors of one message. Linux passes 253.
-const BATCH: usize = 200;
+/// Most descriptors that Linux passes in a message (`SCM_MAX_FD`).
+const BATCH: usize = 253;
 /// Longest state in bytes, and most descriptors.
 const BYTES_MAX: u64 = 1 << 30;
 pub const FDS_MAX: u64 = 1 << 22;
@@ -51,6 +54,7 @@ pub struct Offer {
 /// Words between the two drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
+    Early,
     Now,
     Ready,
     Yours,
@@ -59,6 +63,7 @@ pub enum Word {
 impl Word {
     const fn line(self) -> &'static [u8; 6] {
         match self {
+            Self::Early => b"early\n",
             Self::Now => b"now..\n",
             Self::Ready => b"ready\n",
             Self::Yours => b"yours\n",
@@ -109,7 +114,12 @@ pub fn expect(mut stream: &UnixStream, word: Word) -> Result<()> {
 ///
 /// # Errors
 /// Errors of `sendmsg`.
-pub fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<()> {
+pub fn send<'fd>(
+    mut stream: &UnixStream,
+    bytes: &[u8],
+    fds: impl ExactSizeIterator<Item = BorrowedFd<'fd>>,
+) -> Result<()> {
+    let fds: Vec<_> = fds.collect();
     let mut head = [0; 24];
     head[..8].copy_from_slice(&MAGIC);
     head[8..16].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
@@ -118,8 +128,7 @@ pub fn send(mut stream: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> Result<()
     for batch in fds.chunks(BATCH) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(BATCH))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let batch: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
-        if !ancillary.push(SendAncillaryMessage::ScmRights(&batch)) {
+        if !ancillary.push(SendAncillaryMessage::ScmRights(batch)) {
             return Err(rustix::io::Errno::INVAL.into());
         }
         sendmsg(stream, &[IoSlice::new(b"+")], &mut ancillary, SendFlags::NOSIGNAL)?;
@@ -193,7 +202,7 @@ mod tests {
             .map(|_| rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap())
             .collect();
         std::thread::scope(|scope| {
-            scope.spawn(|| send(&a, &bytes, &fds).unwrap());
+            scope.spawn(|| send(&a, &bytes, fds.iter().map(std::os::fd::AsFd::as_fd)).unwrap());
             let (got, more) = receive(&b).unwrap();
             assert_eq!((got == bytes, more.len()), (true, 450));
         });

@@ -1,9 +1,12 @@
 //! Descriptors of a state, which names each by its place among those that come with it.
+use super::early::{Numbers, Rings};
 use super::offer::FDS_MAX;
+use crate::memory::{DirectRing, UnpaidRing};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{getrlimit, Resource};
 use serde::{Deserialize, Serialize};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// Reason why a driver cannot be taken over.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
@@ -81,13 +84,57 @@ pub struct Fd(u32);
 
 /// Descriptors that are given with a state. The giver keeps its own.
 #[derive(Debug, Default)]
-pub struct Pack(Vec<OwnedFd>);
+pub struct Pack<'early> {
+    given: Vec<Given>,
+    /// Direct rings that the other driver has already.
+    early: Option<&'early Numbers>,
+}
 
-/// Descriptors that have come with a state. Each is taken once.
+/// A descriptor that is given.
 #[derive(Debug)]
-pub struct Unpacked(Vec<Option<OwnedFd>>);
+enum Given {
+    Again(OwnedFd),
+    /// One that is not duplicated, which spares a system call and its undoing.
+    Shared(Arc<OwnedFd>),
+}
 
-impl Pack {
+impl AsFd for Given {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Again(fd) => fd.as_fd(),
+            Self::Shared(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// Descriptors and direct rings that have come with a state, or before it. Each is taken once.
+#[derive(Debug)]
+pub struct Unpacked {
+    fds: Vec<Option<OwnedFd>>,
+    early: Rings,
+}
+
+impl<'early> Pack<'early> {
+    /// Makes a set for a driver that has these direct rings.
+    pub fn beyond(early: &'early Numbers) -> Self {
+        Self { given: Vec::new(), early: Some(early) }
+    }
+
+    /// Tells whether the other driver has a direct ring.
+    pub fn has(&self, ring: &DirectRing) -> bool {
+        self.early.is_some_and(|early| early.contains(&ring.number()))
+    }
+
+    /// Adds a descriptor that the giver shares.
+    pub fn share(&mut self, fd: &Arc<OwnedFd>) -> Fd {
+        self.push(Given::Shared(Arc::clone(fd)))
+    }
+
+    fn push(&mut self, given: Given) -> Fd {
+        self.given.push(given);
+        Fd(self.given.len() as u32 - 1)
+    }
+
     /// Adds a descriptor.
     ///
     /// # Errors
@@ -98,20 +145,27 @@ impl Pack {
                 "no descriptors left to hand over: {errno}; raise its limit on open files"
             ))
         })?;
-        self.0.push(own);
-        Ok(Fd(self.0.len() as u32 - 1))
+        Ok(self.push(Given::Again(own)))
     }
 
-    /// Returns all descriptors, in order.
-    pub fn into_fds(self) -> Vec<OwnedFd> {
-        self.0
+    /// Iterates over all descriptors, in order.
+    pub fn fds(&self) -> impl ExactSizeIterator<Item = BorrowedFd<'_>> {
+        self.given.iter().map(AsFd::as_fd)
     }
 }
 
 impl Unpacked {
-    /// Makes a set of received descriptors, in order.
-    pub fn new(fds: Vec<OwnedFd>) -> Self {
-        Self(fds.into_iter().map(Some).collect())
+    /// Makes a set of received descriptors, in order, and of the direct rings that came before.
+    pub fn new(fds: Vec<OwnedFd>, early: Rings) -> Self {
+        Self { fds: fds.into_iter().map(Some).collect(), early }
+    }
+
+    /// Takes a direct ring that came before the state.
+    ///
+    /// # Errors
+    /// If there is none of that number, or it was taken before.
+    pub fn take_early(&mut self, number: u64) -> Result<UnpaidRing, Wrong> {
+        self.early.remove(&number).ok_or_else(|| Wrong::of(format!("direct ring {number} is not there")))
     }
 
     /// Takes a descriptor.
@@ -119,7 +173,7 @@ impl Unpacked {
     /// # Errors
     /// If the place is empty, or was taken before.
     pub fn take(&mut self, fd: Fd) -> Result<OwnedFd, Wrong> {
-        let place = self.0.get_mut(fd.0 as usize);
+        let place = self.fds.get_mut(fd.0 as usize);
         place.and_then(Option::take).ok_or_else(|| Wrong::of(format!("descriptor {} is not there", fd.0)))
     }
 }
@@ -133,7 +187,11 @@ mod tests {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let mut pack = Pack::default();
         let [first, second] = [pack.add(&reader).unwrap(), pack.add(&writer).unwrap()];
-        let mut unpacked = Unpacked::new(pack.into_fds());
+        let third =
+            pack.share(&Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap()));
+        let fds = pack.fds().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
+        let mut unpacked = Unpacked::new(fds, Rings::new());
+        assert!(unpacked.take_early(1).is_err() && unpacked.take(third).is_ok());
         let taken = unpacked.take(second).unwrap();
         rustix::io::write(&taken, b"x").unwrap();
         assert_eq!(rustix::io::read(unpacked.take(first).unwrap(), &mut [0; 2]), Ok(1));

@@ -1,4 +1,5 @@
 //! State that another driver goes on with.
+use super::pack::Wrong;
 use crate::conductor::ConductorState;
 use crate::door::DoorState;
 use crate::mover::takeover::MoverState;
@@ -24,7 +25,7 @@ pub struct Stops {
     pub earlier: Duration,
 }
 
-/// A state: JSON, with descriptors by their places.
+/// A state, with descriptors by their places.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -34,4 +35,25 @@ pub struct State {
     pub conductor: ConductorState,
     pub movers: Vec<MoverState>,
     pub door: DoorState,
+}
+
+impl State {
+    /// Returns the state as bytes: each field in the order of its declaration, without names.
+    ///
+    /// # Errors
+    /// A lack of memory.
+    pub fn to_bytes(&self) -> std::io::Result<Vec<u8>> {
+        postcard::to_stdvec(self).map_err(std::io::Error::other)
+    }
+
+    /// Reads a state. The bytes are hostile: lengths are bounded by the bytes that are there.
+    ///
+    /// # Errors
+    /// If the bytes are not a state to their end.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, Wrong> {
+        let (state, rest) = postcard::take_from_bytes(bytes)
+            .map_err(|error| Wrong::of(format!("the state cannot be read: {error}")))?;
+        Wrong::unless(rest.is_empty(), || format!("{} bytes follow the state", rest.len()))?;
+        Ok(state)
+    }
 }

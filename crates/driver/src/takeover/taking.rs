@@ -1,4 +1,5 @@
 //! The new driver's part: everything is checked and mapped before it says that it is ready.
+use super::early;
 use super::offer::{self, Offer, Word};
 use super::pack::{make_room, Unpacked, Wrong};
 use super::state::{now, State, Stops};
@@ -109,11 +110,19 @@ impl Predecessor {
     pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<(Ready, Begun), StartError> {
         let stream = &self.stream;
         make_room(self.descriptors);
+        offer::say(stream, Word::Early)?;
+        let (list, files) =
+            offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
+        let early = match early::take(&list, files) {
+            Ok(early) => early,
+            Err(wrong) => return Err(self.refuse(&wrong)),
+        };
+        let count = early.len();
         offer::say(stream, Word::Now)?;
         let received = offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
         let begun = Instant::now();
-        let (state_bytes, descriptors) = (received.0.len(), received.1.len());
-        let taken = self.check(received, conductor, door);
+        let (state_bytes, descriptors) = (received.0.len(), count + received.1.len());
+        let taken = self.check(received, early, conductor, door);
         tracing::debug!(checked = ?begun.elapsed(), "steps of a take-over at the new driver");
         match taken {
             Ok((ready, stops)) => {
@@ -133,26 +142,30 @@ impl Predecessor {
                 };
                 Ok((ready, Begun { stops, taken_over }))
             }
-            Err(wrong) => {
-                let _ = writeln!(&*stream, "the other driver cannot go on with this: {wrong}");
-                Err(StartError::TakeOver(format!("cannot go on with what the running driver has: {wrong}")))
-            }
+            Err(wrong) => Err(self.refuse(&wrong)),
         }
+    }
+
+    /// Tells the running driver of a fault. Returns the error.
+    fn refuse(&self, wrong: &Wrong) -> StartError {
+        let _ = writeln!(&self.stream, "the other driver cannot go on with this: {wrong}");
+        StartError::TakeOver(format!("cannot go on with what the running driver has: {wrong}"))
     }
 
     fn check(
         &self,
         (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
+        early: early::Rings,
         conductor: &mut Conductor,
         door: &mut Door,
     ) -> Result<(Ready, Stops), Wrong> {
         let begun = Instant::now();
-        let state: State = serde_json::from_slice(&bytes).map_err(|error| Wrong::of(error.to_string()))?;
+        let state: State = State::from_bytes(&bytes)?;
         tracing::debug!(parsed = ?begun.elapsed(), "steps of a take-over at the new driver");
         let is_same = state.policy == self.policy;
         Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
         let stops = state.stops;
-        Ok((take(state, &mut Unpacked::new(fds), conductor, door)?, stops))
+        Ok((take(state, &mut Unpacked::new(fds, early), conductor, door)?, stops))
     }
 }
 

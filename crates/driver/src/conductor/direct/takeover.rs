@@ -3,7 +3,8 @@ use super::doorbells::{Doorbell, Name};
 use super::{Direct, Plan};
 use crate::conductor::Conductor;
 use crate::ids::{ClientId, Payer, Side, TenantId};
-use crate::memory::{DirectRing, RingEnds};
+use crate::memory::{DirectRing, RingEnds, UnpaidRing};
+use crate::takeover::early::Given;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_shm::memfd::Pages;
 use serde::{Deserialize, Serialize};
@@ -28,11 +29,19 @@ pub struct DirectState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RingState {
+    number: u64,
+    payer: Payer,
+    /// `None`: the ring went over before the state.
+    late: Option<LateRing>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LateRing {
     file: Fd,
     page_bytes: u64,
     bytes: u64,
     sealed: bool,
-    payer: Payer,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,13 +59,26 @@ pub type DoorbellsGiven = HashMap<u64, ()>;
 pub type DoorbellsTaken = HashMap<u64, Arc<Doorbell>>;
 
 impl RingState {
-    fn of(ring: &DirectRing, pack: &mut Pack) -> Result<Self, Hindrance> {
+    fn of(ring: &DirectRing, pack: &mut Pack) -> Self {
         let (page_bytes, bytes, sealed) = (ring.page_bytes(), ring.bytes(), ring.is_sealed());
-        Ok(Self { file: pack.add(ring.file())?, page_bytes, bytes, sealed, payer: ring.payer })
+        let late = match pack.has(ring) {
+            true => None,
+            false => Some(LateRing { file: pack.share(ring.file()), page_bytes, bytes, sealed }),
+        };
+        Self { number: ring.number(), payer: ring.payer, late }
     }
 }
 
 impl Conductor {
+    /// Returns the direct rings that another driver can have before everything stands still.
+    pub fn early_rings(&self) -> Given {
+        let mut given = Given::default();
+        for direct in self.connections.iter().filter_map(|(_, connection)| connection.direct.as_ref()) {
+            direct.rings.iter().chain([&direct.second]).flatten().for_each(|ring| given.add(ring));
+        }
+        given
+    }
+
     /// Returns the state that another driver goes on with.
     ///
     /// # Errors
@@ -70,10 +92,9 @@ impl Conductor {
         if direct.recall.is_some() {
             return Err(Hindrance::passing("a connection is leaving the direct path"));
         }
-        let mut ring =
-            |ring: &Option<DirectRing>| ring.as_ref().map(|ring| RingState::of(ring, pack)).transpose();
-        let [first, other] = [ring(&direct.rings[0])?, ring(&direct.rings[1])?];
-        let second = ring(&direct.second)?;
+        let mut ring = |ring: &Option<DirectRing>| ring.as_ref().map(|ring| RingState::of(ring, pack));
+        let [first, other] = [ring(&direct.rings[0]), ring(&direct.rings[1])];
+        let second = ring(&direct.second);
         let mut doorbells = [None, None];
         for side in Side::BOTH {
             let Some(doorbell) = &direct.doorbells[side] else { continue };
@@ -169,17 +190,27 @@ impl Conductor {
         tenants: &[TenantId],
         fds: &mut Unpacked,
     ) -> Result<DirectRing, Wrong> {
-        let RingState { file, page_bytes, bytes, sealed, payer: (tenant, user) } = state;
+        let RingState { number, late, payer: (tenant, user) } = state;
         let tenant = *tenants.get(tenant.index()).ok_or_else(|| Wrong::of("a tenant that is not there"))?;
-        let pages = Pages::from_bytes(page_bytes).ok_or_else(|| Wrong::of("pages of a direct ring"))?;
         let maker = self.client(maker).filter(|client| client.serial == serial);
         let payer = (tenant, user);
         let account = match maker {
             Some(client) => Arc::clone(&client.account),
             None => Arc::clone(self.payers.account(payer, &self.tenants, &self.pool)),
         };
-        let ring = DirectRing::resume(fds.take(file)?, (pages, bytes, sealed), &account, payer)
-            .map_err(|errno| Wrong::of(format!("a direct ring of {bytes} bytes: {errno}")))?;
+        let ring = match late {
+            None => fds.take_early(number)?,
+            Some(LateRing { file, page_bytes, bytes, sealed }) => {
+                let pages =
+                    Pages::from_bytes(page_bytes).ok_or_else(|| Wrong::of("pages of a direct ring"))?;
+                UnpaidRing::new(fds.take(file)?, (pages, bytes, sealed))
+                    .map_err(|errno| Wrong::of(format!("a direct ring of {bytes} bytes: {errno}")))?
+            }
+        };
+        let bytes = ring.bytes();
+        let ring = ring.pay(&account, payer);
+        let ring =
+            ring.map_err(|exhausted| Wrong::of(format!("a direct ring of {bytes} bytes: {exhausted}")))?;
         self.rings.enter(payer);
         Ok(ring)
     }
