@@ -238,12 +238,7 @@ impl Driver {
             let (ready, taken) = predecessor.take(&mut lead.conductor, &mut door)?;
             handed_over.store(false, Ordering::Release);
             let cold = taking::begin(ready, &mut lead.conductor, &mut door);
-            let stop = Arc::clone(&stop);
-            let warm = move || warm(cold, &stop);
-            if let Err(error) = std::thread::Builder::new().name("pd-warm".into()).spawn(warm) {
-                tracing::warn!(%error, "memory of clients is entered page by page");
-            }
-            begun = Some(taken);
+            begun = Some((taken, cold));
         }
         if !settings.movers_auto {
             lead.conductor.start_movers()?;
@@ -251,8 +246,14 @@ impl Driver {
         let gone = Arc::clone(&handed_over);
         let work = move |stop: &AtomicBool| {
             crew.pin(MoverId::default());
-            if let Some(begun) = begun {
+            if let Some((begun, cold)) = begun {
                 lead.conductor.note_taken_over(begun.now());
+                // Not before: a thread that enters pages makes those wait that start.
+                let stop = Arc::clone(&crew.stop);
+                let warm = move || warm(cold, &stop);
+                if let Err(error) = std::thread::Builder::new().name("pd-warm".into()).spawn(warm) {
+                    tracing::warn!(%error, "memory of clients is entered page by page");
+                }
             }
             if run(&mut lead, &door_inbox, stop) == Outcome::Gone {
                 gone.store(true, Ordering::Release);
