@@ -242,7 +242,12 @@ impl Door {
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         match fd {
             Ok(fd) => self.helpers.give(payer, whose, Job::Seal { number, fd, map }),
-            Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),
+            Err(errno) => {
+                // A region that cannot be sealed is none, as after a seal that fails.
+                let region = guest.send_regions.remove(&number).map(|(region, _)| region);
+                self.helpers.give(payer, NOBODY, Job::Drop(region.into_iter().collect()));
+                self.refuse(id, errno, "no descriptors left in the driver");
+            }
         }
         Ok(())
     }
