@@ -298,6 +298,8 @@ impl Conductor {
         } = state;
         Wrong::unless(serial.max(doorbells) <= u64::MAX / 2, || "serials".to_owned())?;
         self.serial = serial;
+        // A policy may have lowered what clients may hold below what they held already.
+        self.pool.root().set_exempt(true);
         self.rings.number_doorbells_from(doorbells);
         let tenants = self.tenants.resume(tenants, hits).map_err(Wrong::of)?;
         let mut names = names;
@@ -601,6 +603,7 @@ impl Conductor {
 
     /// Begins service with all state there. Clients are told their news.
     pub fn begin(&mut self, sleeps: &[u32]) {
+        self.pool.root().set_exempt(false);
         self.twins.say_claimable();
         self.movers.own().begin(sleeps);
         let mut all = Vec::new();

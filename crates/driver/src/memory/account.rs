@@ -104,6 +104,8 @@ struct Books {
     free: Vec<usize>,
     /// Amounts in use of the pool; `used` of its account includes reserves.
     held: Amounts,
+    /// See [`Account::set_exempt`].
+    exempt: bool,
 }
 
 #[derive(Debug)]
@@ -335,7 +337,8 @@ impl Books {
         let mut at = index;
         if let Kind::Client(budget, payer) = &self.entry(at).kind {
             let (budget, payer) = (*budget, payer.index);
-            if self.entry(at).used.memory_bytes.saturating_add(want.memory_bytes) > budget {
+            let sum = self.entry(at).used.memory_bytes.saturating_add(want.memory_bytes);
+            if sum > budget && !self.exempt {
                 return Err(self.refuse(at, Resource::Memory, Whose::Client, budget));
             }
             at = payer;
@@ -347,7 +350,7 @@ impl Books {
                 let most = self.most(at, &caps, resource);
                 let kept = if resource == Resource::Memory { want.kept_from(most, is_ring) } else { 0 };
                 let (want, left) = (want.of_payer(resource), most - kept);
-                if want > 0 && used.of_payer(resource).saturating_add(want) > left {
+                if want > 0 && used.of_payer(resource).saturating_add(want) > left && !self.exempt {
                     return Err(self.refuse(at, resource, Whose::Tenant, most));
                 }
             }
@@ -360,7 +363,8 @@ impl Books {
                 (more.of_pool(resource), want.of_pool(resource), total.of_pool(resource));
             // A reserve made while others hold everything becomes available as they give back.
             let is_held = want > 0 && self.held.of_pool(resource).saturating_add(want) > total;
-            if is_held || more > 0 && used.of_pool(resource).saturating_add(more) > total {
+            let is_reserved = more > 0 && used.of_pool(resource).saturating_add(more) > total;
+            if is_held || is_reserved && !self.exempt {
                 return Err(self.refuse(at, resource, Whose::Pool, total));
             }
         }
@@ -505,6 +509,12 @@ impl Account {
     /// [`Exhausted::Budget`], which names the account that has too little.
     pub fn lease_ring(self: &Arc<Self>, amounts: Amounts) -> Result<Lease, Exhausted> {
         self.lease_of(amounts, true)
+    }
+
+    /// Sets whether all accounts may hold more than they may take, as long as there is enough for all. A driver that takes over
+    /// sets it.
+    pub fn set_exempt(&self, exempt: bool) {
+        self.lock().exempt = exempt;
     }
 
     fn lease_of(self: &Arc<Self>, amounts: Amounts, is_ring: bool) -> Result<Lease, Exhausted> {
