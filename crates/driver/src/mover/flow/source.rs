@@ -114,7 +114,8 @@ impl Source {
             blocks,
             regions,
             allowed: if self.sbt.is_empty() { 0 } else { self.allowed },
-            oldest_delivered: self.oldest_delivered,
+            // Of a block whose sends were dropped nothing counts any more.
+            oldest_delivered: if self.sbt.is_empty() { 0 } else { self.oldest_delivered },
             accepted: self.accepted,
             done: self.done,
         })
