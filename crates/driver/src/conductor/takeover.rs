@@ -550,9 +550,12 @@ impl Conductor {
             ends.push(match end {
                 // The conductor may know of a socket that the flow has let go.
                 None => self.twins_nobody(),
-                Some(end) if owner.is_none() || owner == Some(end) => {
-                    self.endpoint(end.0, end.1).ok_or_else(|| wrong("an end of nobody"))?
-                }
+                Some(end) if owner.is_none() || owner == Some(end) => match self.endpoint(end.0, end.1) {
+                    Some(known) => known,
+                    // The client has gone, and the flow has not ended yet.
+                    None if owner.is_none() => self.twins_nobody(),
+                    None => return Err(wrong("an end of nobody")),
+                },
                 Some(_) => return Err(wrong("an end of somebody else")),
             });
         }
