@@ -157,8 +157,12 @@ impl ClientMemory {
     /// events written.
     ///
     /// # Errors
-    /// A lack of memory.
+    /// A lack of memory; `EINVAL` for impossible numbers.
     pub fn resume_channel(&self, index: usize, read: u64, written: u64) -> Result<(Requests, Events)> {
+        // No ring comes so far: beyond, the counters would wrap.
+        if read.max(written) > u64::MAX / 2 {
+            return Err(Errno::INVAL);
+        }
         let (requests, events) = self.channel_cells(index)?;
         Ok((Consumer::resume(requests, read), Producer::resume(events, written)))
     }
