@@ -83,6 +83,10 @@ pub mod simulated {
         None
     }
     #[inline(always)]
+    pub fn is_namespace(_: &OwnedFd, _: NamespaceId) -> Option<bool> {
+        None
+    }
+    #[inline(always)]
     pub fn socket_inode(_: &OwnedFd, _: &Wanted) -> Option<rustix::io::Result<u32>> {
         None
     }

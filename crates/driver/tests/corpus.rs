@@ -1,8 +1,17 @@
-//! The fuzz target `requests` with the kept programs and mutations of them, on a stable compiler.
+//! The fuzz targets `requests` and `takeover` with the kept programs and mutations of them, on a stable compiler.
 #[path = "../../shm/tests/oracle/corpus.rs"]
 mod corpus;
 
 #[test]
 fn requests_from_the_corpus() {
     corpus::run(include_str!("../../../fuzz/seeds/requests"), pd_driver::testing::run);
+}
+
+#[test]
+fn states_from_the_corpus() {
+    let run = |program: &[u8]| {
+        // Whether a driver goes on with the state is not the oracle's question.
+        let _goes_on = pd_driver::simulation::shaken::run(program);
+    };
+    corpus::run(include_str!("../../../fuzz/seeds/takeover"), run);
 }

@@ -14,7 +14,7 @@ use super::Conductor;
 use crate::admin::{Account as TenantAccount, TakenOver};
 use crate::containers::Container;
 use crate::door::ToDoor;
-use crate::identity::{Identity, NamespaceId};
+use crate::identity::{is_namespace, Identity, NamespaceId};
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::memory::{Amounts, ClientMemory, Cold, Region, RegionState, Space};
 use crate::messages::{Endpoint, Ring};
@@ -25,7 +25,6 @@ use crate::takeover::arrivals::{Arrivals, Came};
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, SOCKETS_MAX};
 use pd_shm::memfd::Pages;
-use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -351,7 +350,7 @@ impl Conductor {
         }
         let namespace_fd = fds.take(state.namespace_fd)?;
         let namespace = state.namespace;
-        if !fstat(&namespace_fd).is_ok_and(|file| NamespaceId::of(&file) == namespace) {
+        if !is_namespace(&namespace_fd, namespace) {
             return Err(wrong("its network namespace is another"));
         }
         let pidfd = Arc::new(fds.take(state.pidfd)?);

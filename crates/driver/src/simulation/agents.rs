@@ -11,12 +11,18 @@ use crate::mover::Mover;
 use crate::policy::Policy;
 use crate::reader::Kind;
 use crate::settings::Settings;
+use crate::takeover::early::{take, Given};
+use crate::takeover::giving::gather;
+use crate::takeover::pack::{Hindrance, Unpacked, Wrong};
+use crate::takeover::state::{State, Stops};
+use crate::takeover::taking;
 use pd_engine::Engine;
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::{
     bind, getsockname, listen, socket_with, AddressFamily, SocketAddrUnix, SocketFlags, SocketType,
 };
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,10 +48,31 @@ enum Rest {
     Asleep(Duration),
 }
 
+/// Reason why a driver was not taken over.
+#[derive(Debug)]
+pub enum Failed {
+    Hindered(#[allow(dead_code, reason = "shown")] Hindrance),
+    Refused(#[allow(dead_code, reason = "shown")] Wrong),
+}
+
+impl From<Hindrance> for Failed {
+    fn from(hindrance: Hindrance) -> Self {
+        Self::Hindered(hindrance)
+    }
+}
+
+impl From<Wrong> for Failed {
+    fn from(wrong: Wrong) -> Self {
+        Self::Refused(wrong)
+    }
+}
+
 /// See the module.
 pub struct Running {
     pub parts: Parts,
     pub address: SocketAddrUnix,
+    /// The listening sockets, for a driver that takes over.
+    listening: [OwnedFd; 2],
     clock: Arc<dyn Clock>,
     door: Rest,
     conductor: Rest,
@@ -68,19 +95,81 @@ fn listener(kind: SocketType) -> (OwnedFd, SocketAddrUnix) {
 
 impl Running {
     /// Starts the driver. `is_safe`: the kernel refuses descriptors, so that the door receives frames itself.
-    pub fn start(settings: &Settings, clock: Arc<dyn Clock>, engine: &dyn Engine, is_safe: bool) -> Self {
+    pub fn start(
+        settings: &Settings,
+        clock: Arc<dyn Clock>,
+        engine: &dyn Engine,
+        is_safe: bool,
+        shelves: Shelves,
+    ) -> Self {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
+        let make = (settings, clock, engine, is_safe);
+        let mut this = Self::assemble(make, [attach, admin], address, shelves);
+        this.start_movers(settings);
+        this
+    }
+
+    fn start_movers(&mut self, settings: &Settings) {
+        if !settings.movers_auto {
+            self.conductor().start_movers().expect("movers");
+        }
+    }
+
+    /// Returns a driver that has taken this one's place. This one must not go on. `shake` may change the state and the descriptors on
+    /// their way. With `early` the direct rings go first.
+    ///
+    /// # Errors
+    /// The hindrance, or the fault; this driver goes on.
+    pub fn taken_over(
+        &mut self,
+        (settings, engine, is_safe): (&Settings, &dyn Engine, bool),
+        shelves: Shelves,
+        early: bool,
+        shake: impl FnOnce(&mut Vec<u8>, &mut Vec<OwnedFd>),
+    ) -> Result<Self, Failed> {
+        let Parts { lead, door, .. } = &mut self.parts;
+        let conductor = &mut lead.conductor;
+        let again = |fds: &mut dyn Iterator<Item = BorrowedFd<'_>>| -> Vec<OwnedFd> {
+            fds.map(|fd| fcntl_dupfd_cloexec(fd, 0).expect("a descriptor")).collect()
+        };
+        let given = if early { conductor.early_rings() } else { Given::default() };
+        let (list, files, numbers) = given.into_parts().expect("memory");
+        let rings = take(&list, again(&mut files.iter().map(|file| file.as_fd())))?;
+        let (state, pack) = gather(Stops::default(), &numbers, conductor, door)?;
+        let (mut bytes, mut fds) = (state.to_bytes().expect("memory"), again(&mut pack.fds()));
+        shake(&mut bytes, &mut fds);
+        let state = State::from_bytes(&bytes)?;
+        let policy = match conductor.policy_text() {
+            Some(text) => Policy::parse(&text).expect("a policy that is in force"),
+            None => settings.policy.clone(),
+        };
+        let settings = Settings { policy, ..settings.clone() };
+        let make = (&settings, Arc::clone(&self.clock), engine, is_safe);
+        let listening = again(&mut self.listening.iter().map(AsFd::as_fd));
+        let listening = listening.try_into().expect("two sockets");
+        let mut next = Self::assemble(make, listening, self.address.clone(), shelves);
+        let Parts { lead, door, .. } = &mut next.parts;
+        let ready = taking::take(state, &mut Unpacked::new(fds, rings), &mut lead.conductor, door)?;
+        taking::begin(ready, &mut lead.conductor, door);
+        next.start_movers(&settings);
+        Ok(next)
+    }
+
+    fn assemble(
+        (settings, clock, engine, is_safe): (&Settings, Arc<dyn Clock>, &dyn Engine, bool),
+        [attach, admin]: [OwnedFd; 2],
+        address: SocketAddrUnix,
+        shelves: Shelves,
+    ) -> Self {
+        let listening = [&attach, &admin].map(|socket| socket.try_clone().expect("a descriptor"));
         let sockets = Sockets { attach, admin, is_safe };
         let of_conductor = (Inboxes::new().expect("inboxes"), Err("the kernel is simulated".to_owned()));
-        let holds = Holds { descriptors: 4096, shelves: Shelves::default() };
-        let mut parts =
+        let holds = Holds { descriptors: 4096, shelves };
+        let parts =
             assemble(settings, Arc::clone(&clock), engine, sockets, holds, of_conductor).expect("a driver");
-        if !settings.movers_auto {
-            parts.lead.conductor.start_movers().expect("movers");
-        }
         let (door, conductor, movers, held_up) = (Rest::Busy, Rest::Busy, BTreeMap::new(), BTreeMap::new());
         let slow_files = BTreeMap::new();
-        Self { parts, address, clock, door, conductor, movers, held_up, slow_files }
+        Self { parts, address, listening, clock, door, conductor, movers, held_up, slow_files }
     }
 
     /// Returns all agents.

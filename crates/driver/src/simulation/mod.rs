@@ -1,7 +1,7 @@
 //! The whole driver in one thread, with a simulated clock, kernel and clients: docs/design/simulation.md.
 //!
 //! A run follows from its seed to the instruction: the order of agents and clients, each client's actions, failing calls of the
-//! kernel, and time. So do deaths of clients, changes of the policy and restarts of the driver. After each step the invariants of
+//! kernel, and time. So do deaths of clients, changes of the policy, restarts and take-overs of the driver. After each step the invariants of
 //! [`World`] hold. At the end faults stop, all honest streams end, and nothing is left of clients that have gone.
 //!
 //! ```text
@@ -18,6 +18,7 @@ mod hostile;
 pub(crate) mod kernel;
 mod link;
 mod random;
+pub mod shaken;
 #[cfg(test)]
 mod tests;
 mod world;

@@ -48,18 +48,44 @@ fn long() {
 #[test]
 fn seeds_hold() {
     let run_some = |first: u64| {
-        (first..SEEDS)
-            .step_by(THREADS as usize)
-            .map(run)
-            .fold((0, 0), |sum, outcome| (sum.0 + outcome.finished, sum.1 + outcome.failed))
+        (first..SEEDS).step_by(THREADS as usize).map(run).fold((0, 0, 0), |sum, outcome| {
+            (sum.0 + outcome.finished, sum.1 + outcome.failed, sum.2 + outcome.taken_over)
+        })
     };
-    let (finished, failed) = std::thread::scope(|scope| {
+    let (finished, failed, taken_over) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS).map(|first| scope.spawn(move || run_some(first))).collect();
         let sums = threads.into_iter().map(|thread| thread.join().expect("a seed fails"));
-        sums.fold((0, 0), |sum, (finished, failed)| (sum.0 + finished, sum.1 + failed))
+        sums.fold((0, 0, 0), |sum, some| (sum.0 + some.0, sum.1 + some.1, sum.2 + some.2))
     });
     // The runs cover something.
     assert!(finished > SEEDS && failed > SEEDS, "{finished} streams ended in order, {failed} calls failed");
+    // Without a file system of its own no driver can be taken over.
+    let has_shelf = pd_shm::shelf::Shelf::new(pd_shm::memfd::Pages::Ordinary).is_ok();
+    assert!(taken_over > SEEDS / 4 || !has_shelf, "{taken_over} take-overs");
+}
+
+/// A state that nobody changes is taken. One with a changed field is refused, or its driver keeps the invariants.
+#[test]
+fn changed_fields_are_refused_or_harmless() {
+    let (mut taken, mut refused) = (0, 0);
+    for seed in 0..12u8 {
+        for steps in [20, 60, 140] {
+            let Some(goes_on) = shaken::run(&[seed, steps]) else { continue };
+            assert!(goes_on, "seed {seed}, {steps} steps");
+            let mut random = random::Random::new(u64::from(seed) << 8 | u64::from(steps));
+            for _ in 0..20 {
+                let [a, b] = [random.next() as u16, random.next() as u16].map(u16::to_le_bytes);
+                let program = [seed, steps, 7, a[0], a[1], b[0], b[1]];
+                match shaken::run(&program) {
+                    Some(true) => taken += 1,
+                    Some(false) => refused += 1,
+                    None => {}
+                }
+            }
+        }
+    }
+    let has_shelf = pd_shm::shelf::Shelf::new(pd_shm::memfd::Pages::Ordinary).is_ok();
+    assert!(taken > 20 && refused > 5 || !has_shelf, "{taken} taken, {refused} refused");
 }
 
 #[test]

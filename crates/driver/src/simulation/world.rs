@@ -1,7 +1,7 @@
 //! A run: a driver, clients, time, and events, each step drawn from the seed.
 mod weather;
 
-use super::agents::{Agent, Running};
+use super::agents::{Agent, Failed, Running};
 use super::book::Book;
 use super::honest::{Honest, Thread};
 use super::hostile::Hostile;
@@ -12,7 +12,7 @@ use crate::addresses::Addresses;
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
 use crate::ids::TenantId;
-use crate::memory::{HugepageUse, Resource};
+use crate::memory::{HugepageUse, Resource, Shelves};
 use crate::messages::Payer;
 use crate::policy::{Path, Policy, Rate};
 use crate::settings::Settings;
@@ -48,6 +48,8 @@ pub struct Outcome {
     pub finished: u64,
     /// Calls of the kernel that failed.
     pub failed: u64,
+    /// Drivers that took another one's place.
+    pub taken_over: u64,
 }
 
 #[derive(Default)]
@@ -71,6 +73,7 @@ struct Weather {
     moves: u64,
     stops: u64,
     shrinks: u64,
+    take_overs: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +86,9 @@ enum Task {
 /// See the module.
 pub struct World {
     random: Random,
+    /// Draws take-overs, so that seeds mean what they meant before there were any.
+    successions: Random,
+    taken_over: u64,
     clock: Arc<HandClock>,
     settings: Settings,
     engine: Box<dyn Engine>,
@@ -120,8 +126,25 @@ fn person(pid: u32, random: &mut Random) -> Person {
     Person { pid, uid, namespace, address: [10, 0, 0, home as u8], cgroup, life }
 }
 
+/// Returns the places of memory that another driver can take over, if there are to be take-overs.
+fn shelves(take_overs: u64) -> Shelves {
+    match take_overs {
+        0 => Shelves::default(),
+        _ => Shelves::open(HugepageUse::Off),
+    }
+}
+
 impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>) -> Self {
+        Self::make(seed, mutation, None)
+    }
+
+    /// Makes a world in which drivers are taken over so often in a million steps.
+    pub fn with_take_overs(seed: u64, take_overs: u64) -> Self {
+        Self::make(seed, None, Some(take_overs))
+    }
+
+    fn make(seed: u64, mutation: Option<Mutation>, take_overs: Option<u64>) -> Self {
         let mut random = Random::new(mix(seed));
         let mut kernel = Kernel::new(random.next());
         for home in 1..=3 {
@@ -170,7 +193,13 @@ impl World {
         clock.0.store(1_000_000_000, Ordering::Relaxed);
         let is_safe = random.chance(700);
         let as_clock: Arc<dyn Clock> = Arc::clone(&clock) as _;
-        let driver = Running::start(&settings, as_clock, &*engine, is_safe);
+        let mut successions = Random::new(mix(seed ^ 0x7a6e_0f5e_ed00));
+        let drawn = match is_about_rates || mutation.is_some() {
+            true => 0,
+            false => successions.pick(&[0, 0, 0, 1000, 5000]),
+        };
+        let take_overs = take_overs.unwrap_or(drawn);
+        let driver = Running::start(&settings, as_clock, &*engine, is_safe, shelves(take_overs));
         let mut pids = 100;
         let mut honest = Vec::new();
         let mut people: Vec<(u32, usize)> = Vec::new();
@@ -231,6 +260,7 @@ impl World {
             moves: often(&[0, 0, 2000]),
             stops: often(&[0, 300, 3000]),
             shrinks: often(&[0, 0, 2000]),
+            take_overs,
         };
         if leaves_rings {
             weather.policies = 2000;
@@ -240,6 +270,8 @@ impl World {
         }
         Self {
             random,
+            successions,
+            taken_over: 0,
             clock,
             settings,
             engine,
@@ -285,6 +317,42 @@ impl World {
             arrived: self.book.arrived,
             finished: self.book.finished,
             failed: kernel::with(|kernel| kernel.failed).unwrap_or(0),
+            taken_over: self.taken_over,
+        }
+    }
+
+    /// Runs some steps.
+    pub fn advance(&mut self, steps: u64) {
+        self.pour_faults();
+        (0..steps).for_each(|_| self.step());
+    }
+
+    /// Gives the state of the driver, which `shake` may change, to another one. Returns whether that one goes on with it; `None` if something
+    /// hinders a take-over.
+    pub fn give_to_another(
+        &mut self,
+        shake: impl FnOnce(&mut Vec<u8>, &mut Vec<std::os::fd::OwnedFd>),
+    ) -> Option<bool> {
+        match self.try_succeed(shake) {
+            Ok(()) => Some(true),
+            Err(Failed::Refused(_)) => Some(false),
+            Err(Failed::Hindered(_)) => None,
+        }
+    }
+
+    /// Gives the driver's agents some turns, and no client.
+    pub fn agents_go_on(&mut self, turns: usize) {
+        for _ in 0..turns {
+            let driver = self.driver.as_mut().expect("a driver");
+            let agents = driver.agents();
+            match agents.into_iter().find(|agent| driver.can_go_on(*agent) && self.random.chance(600)) {
+                Some(agent) => drop(driver.step(agent)),
+                None => self.pass(Duration::from_millis(1)),
+            }
+            let (held, total) = self.driver().conductor().held();
+            for resource in Resource::ALL {
+                assert!(held.of_pool(resource) <= total.of_pool(resource), "{resource:?}");
+            }
         }
     }
 

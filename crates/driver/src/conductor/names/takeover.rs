@@ -3,12 +3,11 @@ use super::bindings::{Binding, Takes};
 use super::{Names, Namespace, NetworkId};
 use crate::addresses::ADDRESSES_MAX;
 use crate::door::Registration;
-use crate::identity::NamespaceId;
+use crate::identity::{is_namespace, NamespaceId};
 use crate::ids::{ClientId, Slot};
 use crate::messages::Payer;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
-use rustix::fs::fstat;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -96,7 +95,7 @@ impl Names {
     ) -> Result<(), Wrong> {
         let SpaceState { id, file, network: _, addresses, owned, registration, next_port } = state;
         let file = fds.take(file)?;
-        let is_it = fstat(&file).is_ok_and(|file| NamespaceId::of(&file) == id);
+        let is_it = is_namespace(&file, id);
         Wrong::unless(is_it && !self.namespaces.contains_key(&id), || {
             "a network namespace is another, or there twice".to_owned()
         })?;

@@ -327,6 +327,11 @@ pub fn diag(namespace: &OwnedFd) -> Option<Result<OwnedFd>> {
     Some(fcntl_dupfd_cloexec(namespace, 0))
 }
 
+/// Tells whether a file is this network namespace.
+pub fn is_namespace(file: &OwnedFd, id: NamespaceId) -> Option<bool> {
+    with(|kernel| kernel.sockets.namespace_of(file) == Ok(id))
+}
+
 /// Returns the inode of the socket that is asked for there.
 pub fn socket_inode(diag: &OwnedFd, wanted: &Wanted) -> Option<Result<u32>> {
     with(|kernel| kernel.sockets.find(kernel.sockets.namespace_of(diag)?, wanted))

@@ -5,7 +5,11 @@ impl World {
     /// Draws an event for the driver or its clients.
     pub(super) fn befall(&mut self) {
         let lot = self.random.below(1_000_000);
-        let Weather { deaths, policies, restarts, slow, faults, moves, stops, shrinks } = self.weather;
+        let Weather { deaths, policies, restarts, slow, faults, moves, stops, shrinks, take_overs } =
+            self.weather;
+        if take_overs > 0 && self.successions.below(1_000_000) < take_overs {
+            self.succeed();
+        }
         let mut bound = 0;
         let mut falls = |often| {
             let from = bound;
@@ -108,11 +112,41 @@ impl World {
         self.note(6);
     }
 
+    /// Puts another driver in the place of the one that runs, if nothing hinders it.
+    pub(super) fn succeed(&mut self) {
+        let faults = kernel::with(|kernel| std::mem::take(&mut kernel.faults));
+        match self.try_succeed(|_, _| {}) {
+            Ok(()) => {
+                self.taken_over += 1;
+                self.policy_step = self.steps;
+                self.note(14);
+            }
+            Err(Failed::Hindered(_)) => self.note(15),
+            Err(refused) => panic!("a driver's own state: {refused:?}\n{}", self.describe()),
+        }
+        kernel::with(|kernel| kernel.faults = faults.unwrap_or_default());
+    }
+
+    /// Puts another driver in the place of the one that runs, with a state that `shake` may change.
+    pub(super) fn try_succeed(
+        &mut self,
+        shake: impl FnOnce(&mut Vec<u8>, &mut Vec<std::os::fd::OwnedFd>),
+    ) -> Result<(), Failed> {
+        let early = self.successions.chance(500);
+        let shelves = shelves(self.weather.take_overs);
+        let Self { driver, settings, engine, is_safe, .. } = self;
+        let former = driver.as_mut().expect("a driver");
+        let next = former.taken_over((settings, &**engine, *is_safe), shelves, early, shake)?;
+        *driver = Some(next);
+        Ok(())
+    }
+
     pub(super) fn restart(&mut self) {
         let faults = kernel::with(|kernel| std::mem::take(&mut kernel.faults));
         self.driver = None;
         let clock: Arc<dyn Clock> = Arc::clone(&self.clock) as _;
-        self.driver = Some(Running::start(&self.settings, clock, &*self.engine, self.is_safe));
+        let shelves = shelves(self.weather.take_overs);
+        self.driver = Some(Running::start(&self.settings, clock, &*self.engine, self.is_safe, shelves));
         self.held.clear();
         kernel::with(|kernel| kernel.faults = faults.unwrap_or_default());
         self.note(7);
