@@ -4,7 +4,8 @@ use pd_driver::Settings;
 use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
 use pd_tests::{peer_path, program_path, Puppet, TestDriver};
 use rustix::process::{kill_process, Pid, Signal};
-use std::process::{Child, Command};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Connections of one client: enough that none of three backends is left out by chance.
@@ -129,6 +130,43 @@ fn every_way_reaches_all_backends() {
     // Another way in a container that does not know the service: nothing is led anywhere.
     stage.apply("");
     assert_eq!(connect(&mut early, Way::Static, 0), libc::ENETUNREACH);
+}
+
+/// A stream to a service, and the service's counts, go on when other drivers take over.
+#[test]
+fn streams_and_counts_go_on_when_drivers_take_over() {
+    let Some(mut stage) = stage() else { return };
+    stage.apply(&service(&[7461], ""));
+    let start = |stage: &Stage, letter: &str, args: [&str; 3]| {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &stage.0.network.namespace(letter)]).arg(peer_path()).args(args);
+        stage.0.driver.spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+    };
+    let mut receiver = start(&stage, "a", ["steady-recv", "10.77.0.1:7461", "9"]);
+    let mut received = BufReader::new(receiver.stdout.take().unwrap());
+    received.read_line(&mut String::new()).unwrap();
+    let sender = start(&stage, "b", ["steady-send", "10.96.0.1:80", "9"]);
+    stage.wait_for("it is connected", |backends| backends[0].counts.connections_open == 1);
+    for _ in 0..3 {
+        std::thread::sleep(Duration::from_millis(100));
+        stage.0.driver.take_over().unwrap();
+        let service = stage.service();
+        for counts in [&service.counts, &service.backends[0].counts] {
+            assert_eq!((counts.connections_made, counts.connections_open), (1, 1));
+        }
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    // Its standard input ends.
+    let sent = sender.wait_with_output().unwrap();
+    assert!(sent.status.success());
+    let mut text = String::new();
+    received.read_to_string(&mut text).unwrap();
+    assert!(receiver.wait().unwrap().success());
+    let bytes: u64 = text.trim().parse().unwrap();
+    assert_eq!(String::from_utf8_lossy(&sent.stdout).trim().parse::<u64>().unwrap(), bytes);
+    stage.wait_for("it is over", |backends| backends[0].counts.connections_open == 0);
+    let counts = stage.service().backends.remove(0).counts;
+    assert_eq!((counts.connections_made, counts.bytes_sent), (1, bytes));
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
-use pd_client::{Listener, SendBuffer, Shutdown, Stream};
+use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
 use pd_tests::{alone, fill, verify, Random, TestDriver};
 use rustix::net::{
@@ -136,6 +136,29 @@ fn listeners_and_accounts_are_the_next_drivers() {
     });
     drop((queued, accepted));
     driver.wait_for("its connections to be over", |report| report.connections.len() < 3);
+}
+
+/// The end of a stream that nobody receives any more is an edge, also where another driver knows it from its predecessor.
+#[test]
+fn the_end_of_a_stream_that_nobody_receives_is_an_edge_at_the_next_driver() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let (a, b) = pair();
+    b.shutdown(Shutdown::Both).unwrap();
+    let epoll = Epoll::new();
+    epoll.add(&b, Interest::READ.edge(), 1).unwrap();
+    let mut events = Vec::new();
+    let mut wait = |time: u64| {
+        epoll.wait(&mut events, 4, Some(Duration::from_millis(time))).unwrap();
+        events.pop()
+    };
+    assert!(wait(20_000).unwrap().read_closed());
+    driver.take_over().unwrap();
+    // Another look after the take-over may be one edge more.
+    while wait(50).is_some() {}
+    a.shutdown(Shutdown::Write).unwrap();
+    assert!(wait(20_000).unwrap().read_closed());
 }
 
 /// Asks for the driver's place, as a driver of these versions.

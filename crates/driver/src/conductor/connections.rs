@@ -81,7 +81,7 @@ pub struct Connection {
     /// Moves to another client since nothing was under way for a former one. Indexed by side, then 0 for the flow that the side receives,
     /// and 1 for the flow that it sends.
     undrained: [[u32; 2]; 2],
-    /// Set for a side that has shut receiving. A driver that takes over does not know: a wait by edges misses the peer's end there.
+    /// Set for a side that has shut receiving.
     pub receives_no_more: [bool; 2],
     /// The connection as mirrors show it, since the first did.
     pub subject: Option<Arc<Subject>>,

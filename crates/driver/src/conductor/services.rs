@@ -22,6 +22,21 @@ const REMEMBERED: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct OnKernel(VecDeque<((NamespaceId, u64), Chosen)>);
 
+impl OnKernel {
+    /// Remembers a choice. The oldest one is forgotten when there are many.
+    pub(super) fn remember(&mut self, socket: (NamespaceId, u64), chosen: Chosen) {
+        if self.0.len() >= REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((socket, chosen));
+    }
+
+    /// Iterates over the choices, the oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = ((NamespaceId, u64), Chosen)> + '_ {
+        self.0.iter().copied()
+    }
+}
+
 impl Conductor {
     /// Assigns slots to the services and proxies of a policy. Services and proxies of the policies in force and staged keep theirs.
     ///
@@ -89,8 +104,7 @@ impl Conductor {
         if !self.gate.is_in_force() {
             return Err(Errno::HOSTUNREACH);
         }
-        let remembered = &mut self.on_kernel.0;
-        let before = remembered.iter().rev().find(|(name, _)| *name == (namespace, cookie));
+        let before = self.on_kernel.0.iter().rev().find(|(name, _)| *name == (namespace, cookie)).copied();
         let asker = Asker { client: namespace.number(), connection: cookie };
         let policy = self.tenants.policy();
         let is_before = |reached| before.is_none_or(|(_, chosen)| chosen.reached == reached);
@@ -101,11 +115,8 @@ impl Conductor {
         };
         // The kernel counts new connections, and refusals where there is no backend.
         let chosen = choose(true).or_else(|| choose(false)).ok_or(Errno::CONNREFUSED)?;
-        if before.is_none_or(|(_, before)| *before != chosen) {
-            if remembered.len() >= REMEMBERED {
-                remembered.pop_front();
-            }
-            remembered.push_back(((namespace, cookie), chosen));
+        if before.is_none_or(|(_, before)| before != chosen) {
+            self.on_kernel.remember((namespace, cookie), chosen);
         }
         self.gate.choose(cookie, &chosen);
         Ok(Some(chosen))

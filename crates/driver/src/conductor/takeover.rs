@@ -20,6 +20,7 @@ use crate::memory::{Amounts, ClientMemory, Cold, Region, RegionState, Space};
 use crate::messages::{Endpoint, Ring};
 use crate::metrics::Metrics;
 use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
+use crate::service::{Chosen, Renumbered, SlotsState};
 use crate::standing::Place;
 use crate::takeover::arrivals::{Arrivals, Came};
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -46,6 +47,9 @@ pub struct ConductorState {
     clients: Vec<ClientState>,
     connections: Vec<ConnectionState>,
     twins: TwinsState,
+    services: SlotsState,
+    /// Choices for sockets of the kernel that are remembered.
+    on_kernel: Vec<((NamespaceId, u64), Chosen)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,6 +96,8 @@ struct ConnectionState {
     counted: bool,
     reached: SocketAddr,
     mapped: Option<Mapped>,
+    through: Option<Chosen>,
+    receives_no_more: [bool; 2],
     twin: Option<Box<Twin>>,
     direct: Option<Box<DirectState>>,
 }
@@ -147,6 +153,11 @@ impl Conductor {
         let (tenants, hits) = self.tenants.give();
         let twins = self.give_twins(pack)?;
         let (serial, doorbells) = (self.serial, self.rings.last_doorbell());
+        let through = self.connections.iter().filter_map(|(_, connection)| {
+            connection.through.as_ref().map(|chosen| (chosen, connection.moved()))
+        });
+        let services = self.services.slots.give(through);
+        let on_kernel = self.on_kernel.iter().collect();
         let state = ConductorState {
             serial,
             doorbells,
@@ -157,6 +168,8 @@ impl Conductor {
             clients,
             connections,
             twins,
+            services,
+            on_kernel,
         };
         Ok((state, self.movers.give(pack)?))
     }
@@ -195,10 +208,6 @@ impl Conductor {
                 return Err(Hindrance::passing("a connection is on its way from one process to another"));
             }
         }
-        let through = self.connections.iter().filter(|(_, connection)| connection.through.is_some()).count();
-        if through > 0 {
-            return Err(Hindrance::lasting(format!("{through} connections go through services or proxies")));
-        }
         Ok(())
     }
 
@@ -224,9 +233,34 @@ impl Conductor {
         let direct = connection.direct.as_ref();
         let direct =
             direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;
-        let &Connection { sides, serial, tenants, cut, counted, reached, mapped, .. } = connection;
+        let &Connection {
+            sides,
+            serial,
+            tenants,
+            cut,
+            counted,
+            reached,
+            mapped,
+            through,
+            receives_no_more,
+            ..
+        } = connection;
         let (life, twin) = (connection.life(), connection.twin.clone());
-        Ok(ConnectionState { id, sides, life, serial, tenants, cut, counted, reached, mapped, twin, direct })
+        Ok(ConnectionState {
+            id,
+            sides,
+            life,
+            serial,
+            tenants,
+            cut,
+            counted,
+            reached,
+            mapped,
+            through,
+            receives_no_more,
+            twin,
+            direct,
+        })
     }
 }
 
@@ -294,6 +328,8 @@ impl Conductor {
             clients,
             connections,
             twins,
+            services,
+            on_kernel,
         } = state;
         Wrong::unless(serial.max(doorbells) <= u64::MAX / 2, || "serials".to_owned())?;
         self.serial = serial;
@@ -321,7 +357,11 @@ impl Conductor {
             is_its.then(|| (client.identity.namespace, client.payer()))
         };
         self.names.resume_bindings(names, bound)?;
-        self.take_connections(connections, &tenants, fds)?;
+        let slots = self.services.slots.resume(services)?;
+        for (socket, chosen) in on_kernel {
+            self.on_kernel.remember(socket, slots.chosen(chosen)?);
+        }
+        self.take_connections(connections, &tenants, &slots, fds)?;
         self.check_sockets()?;
         self.take_twins(twins, &tenants, fds)?;
         self.names.forget_empty();
@@ -409,6 +449,7 @@ impl Conductor {
         &mut self,
         given: Vec<ConnectionState>,
         tenants: &[TenantId],
+        slots: &Renumbered,
         fds: &mut Unpacked,
     ) -> Result<(), Wrong> {
         let most = self.settings.connections_max;
@@ -433,6 +474,11 @@ impl Conductor {
                     return Err(wrong("its sides"));
                 }
             }
+            let through = state.through.map(|chosen| slots.chosen(chosen)).transpose()?;
+            // The kernel counts the open ones of twins.
+            if let Some(chosen) = through.as_ref().filter(|_| !is_twin) {
+                self.services.reopen(chosen);
+            }
             let direct = state.direct.map(|direct| self.take_direct(*direct, tenants, &mut doorbells, fds));
             let new = NewConnection {
                 sides: state.sides,
@@ -441,13 +487,15 @@ impl Conductor {
                 tenants: [from, to],
                 reached: state.reached,
                 mapped: state.mapped,
-                through: None,
+                through,
                 twin: state.twin,
                 direct: direct.transpose()?.map(Box::new),
                 counted: state.counted,
             };
             Metrics::add(&self.metrics.connections_made, 1);
-            all.push((id, Connection::new(new, state.life, state.cut)));
+            let mut connection = Connection::new(new, state.life, state.cut);
+            connection.receives_no_more = state.receives_no_more;
+            all.push((id, connection));
         }
         let are_apart = self.connections.resume(all);
         Wrong::unless(are_apart, || "a connection is there twice".to_owned())

@@ -26,7 +26,7 @@ pub struct Via {
 }
 
 /// A proxy.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, Deserialize)]
 pub struct Hop {
     /// The proxy's place.
     pub at: At,
@@ -35,7 +35,7 @@ pub struct Hop {
 }
 
 /// Place of a proxy.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, Deserialize)]
 pub enum At {
     /// A container that `pd run` registers.
     Container(String),

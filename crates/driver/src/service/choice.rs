@@ -142,6 +142,11 @@ impl Services {
         }
     }
 
+    /// Counts an open connection of the fabric that another driver has counted as made.
+    pub fn reopen(&self, chosen: &Chosen) {
+        chosen.slots.iter().for_each(|number| self.slots.slot(*number).reopen());
+    }
+
     /// Counts the end of a connection and its bytes, there and back. `counted`: the connection is on the fabric alone.
     pub fn close(&self, chosen: &Chosen, [sent, received]: [u64; 2], counted: bool) {
         for slot in chosen.slots.map(|number| self.slots.slot(number)) {

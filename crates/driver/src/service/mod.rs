@@ -6,13 +6,16 @@
 //!
 //! - [`slots`] is the shared memory: one slot for each backend of each service, and one for the service itself.
 //! - [`choice`] chooses.
+//! - [`takeover`] passes slots on to another driver.
 //!
 //! Nothing here knows clients or sockets.
 mod choice;
 mod slots;
+mod takeover;
 
 pub use choice::{Asker, Services};
 pub use slots::{
     Chosen, Slot, Slots, BACKLOG_FULL, NO_LISTENER, PROBED, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT,
     STICKY_WORDS,
 };
+pub use takeover::{Renumbered, SlotsState};

@@ -63,7 +63,8 @@ pub struct Slot {
 const SLOT_WORDS: usize = size_of::<Slot>() / 8;
 
 /// The backend or proxy chosen for a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Chosen {
     /// Index of the service in the policy.
     pub service: usize,
@@ -80,8 +81,8 @@ pub struct Chosen {
 }
 
 /// Owner of a slot.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Name {
+#[derive(Clone, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub(super) enum Name {
     Service(SocketAddr),
     Backend(SocketAddr, SocketAddr),
     /// A rule that leads through proxies, as text.
@@ -145,7 +146,7 @@ impl Slots {
         unsafe { &*std::ptr::from_ref(first).cast::<Slot>() }
     }
 
-    fn numbers(&self) -> MutexGuard<'_, HashMap<Name, u16>> {
+    pub(super) fn numbers(&self) -> MutexGuard<'_, HashMap<Name, u16>> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -213,6 +214,24 @@ impl Slots {
         (0..WAYS).map(move |way| (self.sticky.word(first + 2 * way), self.sticky.word(first + 2 * way + 1)))
     }
 
+    /// Most clients that keep a backend.
+    pub(super) const KEPT_MAX: usize = SETS * WAYS;
+
+    /// Iterates over the keys of clients that keep a backend, each with the word for it.
+    pub(super) fn all_kept(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let word = |at| self.sticky.word(at).load(Relaxed);
+        (0..Self::KEPT_MAX).map(move |at| (word(2 * at), word(2 * at + 1))).filter(|(key, _)| *key != 0)
+    }
+
+    /// Records what another driver has recorded of a client.
+    pub(super) fn keep_again(&self, key: u64, kept: u64) {
+        let own = self.ways(key).find(|(own, _)| [0, key].contains(&own.load(Relaxed)));
+        if let Some((own, word)) = own {
+            own.store(key, Relaxed);
+            word.store(kept, Relaxed);
+        }
+    }
+
     /// Returns the slot of the backend that a client still keeps from a service.
     pub fn kept(&self, service: u16, client: u64, now_ms: u64) -> Option<u16> {
         let key = Self::key(service, client);
@@ -234,7 +253,7 @@ impl Slots {
 }
 
 impl Slot {
-    fn clear(&self) {
+    pub(super) fn clear(&self) {
         let counts = [&self.made, &self.failed, &self.sent, &self.received, &self.bypassed];
         for word in [&self.state, &self.active_on_fabric, &self.active_on_kernel].into_iter().chain(counts) {
             word.store(0, Relaxed);
@@ -249,6 +268,11 @@ impl Slot {
     /// Counts a new connection of the fabric.
     pub fn open(&self) {
         self.made.fetch_add(1, Relaxed);
+        self.active_on_fabric.fetch_add(1, Relaxed);
+    }
+
+    /// Counts an open connection of the fabric that another driver has counted as made.
+    pub fn reopen(&self) {
         self.active_on_fabric.fetch_add(1, Relaxed);
     }
 
