@@ -24,7 +24,7 @@ const CHANGE_BYTES: usize = 5;
 
 /// Runs a program. Returns whether another driver went on with the state; `None` if there was none.
 pub fn run(program: &[u8]) -> Option<bool> {
-    let Some((&[seed, steps], changes)) = program.split_first_chunk() else { return None };
+    let (&[seed, steps], changes) = program.split_first_chunk()?;
     let _guard = Guard(seed.into());
     let mut world = World::with_take_overs(seed.into(), TAKE_OVERS);
     world.advance(u64::from(steps) * STEPS);
