@@ -1,8 +1,7 @@
 //! Identity of a client, as the kernel reports it, never the client. [`crate::peer`] finds it out.
-use crate::calls::simulated;
 use crate::containers::Container;
 use rustix::fd::OwnedFd;
-use rustix::fs::{fstat, Stat};
+use rustix::fs::Stat;
 use std::sync::Arc;
 
 /// A network namespace: device and inode of its file.
@@ -33,12 +32,6 @@ impl NamespaceId {
     pub const fn for_test(inode: u64) -> Self {
         Self { device: 0, inode }
     }
-}
-
-/// Tells whether a file is this network namespace.
-pub fn is_namespace(file: &OwnedFd, id: NamespaceId) -> bool {
-    simulated::is_namespace(file, id)
-        .unwrap_or_else(|| fstat(file).is_ok_and(|file| NamespaceId::of(&file) == id))
 }
 
 /// A client's identity at the moment it attached.

@@ -129,6 +129,12 @@ pub fn identify(socket: &OwnedFd) -> Result<Identity> {
     simulated::identity(socket).unwrap_or_else(|| Peer::of(socket).and_then(Peer::identity))
 }
 
+/// Tells whether a file is this network namespace.
+pub fn is_namespace(file: &OwnedFd, id: NamespaceId) -> bool {
+    simulated::is_namespace(file, id)
+        .unwrap_or_else(|| fstat(file).is_ok_and(|file| NamespaceId::of(&file) == id))
+}
+
 /// Returns the process id and user of the process that connected `socket`, at that time.
 ///
 /// # Errors
