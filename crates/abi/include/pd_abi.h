@@ -327,6 +327,18 @@
 /* Bytes without marks between them. */
 #define PD_ABI_PIPE_UNIT_BYTES 2ull
 
+/* Paths of a pipe's frames on a link. */
+/* The agent passes frames on. */
+#define PD_ABI_LINK_PATH_AGENT 0ull
+/* The agent passes frames on until both ends have mapped the other's memory. */
+#define PD_ABI_LINK_PATH_OFFERED 1ull
+/* The receiver reads the sender's ring. */
+#define PD_ABI_LINK_PATH_DIRECT 2ull
+/* The receiver reads on to a frame of its choice, and says which is the next (link_left). */
+#define PD_ABI_LINK_PATH_RECALLED 3ull
+/* The sender has gone: as Recalled, at the end of what it has sent. */
+#define PD_ABI_LINK_PATH_LAST 4ull
+
 /* Families of addresses. */
 /* A file, of a socket that has one for an address; device and inode are the bytes. */
 #define PD_ABI_FAMILY_FILE 1ull
