@@ -210,6 +210,9 @@ pub struct Report {
     /// The take-over by which the driver began, if it took another one's place.
     #[serde(default)]
     pub taken_over: Option<TakenOver>,
+    /// More threads want to run on the machine than it has cores, so that clients do not spin for long.
+    #[serde(default)]
+    pub cores_scarce: bool,
 }
 
 /// A completed take-over.

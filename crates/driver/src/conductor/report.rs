@@ -135,6 +135,7 @@ impl Conductor {
             sidecars: Vec::new(),
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
             taken_over: self.taken_over.clone(),
+            cores_scarce: self.cores_scarce,
         }
     }
 

@@ -322,6 +322,7 @@ pub mod tests {
             sidecars: Vec::new(),
             metrics: BTreeMap::new(),
             taken_over: None,
+            cores_scarce: false,
         };
         let flow = |serial, bytes, messages| FlowCounters {
             serial,
