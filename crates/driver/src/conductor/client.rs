@@ -342,7 +342,8 @@ impl Client {
         }
         self.slots = generations.into_iter().map(|generation| SlotUse { generation, socket: None }).collect();
         for (slot, socket) in sockets {
-            let is_served = socket.channel < self.channels && socket.flows_left == 0;
+            let has_lines = slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.pages_of_lines;
+            let is_served = socket.channel < self.channels && socket.flows_left == 0 && has_lines;
             match self.slots.get_mut(slot.index()) {
                 Some(place) if is_served && place.generation != 0 && place.socket.is_none() => {
                     place.socket = Some(socket);
@@ -352,7 +353,8 @@ impl Client {
         }
         let free = self.slots.iter().enumerate().filter(|(_, slot)| slot.socket.is_none());
         self.free_slots = free.map(|(at, _)| Slot::at(at)).collect();
-        self.slots.len() * SOCKET_STRIDE <= self.pages_of_lines * PAGE_BYTES
+        // Of the last slots the page may not have been made for want of memory.
+        self.slots.len() * SOCKET_STRIDE <= (self.pages_of_lines + 1) * PAGE_BYTES
     }
 
     /// Adds a receive region without rings.
