@@ -598,17 +598,21 @@ impl Conductor {
             ends.push(match end {
                 // The conductor may know of a socket that the flow has let go.
                 None => self.twins_nobody(),
-                Some(end) if owner.is_none() || owner == Some(end) => match self.endpoint(end.0, end.1) {
-                    Some(known) => known,
-                    // The client has gone, and the flow has not ended yet.
-                    None if owner.is_none() => self.twins_nobody(),
-                    None => return Err(wrong("an end of nobody")),
-                },
+                Some((end, serial)) if owner.is_none() || owner == Some(end) => {
+                    match self.endpoint(end.0, end.1).filter(|known| known.serial == serial) {
+                        Some(known) => known,
+                        // The client has gone, maybe for another of its number, and the flow has not ended yet.
+                        None if owner.is_none() => self.twins_nobody(),
+                        None => return Err(wrong("an end of nobody")),
+                    }
+                }
                 Some(_) => return Err(wrong("an end of somebody else")),
             });
         }
         let ends: [Endpoint; 2] = ends.try_into().map_err(|_| wrong("its ends"))?;
         let ring = flow.moving.as_ref().and_then(|moving| moving.sink.ring);
+        // A client that has gone takes its memory along, and a ring in it that nobody reads.
+        let ring = ring.filter(|_| ends[1].client != ClientId::NOBODY);
         let ring =
             ring.map(|ring| self.take_receive_ring(ends[1].client, ring).ok_or_else(|| wrong("its ring")));
         Ok(KnownFlow { tenant, ends, ring: ring.transpose()?, serial })

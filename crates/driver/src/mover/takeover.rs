@@ -99,7 +99,7 @@ impl Mover {
                 }),
                 Place::Flow(flow) => {
                     let ends = [flow.source(), flow.destination()].map(end_of);
-                    let client = ends[0].and_then(|(client, _)| clients_of.get(client));
+                    let client = ends[0].and_then(|((client, _), _)| clients_of.get(client));
                     let moving = flow.give(now, |address, len| client?.place(address, len))?;
                     let (tenant, moving) = (flow.tenant, Some(Box::new(moving)));
                     given.push(FlowState { id, tenant, ends, send_ring_bytes: 0, moving });
@@ -232,8 +232,8 @@ impl MoverState {
     }
 }
 
-fn end_of(end: &Endpoint) -> Option<(ClientId, Slot)> {
-    (end.client != ClientId::NOBODY).then_some((end.client, end.slot))
+fn end_of(end: &Endpoint) -> Option<((ClientId, Slot), u64)> {
+    (end.client != ClientId::NOBODY).then_some(((end.client, end.slot), end.serial))
 }
 
 impl Client {

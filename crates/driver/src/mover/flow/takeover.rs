@@ -18,8 +18,8 @@ pub struct FlowState {
     pub id: FlowId,
     /// Tenant whose rates it keeps to.
     pub tenant: TenantId,
-    /// Sending and receiving end. `None`: no client.
-    pub ends: [Option<(ClientId, Slot)>; 2],
+    /// Sending and receiving end: socket, and serial of the client. `None`: no client.
+    pub ends: [Option<((ClientId, Slot), u64)>; 2],
     /// Bytes that may be sent and not yet delivered, for a flow that has never had anything to do.
     pub send_ring_bytes: u64,
     /// State of a flow that has had something to do.
