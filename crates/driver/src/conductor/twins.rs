@@ -398,6 +398,8 @@ impl Conductor {
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
         let send_end = twin.claim(held);
         self.twins.no_longer_unclaimed(index, twin);
+        // Looked after if its connecting side has ended before.
+        self.twins.parked.remove((index, Side::Accepting));
         for (side, held) in twin.sides() {
             self.twins.ends.insert(held.end(), (index, side));
             self.twins.note_namespace(held);
