@@ -25,11 +25,14 @@ fn limit_with(free: u64) -> u64 {
     (0..).filter(|number| !open.contains_key(number)).nth(free as usize).unwrap()
 }
 
+/// Looks in a row without a change, 10 ms apart: more than the second for which the driver's idle helpers keep what they have open.
+const SETTLED_LOOKS: u32 = 150;
+
 /// Waits until no thread of the process opens or closes anything for a while.
 fn settle() {
-    let (mut before, mut same) = (BTreeMap::new(), 0);
+    let (mut before, mut same) = (BTreeMap::new(), 0u32);
     let since = Instant::now();
-    while same < 20 {
+    while same < SETTLED_LOOKS {
         assert!(since.elapsed() < Duration::from_secs(20), "descriptors come and go: {before:?}");
         std::thread::sleep(Duration::from_millis(10));
         let now = open_files();
