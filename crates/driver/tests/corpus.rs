@@ -10,7 +10,7 @@ fn requests_from_the_corpus() {
 #[test]
 fn states_from_the_corpus() {
     let run = |program: &[u8]| {
-        // Whether a driver goes on with the state is not the oracle's question.
+        // The oracle leaves open which states a driver goes on with.
         let _goes_on = pd_driver::simulation::shaken::run(program);
     };
     corpus::run(include_str!("../../../fuzz/seeds/takeover"), run);

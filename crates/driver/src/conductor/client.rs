@@ -272,12 +272,17 @@ impl Client {
         payer(self.tenant, self.identity.uid)
     }
 
+    /// Tells whether the page of a slot's lines is made.
+    fn has_lines(&self, slot: Slot) -> bool {
+        slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.pages_of_lines
+    }
+
     /// Makes the page of a slot's lines, and pays for it, unless that was done. Slots are taken in order.
     ///
     /// # Errors
     /// [`Exhausted`].
     pub fn make_lines(&mut self, slot: Slot) -> Result<(), Exhausted> {
-        if slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.pages_of_lines {
+        if self.has_lines(slot) {
             return Ok(());
         }
         let page = self.account.lease(Amounts::PAGE_OF_LINES)?;
@@ -342,8 +347,7 @@ impl Client {
         }
         self.slots = generations.into_iter().map(|generation| SlotUse { generation, socket: None }).collect();
         for (slot, socket) in sockets {
-            let has_lines = slot.index() * SOCKET_STRIDE / PAGE_BYTES < self.pages_of_lines;
-            let is_served = socket.channel < self.channels && socket.flows_left == 0 && has_lines;
+            let is_served = socket.channel < self.channels && socket.flows_left == 0 && self.has_lines(slot);
             match self.slots.get_mut(slot.index()) {
                 Some(place) if is_served && place.generation != 0 && place.socket.is_none() => {
                     place.socket = Some(socket);

@@ -234,32 +234,19 @@ impl Conductor {
         let direct = connection.direct.as_ref();
         let direct =
             direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;
-        let &Connection {
-            sides,
-            serial,
-            tenants,
-            cut,
-            counted,
-            reached,
-            mapped,
-            through,
-            receives_no_more,
-            ..
-        } = connection;
-        let (life, twin) = (connection.life(), connection.twin.clone());
         Ok(ConnectionState {
             id,
-            sides,
-            life,
-            serial,
-            tenants,
-            cut,
-            counted,
-            reached,
-            mapped,
-            through,
-            receives_no_more,
-            twin,
+            sides: connection.sides,
+            life: connection.life(),
+            serial: connection.serial,
+            tenants: connection.tenants,
+            cut: connection.cut,
+            counted: connection.counted,
+            reached: connection.reached,
+            mapped: connection.mapped,
+            through: connection.through,
+            receives_no_more: connection.receives_no_more,
+            twin: connection.twin.clone(),
             direct,
         })
     }

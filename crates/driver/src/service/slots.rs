@@ -268,7 +268,7 @@ impl Slot {
     /// Counts a new connection of the fabric.
     pub fn open(&self) {
         self.made.fetch_add(1, Relaxed);
-        self.active_on_fabric.fetch_add(1, Relaxed);
+        self.reopen();
     }
 
     /// Counts an open connection of the fabric that another driver has counted as made.
