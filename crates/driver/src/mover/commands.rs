@@ -185,12 +185,18 @@ impl Mover {
     fn say_elsewhere(&mut self, id: FlowId, known: Option<&Endpoint>, asker: Asking, event: Event) {
         let known =
             known.filter(|end| self.clients.socket(end.client, end.slot.socket(end.generation)).is_some());
+        let first = self.flows.get(id).map(|flow| flow.source().place());
         let source = self.flows.get(id).map(|flow| flow.last_sender()).or(known).cloned();
         if let Some(source) = &source {
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
             // SYNC POINT: elsewhere (the source publishes a send, fences, looks at its word)
             fence(Ordering::SeqCst);
             self.catch_up(source.client, source.slot);
+            if first != Some(source.place()) {
+                // `kick` below wakes the client whose sends come first.
+                Waker::default().wake_always(&source.memory.send_wait(source.slot));
+                self.ready_at(source.place());
+            }
         }
         let mut position = 0;
         if let Some(flow) = self.flows.get(id) {
