@@ -38,6 +38,8 @@ const ROUND_S_MIN: f64 = 2.0;
 /// The first round, of which nothing is counted.
 const WARM_UP_S: f64 = 1.0;
 const WARM_UP_REQUESTS: u64 = 10_000;
+/// Most runs that find the number of requests of a round: a short one tells the rate of the start.
+const WARM_UPS: u32 = 3;
 /// Time within which a server that listens also answers, and between two attempts.
 const SERVER_STARTS_WITHIN: Duration = Duration::from_secs(20);
 const SET_UP_AGAIN: Duration = Duration::from_millis(200);
@@ -188,8 +190,12 @@ impl Cell for ProgramCell {
             }
         }
         self.requests = WARM_UP_REQUESTS;
-        if let Work::Requests(requests, seconds) = self.run(stand, WARM_UP_S, self.requests)? {
+        for _ in 0..WARM_UPS {
+            let Work::Requests(requests, seconds) = self.run(stand, WARM_UP_S, self.requests)? else { break };
             self.requests = (requests / seconds * self.round_s / 2.0).max(1_000.0) as u64;
+            if seconds >= WARM_UP_S / 2.0 {
+                break;
+            }
         }
         Ok(Metrics::new())
     }
