@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Times that a call begins anew because its connection passes to and fro between the kernel and the fabric.
 const TRIES: u32 = 1000;
 
-/// [`call::call`] of a call that moves bytes of the connection `fd`.
+/// [`call::call`] of a call that moves bytes of the connection `fd`, and of no other one.
 #[inline]
 pub(crate) fn moving(
     fd: i32,
@@ -21,10 +21,14 @@ pub(crate) fn moving(
     work: impl Fn() -> Outcome<isize>,
     plain: impl Fn() -> isize,
 ) -> isize {
+    let work = || match table::look(fd) {
+        table::AWAY => Err(Failure::Kernel),
+        _ => work(),
+    };
     moving_as(fd, what, work, plain, |bytes| bytes as i64)
 }
 
-/// The same where a result that is not negative stands for so many bytes.
+/// The same for calls that may move bytes of two connections, and where `bytes` tells how many a result stands for.
 #[inline]
 pub(crate) fn moving_as<T: From<i8> + Copy>(
     fd: i32,
@@ -52,31 +56,27 @@ fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn
     if table::look(fd) == table::PLAIN {
         return Some(plain());
     }
-    let entered = {
-        let _inside = Inside::enter();
-        match table::entry(fd) {
-            None => return Some(plain()),
-            Some(entry) => {
-                if what == Moves::Urgent {
-                    give_up_entry(&entry);
-                    return Some(plain());
-                }
-                if entry.twin().is_some_and(Twin::is_abandoned) {
-                    return Some(plain());
-                }
-                let counts = counts_of(&entry, what)?;
-                counts.enter();
-                // The connection may have come back just now.
-                if counts_of(&entry, what).is_none_or(|now| !Arc::ptr_eq(&now, &counts)) {
-                    counts.leave();
-                    return None;
-                }
-                (entry, counts)
-            }
-        }
+    let inside = Inside::enter();
+    let Some(entry) = table::entry(fd) else {
+        drop(inside);
+        return Some(plain());
     };
+    if what == Moves::Urgent {
+        give_up_entry(&entry);
+    }
+    if what == Moves::Urgent || entry.twin().is_some_and(Twin::is_abandoned) {
+        drop(inside);
+        return Some(plain());
+    }
+    let counts = counts_of(&entry, what)?;
+    counts.enter();
+    // The connection may have come back just now.
+    if counts_of(&entry, what).is_none_or(|now| !Arc::ptr_eq(now, counts)) {
+        counts.leave();
+        return None;
+    }
+    drop(inside);
     let result = plain();
-    let (entry, counts) = entered;
     let moved = bytes(result);
     if moved > 0 {
         counts.add(what, moved as usize);
@@ -94,16 +94,16 @@ fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn
 }
 
 /// The counts of a connection whose calls of this kind are the kernel's.
-fn counts_of(entry: &Entry, what: Moves) -> Option<Arc<Counts>> {
+fn counts_of(entry: &Entry, what: Moves) -> Option<&Arc<Counts>> {
     let socket = entry.socket()?;
     if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
-        return Some(away.counts.clone());
+        return Some(&away.counts);
     }
     let twin = entry.twin()?;
     match twin.window() {
         _ if what == Moves::Receives => None,
-        _ if twin.progress().sends() => Some(twin.aside.counts.clone()),
-        Some(back) if !back.sends() => Some(back.counts.clone()),
+        _ if twin.progress().sends() => Some(&twin.aside.counts),
+        Some(back) if !back.sends() => Some(&back.counts),
         _ => None,
     }
 }
@@ -121,7 +121,7 @@ impl Stays {
                 continue;
             };
             counts.enter();
-            all.push(counts);
+            all.push(counts.clone());
         }
         Self(all)
     }

@@ -1,7 +1,7 @@
 //! `splice` and its kin, and pipes ([`crate::pipe`]).
 use super::hooks;
 use crate::address::is_nonblocking;
-use crate::away::calls::moving;
+use crate::away::calls::moving_as;
 use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::{Entry, Thing};
@@ -55,11 +55,11 @@ hooks! {
             }
             (Some(pipe), None) if is_bare && table::look(to) != table::PLAIN && from == pipe.ends[0] => {
                 let plain = || pipe.used_by_kernel(kernels);
-                moving(to, Moves::Sends, || from_private(&pipe, to, len, flags), plain)
+                moving_as(to, Moves::Sends, || from_private(&pipe, to, len, flags), plain, bytes)
             }
             (None, Some(pipe)) if is_bare && table::look(from) != table::PLAIN && to == pipe.ends[1] => {
                 let plain = || pipe.used_by_kernel(kernels);
-                moving(from, Moves::Receives, || to_private(from, &pipe, len, flags), plain)
+                moving_as(from, Moves::Receives, || to_private(from, &pipe, len, flags), plain, bytes)
             }
             (Some(pipe), None) | (None, Some(pipe)) => pipe.used_by_kernel(kernels),
         }
@@ -99,6 +99,10 @@ unsafe fn made(result: c_int, ends: *const c_int) -> c_int {
     result
 }
 
+fn bytes(moved: ssize_t) -> i64 {
+    moved as i64
+}
+
 /// A splice where the pipe is not known, or the kernel's.
 unsafe fn by_kernels_pipe(
     from: c_int,
@@ -109,7 +113,7 @@ unsafe fn by_kernels_pipe(
 ) -> ssize_t {
     let (fd, what) =
         if table::look(to) == table::PLAIN { (from, Moves::Receives) } else { (to, Moves::Sends) };
-    moving(
+    moving_as(
         fd,
         what,
         || match lookup::twinned(to) {
@@ -120,6 +124,7 @@ unsafe fn by_kernels_pipe(
             Err(_) => to_pipe(from, to, len, flags),
         },
         plain,
+        bytes,
     )
 }
 
