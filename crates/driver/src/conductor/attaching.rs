@@ -79,7 +79,7 @@ impl Conductor {
         }
         let mut cut = 0;
         for index in self.connections.ids() {
-            let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else {
+            let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
                 continue;
             };
             let mut sides = Side::BOTH.iter().filter_map(|&side| connection.sides[side]);

@@ -65,7 +65,7 @@ pub struct Connection {
     /// Traffic that is on the tenants' accounts already.
     pub settled: [Traffic; 2],
     /// Set when the driver has ended the connection with `ECONNRESET`.
-    pub cut: bool,
+    cut: bool,
     /// Set if it counts among its tenant's connections here. The kernel counts a twin's where it holds the policy, too.
     pub counted: bool,
     /// The listener's address.
@@ -198,6 +198,16 @@ impl Connection {
             receives_no_more: [false; 2],
             subject: None,
         }
+    }
+
+    /// Tells whether the driver has ended it with `ECONNRESET`.
+    pub fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// Notes that the driver ends it with `ECONNRESET`.
+    pub fn cut(&mut self) {
+        self.cut = true;
     }
 
     /// Returns the state of each side.

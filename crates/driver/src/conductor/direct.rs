@@ -466,7 +466,7 @@ impl Conductor {
     /// Ends a connection whose client says that its peer's words are impossible. A client can end only its own connection by this.
     pub(super) fn break_direct(&mut self, id: ClientId, socket: SocketId) {
         let Some((index, side)) = self.direct_of(id, socket) else { return };
-        if self.connection(index).is_some_and(|connection| connection.cut) {
+        if self.connection(index).is_some_and(Connection::is_cut) {
             return;
         }
         Metrics::add(&self.metrics.connections_broken, 1);

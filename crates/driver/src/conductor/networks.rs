@@ -179,7 +179,7 @@ impl Conductor {
     /// Tells whether the two names of an open connection no longer mean its two ends. Its namespaces are in different networks then, or a
     /// map has come or gone.
     pub(super) fn is_astray(&self, index: ConnectionId) -> bool {
-        let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else {
+        let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
             return false;
         };
         let [from, to] = connection.sides.map(|side| Some(self.client(side?.0)?.identity.namespace));

@@ -508,7 +508,7 @@ impl Conductor {
         };
         let movers = entry.movers;
         // Both sides of a connection that was cut have learnt more.
-        let peer = entry.sides[side.other()].filter(|_| !entry.cut);
+        let peer = entry.sides[side.other()].filter(|_| !entry.is_cut());
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_CLAIM_MARK {
             let answer = done(socket).with_number(twin.claim_mark(side));

@@ -240,7 +240,7 @@ impl Conductor {
             life: connection.life(),
             serial: connection.serial,
             tenants: connection.tenants,
-            cut: connection.cut,
+            cut: connection.is_cut(),
             counted: connection.counted,
             reached: connection.reached,
             mapped: connection.mapped,

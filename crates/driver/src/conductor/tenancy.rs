@@ -177,7 +177,7 @@ impl Conductor {
     }
 
     fn is_denied(&mut self, index: ConnectionId) -> bool {
-        let Some(connection) = self.connection(index).filter(|c| !c.cut) else { return false };
+        let Some(connection) = self.connection(index).filter(|c| !c.is_cut()) else { return false };
         let [from, to] = connection.sides.map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
         if self.is_astray(index) {
@@ -201,7 +201,7 @@ impl Conductor {
     pub(super) fn cut(&mut self, index: ConnectionId) {
         self.report_sides(index);
         let Some(connection) = self.connections.get_mut(index) else { return };
-        connection.cut = true;
+        connection.cut();
         let errno = Errno::CONNRESET.raw_os_error() as u32;
         for side in Side::BOTH {
             let flow = index.flow(side);

@@ -114,7 +114,9 @@ impl Conductor {
 
     /// Puts an open connection on the path that policy and sockets ask for by now.
     pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
-        let Some(connection) = self.connection(index).filter(|connection| !connection.cut) else { return };
+        let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
+            return;
+        };
         let &Connection { sides, tenants, reached, .. } = connection;
         let [Some(from), Some(to)] = sides else {
             // A client that takes a parked side is judged by then. Rings would have been left when the side was parked.
