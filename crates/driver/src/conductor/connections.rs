@@ -63,7 +63,7 @@ pub struct Connection {
     /// Tenants of the sides.
     pub tenants: [TenantId; 2],
     /// Traffic that is on the tenants' accounts already.
-    pub settled: [Traffic; 2],
+    settled: [Traffic; 2],
     /// Set when the driver has ended the connection with `ECONNRESET`.
     cut: bool,
     /// Set if it counts among its tenant's connections here. The kernel counts a twin's where it holds the policy, too.
@@ -218,6 +218,11 @@ impl Connection {
     /// Returns its destination, as rules see it.
     pub fn led(&self) -> Reached {
         Reached { at: self.reached, asked: self.through.map(|chosen| chosen.asked) }
+    }
+
+    /// Takes the traffic that a side has sent by now. Returns the part since the last call.
+    pub fn settle(&mut self, side: Side, now: Traffic) -> Traffic {
+        now.since(std::mem::replace(&mut self.settled[side], now))
     }
 
     /// Returns the bytes moved in each direction, as far as they have been settled.

@@ -87,6 +87,11 @@ impl Traffic {
     pub fn bytes(self) -> u64 {
         self.bytes
     }
+
+    /// Returns the traffic since an earlier count.
+    pub fn since(self, was: Self) -> Self {
+        Self { bytes: self.bytes - was.bytes, messages: self.messages - was.messages }
+    }
 }
 
 impl From<FlowCounters> for Traffic {
@@ -467,8 +472,7 @@ impl Tenants {
             let flow = index.flow(side);
             // The mover has not heard of the connection yet.
             let Some(now) = counters.flow(flow.get(), connection.serial).map(Traffic::from) else { continue };
-            let was = std::mem::replace(&mut connection.settled[side], now);
-            let (bytes, messages) = (now.bytes - was.bytes, now.messages - was.messages);
+            let Traffic { bytes, messages } = connection.settle(side, now);
             let sender = &mut self.entries[connection.tenants[side].index()].account;
             sender.bytes_sent += bytes;
             sender.messages_sent += messages;
@@ -526,7 +530,7 @@ impl Tenants {
         for (index, connection) in connections {
             for side in Side::BOTH {
                 let now = counters.flow(index.flow(side).get(), connection.serial).unwrap_or_default().bytes;
-                sent[connection.tenants[side].index()] += now.saturating_sub(connection.settled[side].bytes);
+                sent[connection.tenants[side].index()] += now.saturating_sub(connection.moved()[side]);
             }
         }
         let rated = self.entries.iter().zip(sent).enumerate();
