@@ -82,7 +82,7 @@ impl Conductor {
             let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
                 continue;
             };
-            let mut sides = Side::BOTH.iter().filter_map(|&side| connection.sides[side]);
+            let mut sides = Side::BOTH.iter().filter_map(|&side| connection.owner(side));
             if sides.any(|(client, _)| denied.contains_key(&client)) {
                 self.cut(index);
                 cut += 1;

@@ -54,7 +54,7 @@ impl Drop for Reservation {
 /// A connection. Pairs are indexed by side.
 pub struct Connection {
     /// Sockets at the two sides.
-    pub sides: [Option<(ClientId, Slot)>; 2],
+    sides: [Option<(ClientId, Slot)>; 2],
     pub movers: [MoverId; 2],
     /// Life of each side.
     life: [Life; 2],
@@ -198,6 +198,32 @@ impl Connection {
             receives_no_more: [false; 2],
             subject: None,
         }
+    }
+
+    /// Returns the client and the socket at a side, if a client has it.
+    pub fn owner(&self, side: Side) -> Option<(ClientId, Slot)> {
+        self.sides[side]
+    }
+
+    /// Returns the same of both sides.
+    pub fn owners(&self) -> [Option<(ClientId, Slot)>; 2] {
+        self.sides
+    }
+
+    /// Gives a side to a socket, or to none. Returns the former owner.
+    pub fn set_owner(&mut self, side: Side, owner: Option<(ClientId, Slot)>) -> Option<(ClientId, Slot)> {
+        std::mem::replace(&mut self.sides[side], owner)
+    }
+
+    /// Takes a side from a socket, unless another one has it by now.
+    pub fn let_go(&mut self, side: Side, owner: (ClientId, Slot)) {
+        self.sides[side].take_if(|now| *now == owner);
+    }
+
+    /// Gives the accepting side of a twin to its first owner.
+    pub fn claim(&mut self, owner: (ClientId, Slot), mover: MoverId) {
+        (self.sides[Side::Accepting], self.movers[Side::Accepting]) = (Some(owner), mover);
+        self.befall(Side::Accepting, Event::Claimed);
     }
 
     /// Tells whether the driver has ended it with `ECONNRESET`.

@@ -204,16 +204,14 @@ impl Conductor {
     }
 
     fn change_word(&mut self, index: ConnectionId, side: Side, change: impl FnOnce(u32) -> u32) {
-        let Some(Connection { sides, movers, direct: Some(direct), .. }) = self.connections.get_mut(index)
-        else {
-            return;
-        };
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        let (owner, mover) = (connection.owner(side), connection.movers[side.other()]);
+        let Some(direct) = &mut connection.direct else { return };
         direct.words[side] = change(direct.words[side]);
         if direct.left[side] {
             return;
         }
-        let (owner, word, is_left) = (sides[side], direct.words[side], direct.left[side.other()]);
-        let mover = movers[side.other()];
+        let (word, is_left) = (direct.words[side], direct.left[side.other()]);
         if is_left {
             let to = owner.and_then(|(client, slot)| self.endpoint(client, slot));
             if let Some(to) = to {
@@ -227,7 +225,7 @@ impl Conductor {
 
     /// Stores the `path` word of a side's client.
     fn publish_path(&self, index: ConnectionId, side: Side, word: u32) {
-        let owner = self.connection(index).and_then(|connection| connection.sides[side]);
+        let owner = self.connection(index).and_then(|connection| connection.owner(side));
         let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
         if let Some((memory, slot)) = memory {
             memory.publish_u32(slot, socket_status::PATH, word);
@@ -382,7 +380,7 @@ impl Conductor {
         (index, side): (ConnectionId, Side),
     ) -> Result<(DirectRing, Option<DirectRing>), (Errno, String)> {
         let ring = self.allocate_direct(id, self.direct_ring_bytes(id, index, side))?;
-        let peer = self.connection(index).and_then(|connection| connection.sides[side.other()]);
+        let peer = self.connection(index).and_then(|connection| connection.owner(side.other()));
         let second = match peer.filter(|(peer, _)| self.client(*peer).is_some()) {
             Some((peer, _)) => {
                 Some(self.allocate_direct(peer, self.direct_ring_bytes(peer, index, side.other()))?)
@@ -399,7 +397,7 @@ impl Conductor {
     /// there are many rings, or memory is short.
     fn direct_ring_bytes(&self, id: ClientId, index: ConnectionId, side: Side) -> u64 {
         let usual = self.settings.ring_bytes_default;
-        let sides = self.connection(index).map_or([None; 2], |connection| connection.sides);
+        let sides = self.connection(index).map_or([None; 2], Connection::owners);
         let of = |side: Side| {
             let (client, slot) = sides[side]?;
             self.client(client)?.socket(slot)
@@ -470,7 +468,7 @@ impl Conductor {
             return;
         }
         Metrics::add(&self.metrics.connections_broken, 1);
-        let peer = self.connection(index).and_then(|c| c.sides[side.other()]).map(|(peer, _)| peer);
+        let peer = self.connection(index).and_then(|c| c.owner(side.other())).map(|(peer, _)| peer);
         const BROKEN: &str = "a client ended a direct connection whose peer broke the protocol";
         if self.may_say(BROKEN, id) {
             tracing::warn!(client = %id, peer = peer.map(ClientId::get), "{BROKEN}");

@@ -94,10 +94,9 @@ impl Conductor {
     }
 
     fn show_flow(&mut self, index: ConnectionId, side: Side, begins: bool) {
-        let Some(&Connection { sides, movers, tenants, reached, ref subject, .. }) = self.connection(index)
-        else {
-            return;
-        };
+        let Some(connection) = self.connection(index) else { return };
+        let sides = connection.owners();
+        let &Connection { movers, tenants, reached, ref subject, .. } = connection;
         let mirrors = self.mirrors.0.iter().filter(|mirror| reached.port() != 0 && mirror.shows(tenants));
         let to: Vec<_> = mirrors.map(|mirror| (Arc::clone(&mirror.copies), mirror.payer())).collect();
         let known = subject.clone();

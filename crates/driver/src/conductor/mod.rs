@@ -383,7 +383,7 @@ impl Conductor {
 
     /// Returns the receiving socket of a flow, if its client lives.
     fn destination(&self, flow: FlowId) -> Option<(ClientId, Slot)> {
-        self.connection(flow.connection())?.sides[flow.side().other()]
+        self.connection(flow.connection())?.owner(flow.side().other())
     }
 
     fn source_mover(&self, flow: FlowId) -> Option<MoverId> {
@@ -426,13 +426,13 @@ impl Conductor {
             self.services.close(chosen, connection.moved(), connection.twin.is_none());
         }
         Metrics::add(&self.metrics.connections_closed, 1);
-        let Some(Connection { sides, direct, twin, tenants, .. }) = self.connections.remove(index) else {
-            return;
-        };
+        let Some(connection) = self.connections.remove(index) else { return };
+        let owners = connection.owners();
+        let Connection { direct, twin, tenants, .. } = connection;
         if let Some(direct) = direct {
             self.close_direct(*direct);
         }
-        for (client, slot) in sides.into_iter().flatten() {
+        for (client, slot) in owners.into_iter().flatten() {
             self.release_slot(client, slot);
         }
         if let Some(mut twin) = twin {
@@ -459,7 +459,7 @@ impl Conductor {
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
         if is_gone {
-            entry.sides[side] = None;
+            entry.set_owner(side, None);
         }
         let movers = entry.movers;
         self.befall(connection, side, Event::Ended);
@@ -568,7 +568,7 @@ impl Conductor {
             SocketState::Closing(Some(Connected { connection, side, .. })) => {
                 let is_gone = ending.farewell().is_gone;
                 if let Some(entry) = self.connections.get_mut(connection).filter(|_| is_gone) {
-                    entry.sides[side].take_if(|owner| *owner == (id, slot));
+                    entry.let_go(side, (id, slot));
                 }
             }
             SocketState::Closing(None) | SocketState::Taken(_) => {}

@@ -182,7 +182,7 @@ impl Conductor {
         let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
             return false;
         };
-        let [from, to] = connection.sides.map(|side| Some(self.client(side?.0)?.identity.namespace));
+        let [from, to] = connection.owners().map(|side| Some(self.client(side?.0)?.identity.namespace));
         let (Some(from), Some(to)) = (from, to) else { return false };
         if from == to {
             return false;

@@ -102,7 +102,7 @@ impl Conductor {
         let clients = self.clients.iter().map(|(id, client)| self.client_report(id, client)).collect();
         let connections = self.connections.iter().map(|(id, entry)| {
             let side = |side: Side| -> Option<(u16, SocketAddr)> {
-                let (client, slot) = entry.sides[side]?;
+                let (client, slot) = entry.owner(side)?;
                 match &self.client(client)?.socket(slot)?.state {
                     SocketState::Connected(connected) => Some((client.get(), connected.local)),
                     _ => None,

@@ -107,7 +107,7 @@ impl Conductor {
 
     /// Returns the payer of the client that sends into a flow.
     fn payer_of_flow(&self, flow: FlowId) -> Payer {
-        let source = self.connection(flow.connection()).and_then(|connection| connection.sides[flow.side()]);
+        let source = self.connection(flow.connection()).and_then(|connection| connection.owner(flow.side()));
         source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
     }
 

@@ -477,7 +477,7 @@ impl Conductor {
         let Some(entry) = self.connection(connection).filter(|entry| entry.receives_no_more[peer]) else {
             return;
         };
-        if let Some((client, slot)) = entry.sides[peer] {
+        if let Some((client, slot)) = entry.owner(peer) {
             self.movers.send(entry.movers[peer], ToMover::Ready { client, slot });
         }
     }
@@ -508,7 +508,7 @@ impl Conductor {
         };
         let movers = entry.movers;
         // Both sides of a connection that was cut have learnt more.
-        let peer = entry.sides[side.other()].filter(|_| !entry.is_cut());
+        let peer = entry.owner(side.other()).filter(|_| !entry.is_cut());
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_CLAIM_MARK {
             let answer = done(socket).with_number(twin.claim_mark(side));

@@ -236,7 +236,7 @@ impl Conductor {
             direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;
         Ok(ConnectionState {
             id,
-            sides: connection.sides,
+            sides: connection.owners(),
             life: connection.life(),
             serial: connection.serial,
             tenants: connection.tenants,
@@ -493,7 +493,7 @@ impl Conductor {
     fn check_sockets(&self) -> Result<(), Wrong> {
         let mut ends = HashSet::new();
         for (id, connection) in self.connections.iter() {
-            for (side, owner) in Side::BOTH.into_iter().zip(connection.sides) {
+            for (side, owner) in Side::BOTH.into_iter().zip(connection.owners()) {
                 let Some((client, slot)) = owner else { continue };
                 let socket = self.client(client).and_then(|client| client.socket(slot));
                 let is_known = match socket.map(|socket| &socket.state) {
@@ -513,7 +513,7 @@ impl Conductor {
                 let wrong = || Wrong::of(format!("socket {slot} of client {id}"));
                 match client.socket(slot).map(|socket| &socket.state) {
                     Some(SocketState::Connected(Connected { connection, side, .. })) => {
-                        let owner = self.connection(*connection).and_then(|it| it.sides[*side]);
+                        let owner = self.connection(*connection).and_then(|it| it.owner(*side));
                         if owner != Some((id, slot)) {
                             return Err(wrong());
                         }
@@ -579,7 +579,7 @@ impl Conductor {
         let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));
         let connection = self.connection(id.connection()).ok_or_else(|| wrong("of no connection"))?;
         let (serial, tenant) = (connection.serial, connection.tenants[id.side()]);
-        let sides = [id.side(), id.side().other()].map(|side| connection.sides[side]);
+        let sides = [id.side(), id.side().other()].map(|side| connection.owner(side));
         let mut ends = Vec::with_capacity(2);
         for (end, owner) in flow.ends.into_iter().zip(sides) {
             ends.push(match end {

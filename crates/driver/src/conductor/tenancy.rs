@@ -150,7 +150,7 @@ impl Conductor {
         for (index, connection) in self.connections.iter_mut() {
             let was = connection.tenants;
             let now = Side::BOTH.map(|side| {
-                let client = connection.sides[side].and_then(|(id, _)| self.clients.get(id));
+                let client = connection.owner(side).and_then(|(id, _)| self.clients.get(id));
                 client.map_or(was[side], |client| client.tenant)
             });
             if now == was {
@@ -178,7 +178,7 @@ impl Conductor {
 
     fn is_denied(&mut self, index: ConnectionId) -> bool {
         let Some(connection) = self.connection(index).filter(|c| !c.is_cut()) else { return false };
-        let [from, to] = connection.sides.map(|side| self.client(side?.0));
+        let [from, to] = connection.owners().map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };
         if self.is_astray(index) {
             return true;
@@ -186,7 +186,7 @@ impl Conductor {
         let is_led = connection.through.is_some_and(|chosen| chosen.led.is_some());
         if is_led || !self.chains.is_empty() {
             let (Some((id, _)), to) =
-                (connection.sides[Side::Connecting], (to.tenant, to.identity.namespace))
+                (connection.owner(Side::Connecting), (to.tenant, to.identity.namespace))
             else {
                 return false;
             };

@@ -111,7 +111,7 @@ impl Conductor {
     /// Takes one byte back from the count of received bytes that a socket was told. Returns whether a socket had any.
     pub fn take_byte_back(&self) -> bool {
         let sockets =
-            self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
+            self.connections.iter().flat_map(|(_, connection)| connection.owners().into_iter().flatten());
         let lines = sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)));
         for (memory, slot) in lines {
             let known = memory.published(slot, socket_status::RECV_PRODUCER);
@@ -126,7 +126,7 @@ impl Conductor {
     /// Clears the `LAST` bit in the path words of all sockets.
     pub fn forget_last(&self) {
         let sockets =
-            self.connections.iter().flat_map(|(_, connection)| connection.sides.into_iter().flatten());
+            self.connections.iter().flat_map(|(_, connection)| connection.owners().into_iter().flatten());
         for (memory, slot) in sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)))
         {
             let known = (memory.published(slot, socket_status::PATH & !7) >> 32) as u32;

@@ -22,7 +22,6 @@ use twin::End;
 use super::answer::{done, Answer};
 use super::client::{Connected, SocketState};
 use super::connections::{NewConnection, Reservation};
-use super::ending::Event;
 use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
@@ -390,11 +389,9 @@ impl Conductor {
         let Some(connection) = self.connections.get_mut(index) else {
             return Err(Errno::NOENT);
         };
-        connection.sides[Side::Accepting] = Some((id, slot));
-        connection.movers[Side::Accepting] = endpoint.mover;
-        connection.befall(Side::Accepting, Event::Claimed);
+        connection.claim((id, slot), endpoint.mover);
         let (movers, serial, first) =
-            (connection.movers, connection.serial, connection.sides[Side::Connecting]);
+            (connection.movers, connection.serial, connection.owner(Side::Connecting));
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
         let send_end = twin.claim(held);
         self.twins.no_longer_unclaimed(index, twin);

@@ -53,7 +53,7 @@ impl Conductor {
         side: Side,
         owner: Option<(ClientId, Slot)>,
     ) -> Result<Parting, Errno> {
-        let peer = self.connection(index).and_then(|connection| connection.sides[side.other()]);
+        let peer = self.connection(index).and_then(|connection| connection.owner(side.other()));
         let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
         let (former, word) = (direct.clients[side], direct.words[side]);
         if direct.is_unused() && direct.is_in_use() {
@@ -109,7 +109,7 @@ impl Conductor {
     /// writing one and reading the other: each publishes an index only if the driver has counted it, or has not looked yet.
     fn fix_ends(&mut self, index: ConnectionId, side: Side) -> Option<RingEnds> {
         self.direct_mut(index).filter(|direct| !direct.left[side] && !direct.is_unused())?;
-        let owner = self.connection(index).and_then(|connection| connection.sides[side]);
+        let owner = self.connection(index).and_then(|connection| connection.owner(side));
         let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
         if let Some((memory, slot)) = memory {
             // Movers store the lower half where the other side went before.

@@ -117,8 +117,8 @@ impl Conductor {
         let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
             return;
         };
-        let &Connection { sides, tenants, reached, .. } = connection;
-        let [Some(from), Some(to)] = sides else {
+        let &Connection { tenants, reached, .. } = connection;
+        let [Some(from), Some(to)] = connection.owners() else {
             // A client that takes a parked side is judged by then. Rings would have been left when the side was parked.
             let path = self.tenants.path(tenants, false, reached).0;
             let is_denied = path != Path::Direct || self.is_shown(tenants, reached);

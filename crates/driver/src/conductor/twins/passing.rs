@@ -37,12 +37,12 @@ impl Conductor {
             // A flow stays with its mover.
             return Err(Errno::OPNOTSUPP);
         }
-        if connection.sides[side].is_some_and(|(owner, _)| owner == id) {
+        if connection.owner(side).is_some_and(|(owner, _)| owner == id) {
             return Err(Errno::ALREADY);
         }
         let Wanted { local, peer: remote, .. } = held.wanted;
         let connected = Connected { connection: index, side, local, remote };
-        let former = connection.sides[side];
+        let former = connection.owner(side);
         let former_socket = former.and_then(|(owner, slot)| self.client(owner)?.socket(slot));
         let fresh = self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected));
         let socket = match former_socket {
@@ -136,7 +136,7 @@ impl Conductor {
         let Parting { left, remainder, held, leave, ends } =
             parting.unwrap_or_else(|_| Parting { left: true, ..Parting::default() });
         let Some(connection) = self.connections.get_mut(index) else { return ends };
-        let owned = std::mem::replace(&mut connection.sides[side], owner);
+        let owned = connection.set_owner(side, owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
         let elsewhere = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));

@@ -64,7 +64,7 @@ impl Conductor {
         Wrong::unless(can_speak, || "a listening socket of nobody".to_owned())?;
         for (index, side, resets) in parked {
             let is_nobodys =
-                self.connection(index).is_some_and(|it| it.twin.is_some() && it.sides[side].is_none());
+                self.connection(index).is_some_and(|it| it.twin.is_some() && it.owner(side).is_none());
             Wrong::unless(is_nobodys, || format!("connection {index} is parked, and somebody's"))?;
             self.look_after(index, side, resets);
         }
