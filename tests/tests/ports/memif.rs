@@ -1,0 +1,148 @@
+//! A client of memif by hand, which breaks the protocol.
+use super::{Stand, PATIENCE};
+use pd_driver::admin::PortSpec;
+use pd_pipe::{Direction, Flow};
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Makes a message of memif of a type, with bytes behind it.
+fn message(kind: u16, rest: &[&[u8]]) -> [u8; 128] {
+    let bytes = [&kind.to_ne_bytes()[..], &rest.concat()].concat();
+    let mut message = [0; 128];
+    message[..bytes.len()].copy_from_slice(&bytes);
+    message
+}
+
+/// A client of memif by hand.
+struct Client(OwnedFd);
+
+impl Client {
+    fn connect(path: &std::path::Path) -> Self {
+        use rustix::net::{connect, socket, sockopt, AddressFamily, SocketAddrUnix, SocketType};
+        let made = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        sockopt::set_socket_timeout(&made, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+        connect(&made, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let this = Self(made);
+        assert_eq!(this.hear(), Some(2));
+        this
+    }
+
+    /// Returns the type of the next message; none at the end.
+    fn hear(&self) -> Option<u16> {
+        let mut bytes = [0; 128];
+        match rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty()) {
+            Ok((128, _)) => Some(u16::from_ne_bytes([bytes[0], bytes[1]])),
+            _ => None,
+        }
+    }
+
+    fn say(&self, message: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
+        use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let _ = sendmsg(&self.0, &[std::io::IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL);
+    }
+}
+
+const INIT: [&[u8]; 3] = [&[0, 2], &[3, 0, 0, 0], &[0]];
+
+/// Makes a region as a client does: two rings of 8 entries with their cookies, and buffers.
+fn region() -> OwnedFd {
+    use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags, SealFlags};
+    let fd = memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&fd, 64 << 10).unwrap();
+    fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    for offset in [0, 256] {
+        rustix::io::pwrite(&fd, &0x03e3_1f20u32.to_ne_bytes(), offset).unwrap();
+    }
+    fd
+}
+
+fn ring(to_driver: u16, offset: u32) -> [u8; 128] {
+    message(5, &[&to_driver.to_ne_bytes(), &[0; 4], &offset.to_ne_bytes(), &[3, 0, 0]])
+}
+
+#[test]
+fn a_hostile_client_of_memif_ends_itself_alone() {
+    let stand = Stand::new();
+    let path = stand.driver.folder().join("memif.sock");
+    stand.add("dpdk", PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+    stand.add("wire", PortSpec::Link, "").unwrap();
+    let (mut near, mut far) = (
+        stand.open(Direction::Send, "wire.0", Flow::default()).unwrap(),
+        stand.open(Direction::Receive, "wire.1", Flow::default()).unwrap(),
+    );
+    let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
+    let (memory, doorbell) =
+        (region(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
+    let add_region = message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]);
+    let steps: [([u8; 128], Vec<_>); 5] = [
+        (message(3, &INIT), vec![]),
+        (add_region, vec![memory.as_fd()]),
+        (ring(1, 0), vec![doorbell.as_fd()]),
+        (ring(0, 256), vec![doorbell.as_fd()]),
+        (message(6, &[]), vec![]),
+    ];
+    // A client leaves at each step, and sends wrong messages at each step.
+    let mut random = pd_tests::Random(7);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for until in 0..=steps.len() {
+        for odd in 0..8 {
+            let client = Client::connect(&path);
+            for (number, (bytes, fds)) in steps[..until].iter().enumerate() {
+                client.say(bytes, fds);
+                assert_eq!(client.hear(), Some(if number == 4 { 7 } else { 1 }), "step {number}");
+            }
+            let mut bytes = [0; 128];
+            bytes.fill_with(|| random.below(256) as u8);
+            (bytes[0], bytes[1]) = (random.below(10) as u8, 0);
+            match odd {
+                0 => {}
+                1 => client.say(&bytes[..1 + random.below(127) as usize], &[]),
+                2 => client.say(&add_region, &[null.as_fd()]),
+                3 => client.say(&add_region, &[null.as_fd(), doorbell.as_fd(), memory.as_fd()]),
+                4 => client.say(&message(4, &[&[0, 0], &u64::MAX.to_ne_bytes()]), &[memory.as_fd()]),
+                5 => client.say(&ring(0, u32::MAX), &[null.as_fd()]),
+                _ => client.say(&bytes, &[null.as_fd()]),
+            }
+            if odd > 0 && until == steps.len() && odd != 1 && odd < 6 {
+                assert_eq!(client.hear(), Some(8), "it is told why");
+            }
+        }
+    }
+    // Frames, then impossible words: the pipe has the frames, and the client gets the reason.
+    let client = Client::connect(&path);
+    for (bytes, fds) in &steps {
+        client.say(bytes, fds);
+        assert!(client.hear().is_some());
+    }
+    let entry = |length: u32, offset: u32| {
+        [&[0; 4][..], &length.to_ne_bytes(), &offset.to_ne_bytes(), &[0; 4]].concat()
+    };
+    // The client sleeps, and is woken by a frame.
+    rustix::io::pwrite(&memory, &entry(2048, 16_384), 256 + 128).unwrap();
+    rustix::io::pwrite(&memory, &1u16.to_ne_bytes(), 256 + 6).unwrap();
+    let mut sender = stand.open(Direction::Send, "dpdk", Flow::default()).unwrap();
+    sender.pipe.send(&[9; 64], 0).unwrap();
+    sender.pipe.flush();
+    let patience = rustix::event::Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let mut woken = [rustix::event::PollFd::new(&doorbell, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut woken, Some(&patience)), Ok(1), "it is woken");
+    rustix::io::pwrite(&memory, &[7; 100], 8192).unwrap();
+    rustix::io::pwrite(&memory, &entry(100, 8192), 128).unwrap();
+    rustix::io::pwrite(&memory, &entry(100, u32::MAX), 144).unwrap();
+    rustix::io::pwrite(&memory, &2u16.to_ne_bytes(), 6).unwrap();
+    receiver.pipe.wait(PATIENCE).unwrap();
+    assert_eq!(receiver.pipe.frames().unwrap().next().unwrap().bytes(), [7; 100]);
+    assert_eq!(client.hear(), Some(8));
+    // All of that beside others, which lose nothing.
+    for number in 0..100u8 {
+        near.pipe.send(&[number; 64], 0).unwrap();
+        near.pipe.flush();
+        far.pipe.wait(PATIENCE).unwrap();
+        assert_eq!(far.pipe.frames().unwrap().next().unwrap().bytes(), [number; 64]);
+    }
+    assert!(stand.driver.is_running());
+}
