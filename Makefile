@@ -89,9 +89,12 @@ rust:
 	printf '%s\n%s\n' "$(RUST_MIN)" "$$have" | sort -CV || { \
 	    echo "Rust $$have is too old: $(RUST_MIN) or later is needed; run: rustup update stable" >&2; exit 1; }
 
+# Packages that are installed. Each program is optimised as a whole, so that those of tests and applications would take as long again.
+INSTALLED := --package pd --package pd-capi --package pd-preload
+
 # rustc exports the C symbols without versions, so the shared library is linked from the static one.
 build: rust ## build pd, libpd.a, libpd.so and libpd_preload.so, for x86-64-v2 (release)
-	$(CARGO) build --release --workspace --jobs $(JOBS)
+	$(CARGO) build --release $(INSTALLED) --jobs $(JOBS)
 	$(CC) -shared -o $(SHLIB) -Wl,-soname,$(SONAME) -Wl,--version-script=$(MAP) \
 	    $$(sed -n 's/^ *\(pd_[a-z0-9_]*\);/-Wl,-u,\1/p' $(MAP)) \
 	    $(STLIB) -Wl,--gc-sections -lgcc_s -lpthread -ldl -lm
