@@ -9,7 +9,7 @@
 //! other across movers is gathered at one mover, and stays there for a while.
 mod plan;
 
-use super::client::{Client, Phase};
+use super::client::Client;
 use super::families::Family;
 use super::Conductor;
 use crate::calls::simulated;
@@ -237,7 +237,7 @@ impl Conductor {
         let mut groups = Vec::new();
         for (family, members) in families {
             let is_movable = members.iter().all(|(_, client)| {
-                client.phase == Phase::Attached
+                client.is_attached()
                     && client.channels > 0
                     && !client.passes_files
                     && !self.has_parked(client)

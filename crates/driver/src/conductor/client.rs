@@ -34,8 +34,8 @@ pub struct Client {
     /// Place that it attached from.
     pub place: Place,
     pub tenant: TenantId,
-    pub phase: Phase,
-    pub memory: Option<Arc<ClientMemory>>,
+    phase: Phase,
+    memory: Option<Arc<ClientMemory>>,
     pub family: Family,
     /// Mover of its channels, except those in `away`.
     pub mover: MoverId,
@@ -123,6 +123,32 @@ pub struct Connected {
 }
 
 impl Client {
+    /// Returns the stage.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Tells whether the client is attached.
+    pub fn is_attached(&self) -> bool {
+        self.phase == Phase::Attached
+    }
+
+    /// Takes the memory that the door has made. The client maps it before it is attached.
+    pub fn welcome(&mut self, memory: Arc<ClientMemory>) {
+        self.memory = Some(memory);
+    }
+
+    /// Returns the memory, once the door has made it.
+    pub fn memory(&self) -> Option<&Arc<ClientMemory>> {
+        self.memory.as_ref()
+    }
+
+    /// Ends the arrival of a client that has its memory.
+    pub fn attach(&mut self) {
+        debug_assert!(self.phase == Phase::Arriving && self.memory.is_some());
+        self.phase = Phase::Attached;
+    }
+
     /// Tells whether the client is not leaving.
     pub fn is_present(&self) -> bool {
         self.phase != Phase::Leaving

@@ -190,7 +190,7 @@ impl Conductor {
     fn enter_direct(&mut self, (id, slot): (ClientId, Slot), word: u32) -> (ClientId, u64) {
         let Some(client) = self.client_mut(id) else { return (id, 0) };
         client.enter_direct();
-        if let Some(memory) = &client.memory {
+        if let Some(memory) = client.memory() {
             memory.publish_u32(slot, socket_status::PATH, word);
         }
         (id, client.serial)
@@ -226,7 +226,7 @@ impl Conductor {
     /// Stores the `path` word of a side's client.
     fn publish_path(&self, index: ConnectionId, side: Side, word: u32) {
         let owner = self.connection(index).and_then(|connection| connection.owner(side));
-        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
+        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory()?, slot)));
         if let Some((memory, slot)) = memory {
             memory.publish_u32(slot, socket_status::PATH, word);
         }

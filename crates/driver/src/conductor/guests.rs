@@ -23,14 +23,14 @@ impl Conductor {
             FromDoor::Welcomed { client: id, memory } => {
                 memory.set_cores_scarce(self.cores_scarce);
                 let Some(client) = self.present(id) else { return };
-                client.memory = Some(Arc::clone(&memory));
+                client.welcome(Arc::clone(&memory));
                 let (mover, payer) = (client.mover, client.payer());
                 let account = Arc::clone(&client.account);
                 self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory });
             }
             FromDoor::Attached { client } => {
                 let Some(client) = self.present(client) else { return };
-                client.phase = Phase::Attached;
+                client.attach();
                 Metrics::add(&self.metrics.clients_attached, 1);
             }
             FromDoor::AddChannel(new, theirs) => self.add_channel(new, theirs),
@@ -134,7 +134,7 @@ impl Conductor {
 
     /// Records that a new client was refused resources without which it cannot be attached.
     fn note_not_attached(&mut self, id: ClientId, errno: Errno) {
-        let newcomer = self.client(id).filter(|client| client.phase == Phase::Arriving);
+        let newcomer = self.client(id).filter(|client| client.phase() == Phase::Arriving);
         let Some((pid, uid)) = newcomer.map(|client| (client.identity.pid, client.identity.uid)) else {
             return;
         };
@@ -145,7 +145,7 @@ impl Conductor {
 
     /// Returns a client that is not leaving.
     fn present(&mut self, id: ClientId) -> Option<&mut Client> {
-        self.client_mut(id).filter(|client| client.phase != Phase::Leaving)
+        self.client_mut(id).filter(|client| client.is_present())
     }
 
     fn arrived(&mut self, id: ClientId, identity: Identity, place: Place, fd: OwnedFd) {
@@ -183,7 +183,7 @@ impl Conductor {
         pd_shm::set_cores_scarce(scarce);
         self.clients
             .iter()
-            .filter_map(|(_, client)| client.memory.as_ref())
+            .filter_map(|(_, client)| client.memory())
             .for_each(|memory| memory.set_cores_scarce(scarce));
     }
 

@@ -81,8 +81,8 @@ impl Conductor {
     pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(id) else { return };
         // The control region is not sealed before the client has a channel.
-        if let Some(memory) = client.memory.as_ref().filter(|_| client.channels > 0) {
-            self.kernel.counts.take(&mut client.kernel, memory);
+        if let Some(memory) = client.memory().cloned().filter(|_| client.channels > 0) {
+            self.kernel.counts.take(&mut client.kernel, &memory);
         }
     }
 
@@ -97,7 +97,7 @@ impl Conductor {
         let now = self.clock.now();
         let clients = self.clients.iter().map(|(_, client)| client).filter(|client| client.channels > 0);
         let clients = clients.filter_map(|client| {
-            let memory = client.memory.as_ref()?;
+            let memory = client.memory()?;
             let said = (0..KERNEL_CONNECTIONS_MAX).map(|index| memory.kernel_connection(index));
             let connections = said.filter_map(|word| {
                 let reason = KernelReason::from_raw((word >> 32) as u32)?;

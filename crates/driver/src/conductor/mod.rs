@@ -57,7 +57,7 @@ use crate::settings::Settings;
 use crate::takeover::early::Numbers;
 use crate::StartError;
 use balance::Balance;
-use client::{Client, Connected, Phase, SocketState};
+use client::{Client, Connected, SocketState};
 use connections::{Connection, Connections};
 use deferred::Deferred;
 use ending::{Ending, Event, Farewell};
@@ -392,7 +392,7 @@ impl Conductor {
 
     fn endpoint(&self, client: ClientId, slot: Slot) -> Option<Endpoint> {
         let state = self.client(client)?;
-        let memory = Arc::clone(state.memory.as_ref()?);
+        let memory = Arc::clone(state.memory()?);
         let (serial, generation) = (state.serial, state.generation(slot));
         let mover = state.mover_of_slot(slot);
         Some(Endpoint { client, serial, slot, generation, memory, mover })
@@ -444,7 +444,7 @@ impl Conductor {
     fn release_slot(&mut self, id: ClientId, slot: Slot) {
         let Some(client) = self.client_mut(id) else { return };
         let mover = client.mover_of_slot(slot);
-        if let Some(memory) = &client.memory {
+        if let Some(memory) = client.memory() {
             memory.close_slot(slot);
         }
         if client.close(slot).is_some() {
@@ -482,11 +482,11 @@ impl Conductor {
     /// Disconnects a client that has died, or cuts it off for a violation.
     fn disconnect(&mut self, id: ClientId, violation: Option<Violation>) {
         let Some(client) = self.client_mut(id) else { return };
-        if matches!(client.phase, Phase::Leaving) {
+        if !client.is_present() {
             return;
         }
-        let (attached, uid) = (client.memory.is_some(), client.identity.uid);
-        let left = u64::from(matches!(client.phase, Phase::Attached));
+        let (attached, uid) = (client.memory().is_some(), client.identity.uid);
+        let left = u64::from(client.is_attached());
         let channels = client.channels;
         let movers = client.leave();
         let (pid, namespace, tenant) = (client.identity.pid, client.identity.namespace, client.tenant);
@@ -538,7 +538,7 @@ impl Conductor {
     fn has_unread(&self, id: ClientId, slot: Slot) -> bool {
         let Some(client) = self.client(id) else { return false };
         let state = client.socket(slot).map(|socket| &socket.state);
-        let (Some(SocketState::Connected(connected)), Some(memory)) = (state, &client.memory) else {
+        let (Some(SocketState::Connected(connected)), Some(memory)) = (state, client.memory()) else {
             return false;
         };
         let in_ring = self.connection(connected.connection).is_some_and(|it| it.has_unread(connected.side));

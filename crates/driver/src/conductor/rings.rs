@@ -1,5 +1,5 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
-use super::client::{Client, Phase};
+use super::client::Client;
 use super::growth::Asked;
 use super::queues::Queues;
 use super::Conductor;
@@ -250,9 +250,7 @@ impl Conductor {
         for at in 0..places.min(EMPTIED_LOOKS) {
             let id = ClientId::at((first + at) % places);
             let Some(client) = self.clients.get_mut(id) else { continue };
-            if client.phase != Phase::Attached
-                || !short.contains(&None) && !short.contains(&Some(client.payer()))
-            {
+            if !client.is_attached() || !short.contains(&None) && !short.contains(&Some(client.payer())) {
                 continue;
             }
             let idle = client.regions.iter();

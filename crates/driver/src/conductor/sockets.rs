@@ -150,7 +150,7 @@ impl Conductor {
 
     pub(super) fn open_slot(&mut self, id: ClientId, socket: Socket) -> Result<(Slot, u16), Errno> {
         let client = self.client_mut(id).ok_or(Errno::BADF)?;
-        client.memory.as_ref().ok_or(Errno::BADF)?;
+        client.memory().ok_or(Errno::BADF)?;
         let (mover, channel) = (client.mover_of(socket.channel), socket.channel);
         let (slot, generation) = client.open(socket).ok_or(Errno::MFILE)?;
         if let Err(exhausted) = client.make_lines(slot) {
@@ -159,7 +159,7 @@ impl Conductor {
             self.note_cap_of(id, exhausted);
             return Err(errno);
         }
-        let memory = client.memory.as_ref().ok_or(Errno::BADF)?;
+        let memory = client.memory().ok_or(Errno::BADF)?;
         memory.open_slot(slot, generation);
         self.movers.send(mover, ToMover::OpenSocket { client: id, slot, generation, channel });
         Ok((slot, generation))
@@ -353,7 +353,7 @@ impl Conductor {
         let listening = peer.socket(call.listener).ok_or(Errno::CONNREFUSED)?;
         let SocketState::Listen(listener) = &listening.state else { return Err(Errno::CONNREFUSED) };
         // Connections that the client was given, and has not accepted by its own count, wait as well.
-        let accepted = peer.memory.as_ref().map_or(0, |memory| memory.recv_consumer(call.listener));
+        let accepted = peer.memory().map_or(0, |memory| memory.recv_consumer(call.listener));
         let waiting = listener.arrived.saturating_sub(accepted).max(listener.backlog.len() as u64);
         if waiting >= listener.backlog_max as u64 {
             return Err(Errno::AGAIN);
@@ -406,7 +406,7 @@ impl Conductor {
         listener.backlog.push_back(slot);
         listener.arrived += 1;
         let count = listener.arrived;
-        if let Some(memory) = &client.memory {
+        if let Some(memory) = client.memory() {
             // The count is published here, because the slot may be another socket's when the mover gets to it.
             memory.publish_u64(listener_slot, socket_status::RECV_PRODUCER, count);
         }

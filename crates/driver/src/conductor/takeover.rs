@@ -137,7 +137,7 @@ impl Conductor {
         self.check_still()?;
         self.report_all();
         let (mut clients, mut connections) = (Vec::new(), Vec::new());
-        for (id, client) in self.clients.iter().filter(|(_, client)| client.phase == Phase::Attached) {
+        for (id, client) in self.clients.iter().filter(|(_, client)| client.is_attached()) {
             clients.push(client.give(id, pack)?);
         }
         let mut doorbells = DoorbellsGiven::default();
@@ -189,7 +189,7 @@ impl Conductor {
         }
         for (id, client) in self.clients.iter() {
             let pid = client.identity.pid;
-            match client.phase {
+            match client.phase() {
                 Phase::Attached if client.is_settled() => {}
                 Phase::Attached => {
                     return Err(Hindrance::passing(format!(
@@ -255,7 +255,7 @@ impl Conductor {
 impl Client {
     fn give(&self, id: ClientId, pack: &mut Pack) -> Result<ClientState, Hindrance> {
         let pid = self.identity.pid;
-        let memory = self.memory.as_ref();
+        let memory = self.memory();
         let memory = memory.ok_or_else(|| Hindrance::passing(format!("process {pid} is attaching")))?;
         let lasting = |file: &OwnedFd, bytes: usize, pages| {
             pd_shm::shelf::check(file, bytes, pages).map_err(|_| {
@@ -412,8 +412,8 @@ impl Conductor {
             memory.keep(account.lease(amounts).map_err(exhausted)?);
         }
         let mut client = Client::new(state.serial, (identity, place), tenant, Arc::clone(&account), home);
-        client.phase = Phase::Attached;
-        client.memory = Some(Arc::clone(&memory));
+        client.welcome(Arc::clone(&memory));
+        client.attach();
         (client.channels, client.pages_of_lines) = (channels, pages);
         (client.growth, client.is_bound) = (Growth::resume(state.ring_bytes_max), state.is_bound);
         for region in state.regions {

@@ -112,7 +112,7 @@ impl Conductor {
     pub fn take_byte_back(&self) -> bool {
         let sockets =
             self.connections.iter().flat_map(|(_, connection)| connection.owners().into_iter().flatten());
-        let lines = sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)));
+        let lines = sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory()?, slot)));
         for (memory, slot) in lines {
             let known = memory.published(slot, socket_status::RECV_PRODUCER);
             if known > 0 {
@@ -127,8 +127,7 @@ impl Conductor {
     pub fn forget_last(&self) {
         let sockets =
             self.connections.iter().flat_map(|(_, connection)| connection.owners().into_iter().flatten());
-        for (memory, slot) in sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory.as_ref()?, slot)))
-        {
+        for (memory, slot) in sockets.filter_map(|(id, slot)| Some((self.client(id)?.memory()?, slot))) {
             let known = (memory.published(slot, socket_status::PATH & !7) >> 32) as u32;
             memory.publish_u32(slot, socket_status::PATH, known & !path::LAST);
         }
@@ -164,7 +163,7 @@ impl Conductor {
     /// Makes all bytes count that former owners have read out of their receive rings, for them alone.
     pub fn count_all_received(&self) {
         for (id, slot) in self.taken() {
-            if let Some(memory) = self.client(id).and_then(|client| client.memory.as_ref()) {
+            if let Some(memory) = self.client(id).and_then(|client| client.memory()) {
                 memory.publish_u64(slot, socket_status::SPACE_WAKE_AT, u64::MAX);
             }
         }

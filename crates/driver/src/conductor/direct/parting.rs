@@ -110,7 +110,7 @@ impl Conductor {
     fn fix_ends(&mut self, index: ConnectionId, side: Side) -> Option<RingEnds> {
         self.direct_mut(index).filter(|direct| !direct.left[side] && !direct.is_unused())?;
         let owner = self.connection(index).and_then(|connection| connection.owner(side));
-        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory.as_ref()?, slot)));
+        let memory = owner.and_then(|(client, slot)| Some((self.client(client)?.memory()?, slot)));
         if let Some((memory, slot)) = memory {
             // Movers store the lower half where the other side went before.
             memory.publish_taken(slot);

@@ -136,7 +136,7 @@ impl Conductor {
         for ListeningState { place, ip, cookie, holders } in given {
             for &id in &holders {
                 let Some(client) = self.client(id) else { return false };
-                let (serial, Some(memory)) = (client.serial, client.memory.clone()) else { return false };
+                let (serial, Some(memory)) = (client.serial, client.memory().cloned()) else { return false };
                 let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
                 let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
                 speaker.listeners += 1;
@@ -227,7 +227,7 @@ impl Conductor {
     /// Has a client speak for one more listening socket. The client may find twins that were made towards it before.
     fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
         let client = self.client(id).ok_or(Errno::BADF)?;
-        let (serial, memory) = (client.serial, client.memory.clone().ok_or(Errno::BADF)?);
+        let (serial, memory) = (client.serial, client.memory().cloned().ok_or(Errno::BADF)?);
         let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
         let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
         if speaker.listeners == LISTENERS_PER_CLIENT_MAX {
