@@ -1,5 +1,6 @@
 //! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
+use pd_driver::state::{change_leaf, from_bytes, to_bytes};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
 use pd_tests::{alone, fill, verify, Random, TestDriver};
 use rustix::net::{
@@ -263,41 +264,6 @@ fn read_line(mut stream: &UnixStream) -> String {
     String::from_utf8(line).unwrap()
 }
 
-/// Changes something of a state.
-fn change(value: &mut Value, random: &mut Random) {
-    match value {
-        Value::Array(list) if !list.is_empty() && random.below(8) > 0 => {
-            let at = random.below(list.len() as u64) as usize;
-            match random.below(12) {
-                0 => drop(list.remove(at)),
-                1 => list.push(list[at].clone()),
-                _ => change(&mut list[at], random),
-            }
-        }
-        Value::Object(fields) if !fields.is_empty() && random.below(16) > 0 => {
-            let at = random.below(fields.len() as u64) as usize;
-            change(fields.values_mut().nth(at).unwrap(), random);
-        }
-        Value::Number(number) => {
-            let was = number.as_u64().unwrap_or(0);
-            let others = [
-                0,
-                1,
-                was.saturating_add(1),
-                was.saturating_sub(1),
-                was.saturating_mul(2),
-                1 << 16,
-                1 << 31,
-                u64::MAX / 2,
-                u64::MAX,
-            ];
-            *value = others[random.below(others.len() as u64) as usize].into();
-        }
-        Value::Bool(is) => *is = !*is,
-        other => *other = [Value::Null, 7.into(), Value::Array(Vec::new())][random.below(3) as usize].take(),
-    }
-}
-
 #[test]
 fn no_state_harms_whoever_takes_it() {
     let _turn = alone();
@@ -322,7 +288,7 @@ fn no_state_harms_whoever_takes_it() {
     let (state, fds) = receive(&stream);
     // The driver goes on.
     drop(stream);
-    let state: Value = pd_driver::state::from_bytes(&state).unwrap();
+    let state: Value = from_bytes(&state).unwrap();
 
     let folder = tempfile::tempdir().unwrap();
     let admin_socket = folder.path().join("admin.sock");
@@ -334,10 +300,10 @@ fn no_state_harms_whoever_takes_it() {
         let mut random = Random(seed);
         let mut changed = state.clone();
         for _ in 0..random.below(4) {
-            change(&mut changed, &mut random);
+            change_leaf(&mut changed, random.word() as usize, random.word() as usize);
         }
         // A state that has no bytes is refused without a driver.
-        let Ok(mut changed) = pd_driver::state::to_bytes(changed) else { continue };
+        let Ok(mut changed) = to_bytes(changed) else { continue };
         if random.below(4) == 0 {
             let at = random.below(changed.len() as u64) as usize;
             changed[at] ^= 1 << random.below(8);

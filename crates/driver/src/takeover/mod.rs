@@ -8,7 +8,7 @@
 //! - [`pack`] holds descriptors, which a state names by their places.
 //! - [`early`] has the direct rings, which go over before the stop.
 //! - [`arrivals`] has the clients that have come, as agents pass them on.
-//! - [`readable`] shows a state as JSON.
+//! - [`readable`] shows a state as JSON, and changes it for tests.
 //! - [`giving`] and [`taking`] put the parts together.
 //! - [`warming`] enters the clients' memory into the new process's tables.
 pub mod arrivals;
