@@ -40,6 +40,7 @@ impl RegionState {
     ) -> Result<Region, Wrong> {
         let Self { number, file, bytes, page_bytes } = self;
         let pages = Pages::from_bytes(page_bytes).ok_or_else(|| Wrong::of("pages of a region"))?;
+        Wrong::unless(i64::try_from(bytes).is_ok(), || format!("region {number} is longer than any file"))?;
         let lease = account.lease_ring(Amounts::region(bytes));
         let lease = lease.map_err(|exhausted| Wrong::of(format!("region {number}: {exhausted}")))?;
         let region = resume(fds.take(file)?, lease, pages);
