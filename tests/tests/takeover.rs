@@ -3,15 +3,18 @@ use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::state::{change_leaf, from_bytes, to_bytes};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
 use pd_tests::{alone, fill, verify, Random, TestDriver};
+use rustix::fs::major;
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use serde_json::Value;
+use std::fs::File;
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -108,6 +111,108 @@ fn streams_go_on_by_the_driver() {
 fn streams_go_on_by_direct_rings() {
     let trusted = "path = \"direct\"\n[[rule]]\nfrom = \"default\"\nto = \"default\"\naction = \"allow\"\ntrust = true\n";
     streams_go_on(trusted, 4);
+}
+
+/// Bytes of a file that is sent.
+const FILE_BYTES: u64 = 3_000_000;
+
+/// Makes a file on a disk, of a kind that the driver opens, with the first bytes of a stream. None if the tests' folder is on no disk.
+fn file(seed: u64) -> Option<File> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (path, mut bytes) = (folder.path().join("file"), vec![0; FILE_BYTES as usize]);
+    fill(seed, 0, &mut bytes);
+    std::fs::write(&path, bytes).unwrap();
+    // The file loses its name here, and is there as long as somebody has it open.
+    let file = File::open(path).unwrap();
+    (major(file.metadata().unwrap().dev()) != 0).then_some(file)
+}
+
+/// Sends a file again and again, until neither ring has room. Returns the number of bytes.
+fn fill_with_file(stream: &Stream, file: &File) -> u64 {
+    stream.set_nonblocking(true);
+    let mut sent = 0;
+    while let Ok(part) = stream.send_file(file, sent % FILE_BYTES, (FILE_BYTES - sent % FILE_BYTES) as usize)
+    {
+        sent += part as u64;
+    }
+    sent
+}
+
+/// Receives a file again and again, up to the end of the stream. Returns the number of bytes.
+fn recv_files(stream: &Stream, seed: u64) -> u64 {
+    let mut position = 0;
+    loop {
+        let at = position % FILE_BYTES;
+        let received = stream.recv((FILE_BYTES - at).min(30_000) as usize).unwrap();
+        if received.is_empty() {
+            return position;
+        }
+        verify(seed, at, &received);
+        position += received.len() as u64;
+    }
+}
+
+/// Clients that pass files are taken over, with sends of files that have begun.
+#[test]
+fn files_go_on() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let Some(files) = (0..3).map(file).collect::<Option<Vec<_>>>() else { return };
+    let pairs: Vec<_> = (0..3).map(|_| pair()).collect();
+    let (slow, late) = pair();
+    let kept = file(9).unwrap();
+    let sent = fill_with_file(&slow, &kept);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut counts = Vec::new();
+        for (seed, ((from, to), file)) in (0..).zip(pairs.iter().zip(&files)) {
+            let is_over = &is_over;
+            let sent = scope.spawn(move || {
+                let mut position = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    // Pieces of many sizes, and always to the end of the file.
+                    let (at, most) = (position % FILE_BYTES, 70_000 + position * 31 % 900_000);
+                    position += from.send_file(file, at, most as usize).unwrap() as u64;
+                }
+                from.shutdown(Shutdown::Write).unwrap();
+                position
+            });
+            counts.push((sent, scope.spawn(move || recv_files(to, seed))));
+        }
+        for turn in 0..4 {
+            thread::sleep(Duration::from_millis(60));
+            if turn == 2 {
+                // The driver closes the file that nothing was sent of for a second. The sends keep it.
+                thread::sleep(Duration::from_millis(2100));
+            }
+            driver.take_over().unwrap();
+            let begun = Instant::now();
+            while driver.metrics().file_bytes < 3 * FILE_BYTES {
+                assert!(begun.elapsed() < Duration::from_secs(20), "the next driver reads no files");
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        for (sent, received) in counts {
+            assert_eq!(sent.join().unwrap(), received.join().unwrap());
+        }
+    });
+    let mut position = 0;
+    while position < sent {
+        let at = position % FILE_BYTES;
+        let received = late.recv((sent - position).min(FILE_BYTES - at).min(50_000) as usize).unwrap();
+        verify(9, at, &received);
+        position += received.len() as u64;
+    }
+    // The client's place for files is the next driver's, too.
+    slow.set_nonblocking(false);
+    let before = driver.metrics().file_bytes;
+    let other = file(10).unwrap();
+    assert_eq!(slow.send_file(&other, 0, 200_000).unwrap(), 200_000);
+    slow.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(recv_all(&late, 10), 200_000);
+    assert!(driver.metrics().file_bytes >= before + 100_000);
 }
 
 #[test]
@@ -278,6 +383,11 @@ fn no_state_harms_whoever_takes_it() {
     a.send(&buffer, ..).unwrap();
     verify(3, 0, &b.recv(1000).unwrap());
     c.send(&buffer, ..).unwrap();
+    // Some of a file is not delivered.
+    let (from, _to) = pair();
+    if let Some(file) = file(4) {
+        fill_with_file(&from, &file);
+    }
 
     let mut stream = ask(&driver, FORMAT, pd_abi::VERSION);
     let answer = read_line(&stream);

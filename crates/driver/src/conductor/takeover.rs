@@ -83,6 +83,7 @@ struct ClientState {
     sockets: Vec<(Slot, Socket)>,
     ring_bytes_max: u64,
     is_bound: bool,
+    passes_files: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -294,6 +295,7 @@ impl Client {
             sockets,
             ring_bytes_max: self.growth.bytes_max(),
             is_bound: self.is_bound,
+            passes_files: self.passes_files,
         })
     }
 }
@@ -416,6 +418,7 @@ impl Conductor {
         client.attach();
         (client.channels, client.pages_of_lines) = (channels, pages);
         (client.growth, client.is_bound) = (Growth::resume(state.ring_bytes_max), state.is_bound);
+        client.passes_files = state.passes_files;
         for region in state.regions {
             let number = region.number;
             let region = region.take(&account, fds, Region::resume_receive)?;
@@ -560,8 +563,9 @@ impl Conductor {
         let mut there = HashSet::new();
         for flow in flows {
             there.insert(flow.id);
-            let known = self.flow_of(&flow)?;
-            self.movers.own().take_flow(flow, known)?;
+            let known_flow = self.flow_of(&flow)?;
+            let files = known.get(&known_flow.ends[0].client).map_or(&[][..], |client| &client.files);
+            self.movers.own().take_flow(flow, known_flow, files)?;
         }
         for (id, connection) in self.connections.iter() {
             for (side, life) in Side::BOTH.into_iter().zip(connection.life()) {

@@ -30,6 +30,7 @@ struct GuestState {
     serial: u64,
     socket: Fd,
     regions: u32,
+    has_file_socket: bool,
     /// Send regions, and whether they are sealed.
     send_regions: Vec<(RegionState, bool)>,
 }
@@ -65,8 +66,9 @@ impl Door {
             for (&number, (region, is_sealed)) in &guest.send_regions {
                 send_regions.push((RegionState::of(number, region, pack)?, *is_sealed));
             }
-            let (socket, regions) = (pack.add(&*guest.socket)?, guest.regions);
-            guests.push(GuestState { id, serial: guest.serial, socket, regions, send_regions });
+            let socket = pack.add(&*guest.socket)?;
+            let (serial, regions, has_file_socket) = (guest.serial, guest.regions, guest.has_file_socket);
+            guests.push(GuestState { id, serial, socket, regions, has_file_socket, send_regions });
         }
         let knocking = self.newcomers.waiting().map(|socket| pack.add(socket)).collect::<Result<_, _>>()?;
         Ok(DoorState { serial: self.guests.last_serial(), guests, knocking })
@@ -86,7 +88,7 @@ impl Door {
         Wrong::unless(serial <= u64::MAX / 2, || "serials of the door".to_owned())?;
         self.guests.number_from(serial);
         let mut mapped = Mapped::with_capacity(guests.len());
-        for GuestState { id, serial: own, socket, regions, send_regions } in guests {
+        for GuestState { id, serial: own, socket, regions, has_file_socket, send_regions } in guests {
             let wrong = |what: &str| Wrong::of(format!("client {id}: {what}"));
             let client = came.remove(&id).ok_or_else(|| wrong("it is at the door alone"))?;
             if own > serial || regions as usize > REGIONS_MAX {
@@ -118,7 +120,7 @@ impl Door {
                 return Err(wrong("it is there twice"));
             }
             if let Some(guest) = self.guests.get(id) {
-                guest.regions = regions;
+                (guest.regions, guest.has_file_socket) = (regions, has_file_socket);
                 guest.send_regions.extend(own_regions);
             }
             mapped.insert(id, sealed);

@@ -138,6 +138,11 @@ impl Client {
         &mut self.files
     }
 
+    /// Sets its files, which another driver has given.
+    pub fn set_files(&mut self, files: Files) {
+        self.files = files;
+    }
+
     /// Places further memory of the client on this node, if nodes matter.
     pub fn set_near(&self, node: Option<u32>) {
         self.account.set_near(node);

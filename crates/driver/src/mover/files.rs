@@ -6,13 +6,16 @@ use super::clients::Client;
 use super::flow::Flow;
 use super::Mover;
 use crate::ids::{ClientId, FlowId};
-use crate::memory::{Amounts, Lease};
+use crate::memory::{Account, Amounts, Lease};
 use crate::messages::{Payer, Violation};
 use crate::metrics::Metrics;
-use crate::reader::{Asker, FileSocket, OpenFile, Wanted};
+use crate::reader::{Asker, FileSocket, OpenFile, Readers, Wanted};
+use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{FILES_MAX, MESSAGE_BYTES_MAX};
 use pd_abi::{Event, FileId, Request, SocketId};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
@@ -27,12 +30,137 @@ pub(super) struct Files {
     /// Socket by which the client passes files.
     socket: Option<Arc<FileSocket>>,
     slots: Vec<FileSlot>,
+    /// Requests of the client that the opener has, also refused ones.
+    asked: usize,
+}
+
+/// Files of a client, as another driver goes on with them.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FilesState {
+    socket: Option<Fd>,
+    /// Open files, each once: those of slots, and those that are being sent.
+    open: Vec<Fd>,
+    slots: Vec<SlotState>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlotState {
+    generation: u16,
+    /// Place of the file among the open ones, and the sends of it that were taken.
+    file: Option<(u32, u32)>,
+}
+
+impl FilesState {
+    /// Tells whether the client passes no files, and has passed none that are still sent.
+    pub fn is_empty(&self) -> bool {
+        self.socket.is_none() && self.open.is_empty() && self.slots.is_empty()
+    }
+}
+
+/// Files of a client while they are given to another driver.
+#[derive(Debug, Default)]
+pub struct GivenFiles {
+    state: FilesState,
+    /// Places of open files, by their addresses.
+    places: HashMap<*const OpenFile, u32>,
+}
+
+impl GivenFiles {
+    /// Adds a file, unless it is there. Returns its place.
+    ///
+    /// # Errors
+    /// A hindrance, if no descriptor is left.
+    pub fn add(&mut self, file: &Arc<OpenFile>, pack: &mut Pack) -> Result<u32, Hindrance> {
+        let known = Arc::as_ptr(file);
+        if let Some(&place) = self.places.get(&known) {
+            return Ok(place);
+        }
+        let fd = file.fd().ok_or_else(|| Hindrance::passing("a file is being closed"))?;
+        let place = self.state.open.len() as u32;
+        self.state.open.push(pack.add(fd)?);
+        self.places.insert(known, place);
+        Ok(place)
+    }
+
+    /// Returns the state, with all files that were added.
+    pub fn into_state(self) -> FilesState {
+        self.state
+    }
 }
 
 impl Files {
     /// Tells whether the client may pass files.
     pub fn has_socket(&self) -> bool {
         self.socket.is_some()
+    }
+
+    /// Returns the state that another driver goes on with. Files that are being sent are to be added.
+    ///
+    /// # Errors
+    /// The hindrance.
+    pub fn give(&self, readers: &Readers, pack: &mut Pack) -> Result<GivenFiles, Hindrance> {
+        if self.asked > 0 {
+            return Err(Hindrance::passing("a file is being opened"));
+        }
+        let mut given = GivenFiles::default();
+        if let Some(socket) = &self.socket {
+            let end = socket.end(readers);
+            let end =
+                end.map_err(|error| Hindrance::passing(format!("a socket for files stays: {error}")))?;
+            given.state.socket = Some(pack.share(&end));
+        }
+        for FileSlot { generation, state } in &self.slots {
+            let file = match state {
+                State::Open { file, taken, .. } => Some((given.add(file, pack)?, *taken)),
+                State::Free | State::Opening => None,
+            };
+            given.state.slots.push(SlotState { generation: *generation, file });
+        }
+        Ok(given)
+    }
+
+    /// Takes over state that another driver has given. The account of the client pays. Returns the open files by their places, too.
+    ///
+    /// # Errors
+    /// The fault in it.
+    pub fn resume(
+        state: FilesState,
+        (account, payer): (&Arc<Account>, Payer),
+        readers: &Readers,
+        now: Duration,
+        fds: &mut Unpacked,
+    ) -> Result<(Self, Vec<Arc<OpenFile>>), Wrong> {
+        let FilesState { socket, open, slots } = state;
+        let mut take = |fd| -> Result<(OwnedFd, Lease), Wrong> {
+            let lease = account.lease(Amounts::descriptor());
+            Ok((fds.take(fd)?, lease.map_err(|exhausted| Wrong::of(exhausted.to_string()))?))
+        };
+        let socket = socket.map(&mut take).transpose()?.map(|(fd, lease)| {
+            let socket = FileSocket::resume(fd, lease, payer, readers);
+            socket.map_err(|error| Wrong::of(format!("its socket for files: {error}")))
+        });
+        let socket = socket.transpose()?.map(Arc::new);
+        let mut files = Vec::new();
+        for fd in open {
+            let (fd, lease) = take(fd)?;
+            let file = OpenFile::resume(fd, lease, payer, readers);
+            files.push(Arc::new(file.map_err(|error| Wrong::of(format!("a file of its own: {error}")))?));
+        }
+        Wrong::unless(slots.len() <= FILES_MAX, || "too many slots of files".to_owned())?;
+        let slots = slots.into_iter().map(|SlotState { generation, file }| {
+            let state = match file {
+                None => State::Free,
+                Some((place, taken)) => {
+                    let file = files.get(place as usize).filter(|_| generation > 0);
+                    let file = file.ok_or_else(|| Wrong::of("a slot of a file that is not there"))?;
+                    State::Open { file: Arc::clone(file), taken, last_used: now }
+                }
+            };
+            Ok(FileSlot { generation, state })
+        });
+        Ok((Self { socket, slots: slots.collect::<Result<_, Wrong>>()?, asked: 0 }, files))
     }
 }
 
@@ -75,8 +203,9 @@ impl Mover {
         let memory = Arc::downgrade(state.memory());
         let asker = Asker { client, memory, slot, channel, tag: request.tag };
         // The passed descriptor is received also if the request is refused.
-        if let Err(errno) = socket.open(Wanted { serial, lease }, asker, self.inbox.clone()) {
-            self.answer_file(client, channel, request.tag, Err(errno));
+        match socket.open(Wanted { serial, lease }, asker, self.inbox.clone()) {
+            Ok(()) => state.files().asked += 1,
+            Err(errno) => self.answer_file(client, channel, request.tag, Err(errno)),
         }
     }
 
@@ -87,6 +216,7 @@ impl Mover {
             return; // another client by now
         }
         let (files, memory) = state.files_and_memory();
+        files.asked = files.asked.saturating_sub(1);
         let slot = asker.slot.and_then(|at| Some((at, files.slots.get_mut(at)?)));
         let result = match (file, slot) {
             (Ok(file), Some((at, slot))) => {

@@ -1,6 +1,7 @@
 //! State that a mover gives to another driver, and goes on with in its place.
 use super::channel::{Channel, ChannelState};
 use super::clients::{Client, Socket};
+use super::files::{Files, FilesState, GivenFiles};
 use super::flow::Flow;
 pub use super::flow::FlowState;
 use super::flows::Place;
@@ -8,6 +9,7 @@ use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::memory::{Account, ClientMemory};
 use crate::messages::{Endpoint, NewFlow, Payer, Ring};
+use crate::reader::{OpenFile, Readers};
 use crate::takeover::pack::{Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{CHANNELS_MAX, REGIONS_MAX, SOCKETS_MAX};
 use pd_shm::Mapping;
@@ -39,6 +41,7 @@ pub struct ClientState {
     channels: Vec<(usize, ChannelState)>,
     regions: Vec<u16>,
     sockets: Vec<SocketState>,
+    files: FilesState,
 }
 
 /// State of a client's socket.
@@ -62,6 +65,8 @@ pub struct Known {
     pub channels: usize,
     /// Sealed send regions, by number.
     pub regions: HashMap<u16, Arc<Mapping>>,
+    /// Open files, in the order in which a mover had them.
+    pub files: Vec<Arc<OpenFile>>,
 }
 
 /// Facts that the conductor has of a flow.
@@ -83,8 +88,13 @@ impl Mover {
     pub fn give(&mut self, pack: &mut Pack) -> Result<MoverState, Hindrance> {
         self.await_copies()?;
         let now = self.clock.now();
-        let clients = self.clients.with_ids().map(|(id, client)| client.give(id, pack));
-        let clients = clients.collect::<Result<_, _>>()?;
+        let mut files: HashMap<ClientId, GivenFiles> = HashMap::new();
+        let mut clients = Vec::new();
+        for (id, client) in self.clients.with_ids() {
+            let (given, of_client) = client.give(id, &self.readers, pack)?;
+            clients.push(given);
+            files.insert(id, of_client);
+        }
         let (flows, clients_of) = (&mut self.flows, &self.clients);
         let mut given = Vec::new();
         for id in flows.ids() {
@@ -99,12 +109,21 @@ impl Mover {
                 }),
                 Place::Flow(flow) => {
                     let ends = [flow.source(), flow.destination()].map(end_of);
-                    let client = ends[0].and_then(|((client, _), _)| clients_of.get(client));
-                    let moving = flow.give(now, |address, len| client?.place(address, len))?;
+                    let source = ends[0].map(|((client, _), _)| client);
+                    let client = source.and_then(|client| clients_of.get(client));
+                    let mut files = source.and_then(|client| files.get_mut(&client));
+                    let moving = flow.give(
+                        now,
+                        |address, len| client?.place(address, len),
+                        |file| files.as_mut().map(|files| files.add(file, pack)),
+                    )?;
                     let (tenant, moving) = (flow.tenant, Some(Box::new(moving)));
                     given.push(FlowState { id, tenant, ends, send_ring_bytes: 0, moving });
                 }
             }
+        }
+        for client in &mut clients {
+            client.files = files.remove(&client.client).unwrap_or_default().into_state();
         }
         Ok(MoverState { sleeps: self.doorbells.sleeps(), clients, flows: given })
     }
@@ -131,7 +150,7 @@ impl Mover {
     pub fn take_client(
         &mut self,
         state: ClientState,
-        known: &Known,
+        known: &mut Known,
         fds: &mut Unpacked,
     ) -> Result<(), Wrong> {
         let id = state.client;
@@ -170,14 +189,32 @@ impl Mover {
                 client.add_channel(index, channel);
             }
         }
+        if state.files.is_empty() {
+            return Ok(());
+        }
+        let payer = (&known.account, known.payer);
+        let (files, open) = Files::resume(state.files, payer, &self.readers, self.clock.now(), fds)?;
+        let client = self.clients.get_mut(id).ok_or_else(|| wrong("it is not there"))?;
+        // A client that passes files has one mover.
+        if client.files().has_socket() || !known.files.is_empty() {
+            return Err(wrong("files of two movers"));
+        }
+        client.set_files(files);
+        known.files = open;
+        self.ticks.want();
         Ok(())
     }
 
-    /// Takes over a flow that another driver has given, to be served from [`Self::begin`] on.
+    /// Takes over a flow that another driver has given, to be served from [`Self::begin`] on. `files`: open files of its source.
     ///
     /// # Errors
     /// The fault in it.
-    pub fn take_flow(&mut self, state: FlowState, known: KnownFlow) -> Result<(), Wrong> {
+    pub fn take_flow(
+        &mut self,
+        state: FlowState,
+        known: KnownFlow,
+        files: &[Arc<OpenFile>],
+    ) -> Result<(), Wrong> {
         let FlowState { id, ends: _, tenant: _, send_ring_bytes, moving } = state;
         let KnownFlow { tenant, ends, ring, serial } = known;
         if !matches!(self.flows.place(id), Place::Free) {
@@ -197,7 +234,8 @@ impl Mover {
             let end = offset.checked_add(len).filter(|end| len > 0 && *end <= map.len() as u64);
             end.map(|_| map.address(offset as usize, len as usize).as_ptr() as u64)
         };
-        let mut flow = Flow::resume((id, tenant), ends, ring, *moving, now, address)?;
+        let file = |place: u32| files.get(place as usize).cloned();
+        let mut flow = Flow::resume((id, tenant), ends, ring, *moving, now, (address, file))?;
         if has_ring {
             let payer = self.clients.payer(client);
             flow.set_ring_payer(payer);
@@ -237,13 +275,17 @@ fn end_of(end: &Endpoint) -> Option<((ClientId, Slot), u64)> {
 }
 
 impl Client {
-    fn give(&mut self, id: ClientId, pack: &mut Pack) -> Result<ClientState, Hindrance> {
+    /// Returns its state, and its files, which come last.
+    fn give(
+        &mut self,
+        id: ClientId,
+        readers: &Readers,
+        pack: &mut Pack,
+    ) -> Result<(ClientState, GivenFiles), Hindrance> {
         if self.is_removing() {
             return Err(Hindrance::passing("a process that has left is being forgotten"));
         }
-        if self.files().has_socket() {
-            return Err(Hindrance::lasting(format!("client {id} passes files to the driver")));
-        }
+        let files = self.files().give(readers, pack)?;
         let channels: Vec<_> = self.channels().collect();
         let mut given = Vec::new();
         for index in channels {
@@ -263,12 +305,14 @@ impl Client {
             }
         });
         let regions = (0..REGIONS_MAX).filter(|&at| self.region(at).is_some()).map(|at| at as u16);
-        Ok(ClientState {
+        let state = ClientState {
             client: id,
             channels: given,
             regions: regions.collect(),
             sockets: sockets.collect(),
-        })
+            files: FilesState::default(),
+        };
+        Ok((state, files))
     }
 
     /// Returns region and offset of bytes at an address in its send regions.

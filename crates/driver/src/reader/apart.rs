@@ -48,6 +48,8 @@ enum Wish {
     Thread(&'static str, Work, Sender<std::io::Result<()>>),
     /// Receives descriptors that have come.
     Receive,
+    /// Sends a duplicate of the descriptor with this key to the near side.
+    Show(u64, Sender<Result<()>>),
 }
 
 impl Side {
@@ -78,6 +80,14 @@ impl Side {
     /// `EBADF` if there is none.
     pub fn get(&self, key: u64) -> Result<Arc<OwnedFd>> {
         self.arrived().get(&key).cloned().ok_or(Errno::BADF)
+    }
+
+    /// Sends a duplicate of the descriptor with this key back.
+    ///
+    /// # Errors
+    /// As of [`Self::get`] and [`Self::send`].
+    fn show(&self, key: u64) -> Result<()> {
+        self.send(key, &*self.get(key)?)
     }
 
     /// Returns and removes the descriptor that was sent with this key.
@@ -141,6 +151,25 @@ impl Apart {
         }
     }
 
+    /// Returns a duplicate of the descriptor that was sent to the far side with this key, and stays there.
+    ///
+    /// # Errors
+    /// Errors of passing it back; `EBADF` if there is none; `SRCH` without the far side's thread.
+    pub fn borrow(&self, key: u64) -> Result<Arc<OwnedFd>> {
+        match &self.wishes {
+            Some(wishes) => {
+                let (answer, shown) = channel();
+                wishes.send(Wish::Show(key, answer)).map_err(|_| Errno::SRCH)?;
+                shown.recv().map_err(|_| Errno::SRCH)??;
+            }
+            #[cfg(any(test, fuzzing, feature = "hostile"))]
+            None => self.far.as_ref().ok_or(Errno::SRCH)?.show(key)?,
+            #[cfg(not(any(test, fuzzing, feature = "hostile")))]
+            None => return Err(Errno::SRCH),
+        }
+        self.near.take(key)
+    }
+
     /// Returns the far side, where it has no thread.
     #[cfg(any(test, fuzzing, feature = "hostile"))]
     pub fn far(&self) -> Option<&Side> {
@@ -185,6 +214,7 @@ fn serve(side: &Arc<Side>, wishes: Receiver<Wish>) {
     for wish in wishes {
         match wish {
             Wish::Receive => drop(side.arrived()),
+            Wish::Show(key, answer) => drop(answer.send(side.show(key))),
             Wish::Thread(name, work, answer) => {
                 let side = Arc::clone(side);
                 let thread = std::thread::Builder::new().name(name.into()).spawn(move || work(&side));
@@ -199,6 +229,18 @@ mod tests {
     use super::*;
     use std::fs::{read_dir, File};
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn what_is_borrowed_stays_at_the_far_side() {
+        let apart = Apart::new().unwrap();
+        let (file, key) = (File::open("/proc/self/exe").unwrap(), new_key());
+        apart.send(key, &file).unwrap();
+        for _ in 0..2 {
+            let again = Arc::into_inner(apart.borrow(key).unwrap()).unwrap();
+            assert_eq!(File::from(again).metadata().unwrap().ino(), file.metadata().unwrap().ino());
+        }
+        assert_eq!(apart.borrow(new_key()).unwrap_err(), Errno::BADF);
+    }
 
     #[test]
     fn each_side_has_descriptors_of_its_own() {

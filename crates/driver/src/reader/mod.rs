@@ -24,13 +24,13 @@ pub use threads::Kind;
 pub use threads::Readers;
 
 use crate::calls::{may, simulated, Call};
-use crate::ids::{ClientId, FlowId};
+use crate::ids::{ClientId, FlowId, Payer};
 use crate::memory::{ClientMemory, Lease};
 use apart::Side;
 use pd_shm::Mapping;
 use rustix::io::{Errno, Result};
 use std::fmt::Debug;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use threads::Handle;
 
@@ -122,6 +122,29 @@ struct Opening {
 }
 
 impl OpenFile {
+    /// Takes a file that another driver has opened for a client of this payer.
+    ///
+    /// # Errors
+    /// If it is not such a file: see [`open::check_opened`]. Errors of starting threads.
+    pub fn resume(fd: OwnedFd, lease: Lease, payer: Payer, readers: &Readers) -> std::io::Result<Self> {
+        open::check_opened(&fd)?;
+        let reader = readers.of(payer)?.reader;
+        Ok(Self { fd: Some(fd), lease: Some(lease), reader })
+    }
+
+    /// Makes one that has no descriptor.
+    #[cfg(test)]
+    pub fn of_nobody() -> Self {
+        let payer = crate::ids::payer(crate::ids::TenantId::new(0), 0);
+        let reader = Readers::default().of(payer).expect("a thread").reader;
+        Self { fd: None, lease: None, reader }
+    }
+
+    /// Returns its descriptor.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
+    }
+
     /// Reads the part in the page cache into bytes of a receive ring.
     ///
     /// # Errors

@@ -3,7 +3,7 @@ use crate::calls::simulated;
 use rustix::fs::{fcntl_getfl, fstatfs, open, statx, AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags, Result};
 use std::io::IoSliceMut;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// File systems on a block device that nevertheless depend on other parties: FUSE (`fuseblk`), and those of clusters.
 const ASKING_OTHERS: [u32; 3] = [0x6573_5546, 0x7461_636f, 0x0116_1970];
@@ -21,31 +21,59 @@ pub fn open_anew(passed: impl AsFd) -> Result<OwnedFd> {
     if flags.contains(OFlags::PATH) || !can_read {
         return Err(Errno::ACCESS);
     }
+    check_kind(passed)?;
+    // Path within this thread, which may have a table of its own.
+    let again = format!("/proc/thread-self/fd/{}", passed.as_raw_fd());
+    let file = match open(&*again, HOW, Mode::empty()) {
+        Err(Errno::PERM) => open(&*again, HOW.difference(OFlags::NOATIME), Mode::empty())?,
+        file => file?,
+    };
+    check_reads(file.as_fd())?;
+    Ok(file)
+}
+
+/// Flags of files that the driver opens: without waiting for the holder of a lease, and without an access time.
+const HOW: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC).union(OFlags::NOATIME);
+
+/// Checks a file that another driver has opened anew.
+///
+/// # Errors
+/// `EACCES` if it is open for something else than the reads of a driver. Otherwise as of [`open_anew`].
+pub fn check_opened(file: impl AsFd) -> Result<()> {
+    let file = file.as_fd();
+    let flags = fcntl_getfl(file)?;
+    let is_read = flags & OFlags::ACCMODE == OFlags::RDONLY;
+    if !is_read || flags.intersects(OFlags::PATH | OFlags::DIRECT | OFlags::APPEND) {
+        return Err(Errno::ACCESS);
+    }
+    check_kind(file)?;
+    check_reads(file)
+}
+
+/// Fails unless a file is a regular one, of a file system that waits for its disk alone.
+fn check_kind(file: BorrowedFd<'_>) -> Result<()> {
     // No synchronization: a file system's own `stat` may take any time.
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let known = statx(passed, "", how, StatxFlags::TYPE)?;
+    let known = statx(file, "", how, StatxFlags::TYPE)?;
     if FileType::from_raw_mode(known.stx_mode.into()) != FileType::RegularFile {
         return Err(Errno::INVAL);
     }
     // The simulation's files are memory.
     let is_of_disk = simulated::is_on() || known.stx_dev_major != 0;
-    if !is_of_disk || ASKING_OTHERS.contains(&(fstatfs(passed)?.f_type as u32)) {
+    if !is_of_disk || ASKING_OTHERS.contains(&(fstatfs(file)?.f_type as u32)) {
         return Err(Errno::OPNOTSUPP);
     }
-    // Path within this thread, which may have a table of its own.
-    let again = format!("/proc/thread-self/fd/{}", passed.as_raw_fd());
-    // Without waiting for the holder of a lease, and without an access time.
-    let how = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOATIME;
-    let file = match open(&*again, how, Mode::empty()) {
-        Err(Errno::PERM) => open(&*again, how - OFlags::NOATIME, Mode::empty())?,
-        file => file?,
-    };
+    Ok(())
+}
+
+/// Fails unless a file has reads that do not wait.
+fn check_reads(file: BorrowedFd<'_>) -> Result<()> {
     if simulated::is_on() {
-        return Ok(file);
+        return Ok(());
     }
     let mut byte = [0];
-    match rustix::io::preadv2(&file, &mut [IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT) {
-        Ok(_) | Err(Errno::AGAIN) => Ok(file),
+    match rustix::io::preadv2(file, &mut [IoSliceMut::new(&mut byte)], 0, ReadWriteFlags::NOWAIT) {
+        Ok(_) | Err(Errno::AGAIN) => Ok(()),
         Err(error) => Err(error),
     }
 }
@@ -87,7 +115,21 @@ mod tests {
         let found = opened.metadata().unwrap();
         assert_eq!((found.dev(), found.ino()), (known.dev(), known.ino()));
         let both = File::options().read(true).write(true).open(&path).unwrap();
-        open_anew(&both).unwrap();
+        // Of the three only the driver's own is one that another driver takes.
+        check_opened(open_anew(&both).unwrap()).unwrap();
+        assert_eq!(check_opened(&both).unwrap_err(), Errno::ACCESS);
+        fcntl_setfl(&opened, OFlags::DIRECT).unwrap();
+        assert_eq!(check_opened(&opened).unwrap_err(), Errno::ACCESS);
+    }
+
+    #[test]
+    fn others_are_not_taken_from_another_driver() {
+        let memory = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        let again = open(format!("/proc/self/fd/{}", memory.as_raw_fd()), OFlags::RDONLY, Mode::empty());
+        assert_eq!(check_opened(again.unwrap()).unwrap_err(), Errno::OPNOTSUPP);
+        assert_eq!(check_opened(File::open("/proc/self/maps").unwrap()).unwrap_err(), Errno::OPNOTSUPP);
+        assert_eq!(check_opened(File::open(".").unwrap()).unwrap_err(), Errno::INVAL);
+        assert_eq!(check_opened(rustix::pipe::pipe().unwrap().0).unwrap_err(), Errno::INVAL);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::ids::Payer;
 use crate::memory::Lease;
 use pd_shm::passed;
 use rustix::io::{Errno, Result};
+use rustix::net::{sockopt, AddressFamily, SocketType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,6 +40,28 @@ impl FileSocket {
         let (key, reader) = (new_key(), readers.of(payer)?);
         readers.apart()?.send(key, &fd)?;
         Ok(Self { key, lease: Some(lease), reader: Mutex::new(reader), is_refusing: AtomicBool::new(false) })
+    }
+
+    /// Takes the driver's end from another driver, whose openers have let go of it.
+    ///
+    /// # Errors
+    /// `EPROTO` if it is no such socket. Errors as of [`Self::new`].
+    pub fn resume(fd: OwnedFd, lease: Lease, payer: Payer, readers: &Readers) -> std::io::Result<Self> {
+        let is_it = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
+            && sockopt::socket_type(&fd)? == SocketType::SEQPACKET
+            && !sockopt::socket_acceptconn(&fd)?;
+        match is_it {
+            true => Self::new(fd, lease, payer, readers),
+            false => Err(Errno::PROTO.into()),
+        }
+    }
+
+    /// Returns a duplicate of the driver's end, for another driver. The openers have to be its last holders in this process.
+    ///
+    /// # Errors
+    /// Errors of passing it: see [`super::apart`].
+    pub fn end(&self, readers: &Readers) -> std::io::Result<Arc<OwnedFd>> {
+        Ok(readers.apart()?.borrow(self.key)?)
     }
 
     fn reader(&self) -> Reader {
@@ -119,7 +142,7 @@ fn receive(socket: impl AsFd, serial: u64) -> Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
+    use rustix::net::{socketpair, SocketFlags};
 
     #[test]
     fn requests_take_their_own_descriptors() {

@@ -186,7 +186,17 @@ pub fn take(
         .map(|(id, came)| {
             let payer = crate::ids::payer(came.tenant, came.uid);
             let (account, memory) = (Arc::clone(&came.account), Arc::clone(&came.memory));
-            (*id, Known { payer, account, memory, channels: came.channels, regions: HashMap::new() })
+            (
+                *id,
+                Known {
+                    payer,
+                    account,
+                    memory,
+                    channels: came.channels,
+                    regions: HashMap::new(),
+                    files: Vec::new(),
+                },
+            )
         })
         .collect();
     for (id, regions) in door.take(of_door, came, fds)? {

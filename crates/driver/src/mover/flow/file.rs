@@ -31,7 +31,7 @@ impl Files {
     }
 
     /// Returns the file of a send, if it is of one.
-    fn of(&self, send: u64) -> Option<&Arc<OpenFile>> {
+    pub(super) fn of(&self, send: u64) -> Option<&Arc<OpenFile>> {
         self.sends.iter().find(|&&(number, _)| number == send).map(|(_, file)| file)
     }
 

@@ -31,13 +31,23 @@ pub struct SourceState {
     bytes_max: u64,
     /// Number of the oldest block, or of the next one.
     first: u64,
-    /// Addresses, bytes and sends of blocks. A state that is given has offsets in place of addresses, in the regions of `regions`.
+    /// Addresses, bytes and sends of blocks. A state that is given has offsets in place of addresses, in what `origins` says.
     blocks: Vec<(u64, u64, u64)>,
-    regions: Vec<u16>,
+    origins: Vec<Origin>,
     allowed: u64,
     oldest_delivered: u64,
     accepted: u64,
     done: u64,
+}
+
+/// Memory or file that a block lies in.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub enum Origin {
+    /// Number of a send region.
+    Region(u16),
+    /// Place of a file among the client's open ones.
+    File(u32),
 }
 
 /// Bytes that are to be copied next.
@@ -91,28 +101,38 @@ impl Source {
         }
     }
 
-    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in the client's send regions.
+    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in the client's send regions,
+    /// `file_place` the place of a file among the client's. None: the client has gone.
     ///
     /// # Errors
     /// The hindrance.
-    pub fn give(&self, place: impl Fn(u64, u64) -> Option<(u16, u64)>) -> Result<SourceState, Hindrance> {
-        if self.files.as_ref().is_some_and(|files| files.is_waiting())
-            || self.files.is_some() && !self.sbt.is_empty()
-        {
-            return Err(Hindrance::passing("a file is being sent"));
+    pub fn give(
+        &self,
+        place: impl Fn(u64, u64) -> Option<(u16, u64)>,
+        mut file_place: impl FnMut(&Arc<OpenFile>) -> Option<Result<u32, Hindrance>>,
+    ) -> Result<SourceState, Hindrance> {
+        if self.is_cold() {
+            return Err(Hindrance::passing("a file is being read from a disk"));
         }
-        let (mut blocks, mut regions) = (Vec::new(), Vec::new());
-        for block in self.sbt.blocks() {
-            let (region, offset) = place(block.pointer, block.size)
-                .ok_or_else(|| Hindrance::passing("sends of a process that has left are being delivered"))?;
+        let left = || Hindrance::passing("sends of a process that has left are being delivered");
+        let (mut blocks, mut origins) = (Vec::new(), Vec::new());
+        for (number, block) in (self.sbt.first()..).zip(self.sbt.blocks()) {
+            let file = self.files.as_ref().and_then(|files| files.of(number));
+            let (origin, offset) = match file {
+                Some(file) => (Origin::File(file_place(file).ok_or_else(left)??), block.pointer),
+                None => {
+                    let (region, offset) = place(block.pointer, block.size).ok_or_else(left)?;
+                    (Origin::Region(region), offset)
+                }
+            };
             blocks.push((offset, block.size, block.sends));
-            regions.push(region);
+            origins.push(origin);
         }
         Ok(SourceState {
             bytes_max: self.sbt.bytes_max(),
             first: self.sbt.first(),
             blocks,
-            regions,
+            origins,
             allowed: if self.sbt.is_empty() { 0 } else { self.allowed },
             // Of a block whose sends were dropped nothing counts any more.
             oldest_delivered: if self.sbt.is_empty() { 0 } else { self.oldest_delivered },
@@ -121,8 +141,8 @@ impl Source {
         })
     }
 
-    /// Takes over state that another driver has given. `address` returns the address of bytes in the client's send regions. Returns the
-    /// number of bytes that are still to be put under way, too.
+    /// Takes over state that another driver has given. `address` returns the address of bytes in the client's send regions, `file` the
+    /// client's file of a place. Returns the number of bytes that are still to be put under way, too.
     ///
     /// # Errors
     /// The fault in it.
@@ -130,16 +150,27 @@ impl Source {
         end: Endpoint,
         state: SourceState,
         address: impl Fn(u16, u64, u64) -> Option<u64>,
+        file: impl Fn(u32) -> Option<Arc<OpenFile>>,
     ) -> Result<(Self, u64), Wrong> {
-        let SourceState { bytes_max, first, mut blocks, regions, allowed, oldest_delivered, accepted, done } =
+        let SourceState { bytes_max, first, mut blocks, origins, allowed, oldest_delivered, accepted, done } =
             state;
         let wrong =
             |what: &str| Wrong::of(format!("sends of socket {} of client {}: {what}", end.slot, end.client));
-        if regions.len() != blocks.len() || first.max(accepted) > u64::MAX / 2 {
-            return Err(wrong("blocks without regions"));
+        if origins.len() != blocks.len() || first.max(accepted) > u64::MAX / 2 {
+            return Err(wrong("blocks without origins"));
         }
-        for ((at, size, _), region) in blocks.iter_mut().zip(regions) {
-            *at = address(region, *at, *size).ok_or_else(|| wrong("they lie in no send region"))?;
+        let mut files: Option<Box<Files>> = None;
+        for (number, ((at, size, sends), origin)) in (first..).zip(blocks.iter_mut().zip(origins)) {
+            match origin {
+                Origin::Region(region) => {
+                    *at = address(region, *at, *size).ok_or_else(|| wrong("they lie in no send region"))?;
+                }
+                Origin::File(place) => {
+                    let end = at.checked_add(*size).filter(|&end| *sends == 1 && i64::try_from(end).is_ok());
+                    let file = end.and_then(|_| file(place)).ok_or_else(|| wrong("they lie in no file"))?;
+                    files.get_or_insert_default().add(number, file);
+                }
+            }
         }
         let sbt = BufferTable::resume(bytes_max, first, &blocks).ok_or_else(|| wrong("impossible blocks"))?;
         let oldest = sbt.get(first).map_or((0, 0), |oldest| (oldest.size, oldest.sends));
@@ -153,7 +184,7 @@ impl Source {
         }
         let pending = sbt.used() - oldest_delivered;
         let cursor = (first, oldest_delivered);
-        let (published, waker, files) = (done, Waker::default(), None);
+        let (published, waker) = (done, Waker::default());
         let this = Self {
             end,
             ring_bytes: bytes_max,
@@ -398,25 +429,38 @@ mod tests {
         #[test]
         fn no_state_leads_beyond_its_blocks(
             blocks in prop::collection::vec((number(), number(), number()), 0..4),
+            of_files in any::<[bool; 4]>(),
             numbers in prop::array::uniform6(number()),
         ) {
             let [bytes_max, first, allowed, oldest_delivered, accepted, done] = numbers;
-            let regions = vec![0; blocks.len()];
+            let origin = |is_of_file| if is_of_file { Origin::File(0) } else { Origin::Region(0) };
+            let origins = of_files.into_iter().take(blocks.len()).map(origin).collect();
             let state = SourceState {
-                bytes_max, first, blocks: blocks.clone(), regions, allowed, oldest_delivered, accepted, done,
+                bytes_max, first, blocks: blocks.clone(), origins, allowed, oldest_delivered, accepted, done,
             };
             // A send region of 16 bytes at 1000.
             let address = |_: u16, at: u64, len: u64| at.checked_add(len).filter(|end| *end <= 16).map(|_| 1000 + at);
-            let Ok((mut source, mut pending)) = Source::resume(end(), state, address) else { return Ok(()) };
+            let open = Arc::new(OpenFile::of_nobody());
+            let file = |place: u32| (place == 0).then(|| Arc::clone(&open));
+            let Ok((mut source, mut pending)) = Source::resume(end(), state, address, file) else { return Ok(()) };
             let mut messages = u64::MAX;
             while let Some(next) = source.next(&mut messages) {
-                let Piece::SendRegion(at) = next.piece else { return Err(TestCaseError::fail("a file")) };
-                prop_assert!(at >= 1000 && at + next.left <= 1016 && next.left <= pending);
+                let at = usize::try_from(source.cursor.0 - first).unwrap();
+                match next.piece {
+                    Piece::SendRegion(from) => {
+                        prop_assert!(!of_files[at] && from >= 1000 && from + next.left <= 1016);
+                    }
+                    Piece::File(from) => prop_assert!(of_files[at] && from + next.left <= i64::MAX as u64),
+                    Piece::FormerRing(_) => return Err(TestCaseError::fail("a former ring")),
+                }
+                prop_assert!(next.left <= pending);
                 pending -= next.left;
                 source.advance(next.left, next.left);
                 source.deliver(next.left);
             }
             prop_assert_eq!(pending, 0);
+            // Sends that are done keep no file.
+            prop_assert_eq!(Arc::strong_count(&open), 1);
             prop_assert!(source.is_empty() && source.sends().1 <= source.sends().0);
         }
 

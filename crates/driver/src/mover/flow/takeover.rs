@@ -6,8 +6,10 @@ use super::source::{Source, SourceState};
 use super::Flow;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::messages::{Endpoint, Finish, Ring};
+use crate::reader::OpenFile;
 use crate::takeover::pack::{Hindrance, Wrong};
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// State of a flow.
@@ -51,7 +53,8 @@ struct Finishing {
 }
 
 impl Flow {
-    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in a client's send regions.
+    /// Returns the state that another driver goes on with. `place` returns region and offset of an address in a client's send regions,
+    /// `file` the place of a file among the client's.
     ///
     /// # Errors
     /// The hindrance.
@@ -59,6 +62,7 @@ impl Flow {
         &self,
         now: Duration,
         place: impl Fn(u64, u64) -> Option<(u16, u64)>,
+        file: impl FnMut(&Arc<OpenFile>) -> Option<Result<u32, Hindrance>>,
     ) -> Result<Moving, Hindrance> {
         let finish = self.finish.map(|Finish { end, late_errno, deadline, source_gone }| Finishing {
             end,
@@ -67,7 +71,7 @@ impl Flow {
             source_gone,
         });
         Ok(Moving {
-            source: self.source.give(place)?,
+            source: self.source.give(place, file)?,
             sink: self.sink.give()?,
             lasts: self.lasts,
             finish,
@@ -77,7 +81,8 @@ impl Flow {
         })
     }
 
-    /// Takes over state that another driver has given. `address` returns the address of bytes in the source's send regions.
+    /// Takes over state that another driver has given. The functions return the address of bytes in the
+    /// source's send regions, and the source's file of a place.
     ///
     /// # Errors
     /// The fault in it.
@@ -87,9 +92,9 @@ impl Flow {
         ring: Option<Ring>,
         state: Moving,
         now: Duration,
-        address: impl Fn(u16, u64, u64) -> Option<u64>,
+        (address, file): (impl Fn(u16, u64, u64) -> Option<u64>, impl Fn(u32) -> Option<Arc<OpenFile>>),
     ) -> Result<Self, Wrong> {
-        let (source, left) = Source::resume(source, state.source, address)?;
+        let (source, left) = Source::resume(source, state.source, address, file)?;
         let sink = Sink::resume(destination, state.sink, ring)?;
         if state.aborted && left > 0 {
             return Err(Wrong::of(format!("flow {id} was given up, and has something to deliver")));
