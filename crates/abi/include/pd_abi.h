@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 16ull
+#define PD_ABI_VERSION 17ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -598,7 +598,7 @@
 #define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
 /* u64: Receiver on the direct path: ring the sender's peer_doorbell when its send_producer reaches this. */
 #define PD_ABI_PIPE_CONTROL_LINK_WAKE_AT 272ull
-/* u64: Receiver on the direct path: bytes of the sender's ring that it has given back. */
+/* u64: Receiver on the direct path: bytes of the sender's ring that it has given back; u64::MAX before it reads there. */
 #define PD_ABI_PIPE_CONTROL_LINK_CONSUMER 384ull
 /* u32: Futex: incremented with each wake-up of the peer on the direct path. */
 #define PD_ABI_PIPE_CONTROL_PEER_DOORBELL 512ull

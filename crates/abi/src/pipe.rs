@@ -53,7 +53,7 @@ words! {
         SEND_WAKE_AT: u64 = 264;
         /// Receiver on the direct path: ring the sender's `peer_doorbell` when its `send_producer` reaches this.
         LINK_WAKE_AT: u64 = 272;
-        /// Receiver on the direct path: bytes of the sender's ring that it has given back.
+        /// Receiver on the direct path: bytes of the sender's ring that it has given back; `u64::MAX` before it reads there.
         LINK_CONSUMER: u64 = 384;
         /// Futex: incremented with each wake-up of the peer on the direct path.
         PEER_DOORBELL: u32 = 512;

@@ -291,6 +291,33 @@ fn a_side_that_ends_leaves_the_other_with_a_clear_end() {
     assert_eq!(stand.sender.wait_room(RING, PATIENCE), Err(Errno::NODEV));
 }
 
+/// A receiver has given back more of one sender's ring than it has received from the next.
+#[test]
+fn space_given_back_to_one_sender_is_not_another_ones() {
+    let mut stand = Stand::direct();
+    for number in 0..100 {
+        stand.send(number);
+    }
+    assert_eq!(stand.receive().len(), 100);
+    stand.agent.close(stand.ids.0);
+    let (id, sender, _words) = open(&mut stand.agent, stand.ports.0, Direction::Send);
+    (stand.sender, stand.ids.0) = (sender, id);
+    stand.agent.turn();
+    assert_eq!(stand.receive(), []);
+    stand.agent.turn();
+    stand.accept();
+    stand.agent.turn();
+    assert!(stand.is_direct());
+    // The receiver does not look until the ring is full.
+    let mut sent = 0;
+    while stand.sender.send(&frame(sent, 64), BACK).is_ok() {
+        sent += 1;
+        stand.sender.flush();
+    }
+    assert_eq!(sent, RING / 64);
+    assert_eq!(stand.receive(), (0..sent).collect::<Vec<_>>());
+}
+
 #[test]
 fn a_sender_with_impossible_words_is_cut_off_and_its_receiver_goes_on() {
     for value in [1, 63, RING + 63, u64::MAX - 63, u64::MAX, 1 << 63] {

@@ -148,6 +148,8 @@ impl Pipe {
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
         let peer = Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0 };
         (self.link, self.direct, self.offered) = (word, None, Some(Box::new(peer)));
+        // Marks that nothing is given back: the sender may begin before this program does, and the last position is of another ring.
+        self.memory.control.store_u64(pipe_control::LINK_CONSUMER, u64::MAX, Ordering::Relaxed);
         self.memory.control.store_u32(pipe_control::LINK_MAPPED, number, Ordering::Release);
         self.ring();
         Ok(())
@@ -194,6 +196,7 @@ impl Pipe {
                     let from = self.memory.status.load_u64(pipe_status::LINK_FROM, Ordering::Relaxed);
                     peer.intake.resume(from);
                     peer.looked = from;
+                    self.memory.control.store_u64(pipe_control::LINK_CONSUMER, from, Ordering::Release);
                     // A word that came since is news.
                     self.link = pd_abi::pipe::link(number, LinkPath::Direct);
                 }
