@@ -132,6 +132,35 @@ fn frames_go_past_the_agent_and_are_counted() {
     assert_eq!(stand.sender.untaken(), 0);
 }
 
+/// A faulty sender writes into a frame that is lent.
+#[test]
+fn bytes_of_a_frame_stay_as_they_were_whatever_its_sender_does() {
+    let mut agent = Agent::new().unwrap();
+    let ports = agent.add_link();
+    let (to, receiver, to_words) = open(&mut agent, ports.1, Direction::Receive);
+    let (from, offer) = agent.open(shape(Direction::Send), ports.0, &[], None).unwrap();
+    let (from_words, ring) = (words(&offer), Region::<Own>::new(&offer.ring, RING as usize).unwrap());
+    let sender = Pipe::map(offer).unwrap();
+    agent.seal(from).unwrap();
+    agent.set_owner(from, Some(7));
+    let mut stand = Stand { agent, ports, ids: (from, to), sender, receiver, words: (from_words, to_words) };
+    stand.go_direct();
+    stand.send(1);
+    stand.send(2);
+    let mut frames = stand.receiver.frames().unwrap();
+    let first = frames.next().unwrap();
+    assert_eq!((first.length(), first.bytes()), (64, &frame(1, 64)[..]));
+    ring.store_u64(0, 99, Ordering::Relaxed);
+    let mut copy = [0; 8];
+    assert_eq!((number(first.bytes()), first.copy_to(&mut copy)), (1, 8));
+    // SAFETY: an aligned word of a frame that is lent, which nobody writes now.
+    assert_eq!((number(&copy), unsafe { first.as_ptr().cast::<u64>().read_volatile() }), (99, 99));
+    // The copy is of one frame.
+    ring.store_u64(64, 98, Ordering::Relaxed);
+    assert_eq!(number(frames.next().unwrap().bytes()), 98);
+    assert!(frames.next().is_none());
+}
+
 /// Each reason for the agent to see the frames, and its end.
 #[test]
 fn what_needs_the_agent_recalls_the_path_and_its_end_offers_another() {

@@ -3,19 +3,20 @@
 //! A program notices the agent's word when it looks for frames that are not there, for room, or publishes what it has sent. The receiver
 //! bounds each word and each entry of the sender as the agent does, and leaves the path upon an impossible one, so that the agent
 //! judges it. The sender takes a position of the receiver's only between what was free before and what it has published.
+use super::copied::Copied;
 use super::Pipe;
 use crate::handover::{self, LeaveCells};
 use crate::intake::{Intake, IntakeCells, To};
 use crate::memory::{ClientMemory, PeerMemory, PeerOffer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
-use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath};
+use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath, FRAME_BYTES_MAX};
 use pd_shm::wait::{self, SharedCells, SleeperCells, Waker};
 use pd_shm::{Own, Region, Theirs};
 use rustix::io::{Errno, Result};
 use std::cell::Cell;
 use std::fmt;
-use std::slice;
+use std::ptr::NonNull;
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -43,6 +44,8 @@ pub(super) struct Peer {
     counts: [u64; 4],
     /// Position at the last look for the agent.
     looked: u64,
+    /// Copy of the frame that is lent, if its program has asked for one.
+    copied: Copied,
 }
 
 /// The sender's words, as its receiver reaches them.
@@ -98,6 +101,22 @@ impl SleeperCells for TwoBells<'_> {
 }
 
 impl Peer {
+    /// Returns the address of the frame of `len` bytes that is not taken yet. Its sender may change the bytes.
+    #[inline]
+    pub(super) fn address(&self, len: usize) -> NonNull<u8> {
+        match &self.memory.ring {
+            Some(ring) => ring.address(self.shape.offset(self.intake.taken()), len),
+            None => unreachable!("a sender's peer has no frames"),
+        }
+    }
+
+    /// Returns a copy of that frame, made once.
+    #[inline]
+    pub(super) fn bytes(&self, len: usize) -> &[u8] {
+        // SAFETY: `len` bytes of the mapping. The frame stays the same until it is taken, which clears the copy.
+        unsafe { self.copied.get(self.address(len), len) }
+    }
+
     /// Returns the length of the next frame for the program. Frames before it that their sender has dropped are taken.
     #[inline]
     fn next(&mut self, own: &ClientMemory) -> std::result::Result<Option<u16>, Violation> {
@@ -146,7 +165,8 @@ impl Pipe {
         }
         let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
-        let peer = Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0 };
+        let copied = Copied::new(if self.shape.receives() { FRAME_BYTES_MAX.into() } else { 0 });
+        let peer = Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0, copied };
         (self.link, self.direct, self.offered) = (word, None, Some(Box::new(peer)));
         // Marks that nothing is given back: the sender may begin before this program does, and the last position is of another ring.
         self.memory.control.store_u64(pipe_control::LINK_CONSUMER, u64::MAX, Ordering::Relaxed);
@@ -277,6 +297,7 @@ impl Pipe {
     pub(super) fn take_direct(&mut self, length: u16) {
         let Some(peer) = &mut self.direct else { return };
         peer.intake.take();
+        peer.copied.clear();
         peer.counts[0] += 1;
         peer.counts[1] += u64::from(length);
         if peer.intake.unpublished() >= peer.shape.piece() {
@@ -335,16 +356,6 @@ impl Pipe {
             handover::leave(peer.number, peer.intake.taken(), &self.memory);
             self.ring();
         }
-    }
-
-    /// Returns the bytes of the frame that [`Self::next_direct`] returned.
-    #[inline]
-    pub(super) fn bytes_direct(peer: &Peer, len: usize) -> &[u8] {
-        let Some(ring) = &peer.memory.ring else { return &[] };
-        let at = ring.address(peer.shape.offset(peer.intake.taken()), len);
-        // SAFETY: bytes inside the mapping, which their sender leaves alone until they are given back. The sender is a program of
-        // the same tenant, which trusts itself; for others the agent copies.
-        unsafe { slice::from_raw_parts(at.as_ptr(), len) }
     }
 
     /// Sleeps until the sender or the agent has news, at most `timeout`.

@@ -3,6 +3,8 @@ use super::Pipe;
 use crate::shape::Direction;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, entry_parts, frame_stride, BACK, DROP, FRAME_BYTES_MIN};
+use pd_shm::copy::copy;
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 /// The frames announced when this was made. Each is lent until the next call. Space is given back in pieces meanwhile, and all of it on
@@ -15,6 +17,9 @@ pub struct Frames<'a> {
 }
 
 /// A frame in the ring.
+///
+/// On the direct path of a link the ring is another program's, which may change the bytes at any moment, though it should not. No reference
+/// leads there: [`Self::bytes`] copies once, [`Self::copy_to`] and [`Self::as_ptr`] do without.
 #[derive(Debug)]
 pub struct Frame<'a> {
     pipe: &'a mut Pipe,
@@ -76,12 +81,42 @@ impl Drop for Frames<'_> {
 }
 
 impl Frame<'_> {
-    /// Returns the frame's bytes.
+    /// Returns the frame's length in bytes.
+    #[inline]
+    pub fn length(&self) -> usize {
+        self.length.into()
+    }
+
+    /// Returns the frame's bytes: those in the ring, which the agent alone writes, or on the direct path a copy made by the first call.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         match &self.pipe.direct {
-            Some(peer) => Pipe::bytes_direct(peer, self.length.into()),
+            Some(peer) => peer.bytes(self.length.into()),
             None => self.pipe.bytes(self.length.into()),
+        }
+    }
+
+    /// Copies the first bytes of the frame, as many as `to` has room for. Returns their number.
+    #[inline]
+    pub fn copy_to(&self, to: &mut [u8]) -> usize {
+        let len = self.length().min(to.len());
+        // SAFETY: `len` bytes of a frame in a mapping of this process, and of a private buffer.
+        unsafe { copy(to.as_mut_ptr(), self.address().as_ptr(), len) };
+        len
+    }
+
+    /// Returns the address of the frame's first byte in the ring, valid while the frame is lent. On the direct path the bytes may change
+    /// meanwhile: make no reference of it, read each byte once, and check what was read.
+    #[inline]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.address().as_ptr()
+    }
+
+    #[inline]
+    fn address(&self) -> NonNull<u8> {
+        match &self.pipe.direct {
+            Some(peer) => peer.address(self.length.into()),
+            None => self.pipe.address(self.length.into()),
         }
     }
 

@@ -5,6 +5,7 @@
 //! frame. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
 //!
 //! A pipe is used by one thread at a time. The agent is trusted by the program, as the driver is.
+mod copied;
 mod direct;
 mod frames;
 mod lent;
@@ -24,6 +25,7 @@ use pd_shm::wait::{self, SharedCells};
 use pd_shm::{Own, Spin, Theirs};
 use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
@@ -260,11 +262,15 @@ impl Pipe {
         }
     }
 
+    /// Returns the address of the first `len` unread bytes.
+    fn address(&self, len: usize) -> NonNull<u8> {
+        self.memory.ring.address(self.shape.offset(self.reader.read()), len)
+    }
+
     /// Returns the first `len` unread bytes.
     fn bytes(&self, len: usize) -> &[u8] {
-        let at = self.memory.ring.address(self.shape.offset(self.reader.read()), len);
-        // SAFETY: announced bytes, which the agent leaves alone until they are given back; that takes `&mut self`.
-        unsafe { slice::from_raw_parts(at.as_ptr(), len) }
+        // SAFETY: announced bytes, which the agent leaves alone until they are given back; that takes `&mut self`. No other writes them.
+        unsafe { slice::from_raw_parts(self.address(len).as_ptr(), len) }
     }
 
     /// Returns `len` bytes at `position`, which this program owns.

@@ -63,12 +63,12 @@ fn echo(from: &mut Pipe, to: &mut Pipe, largest: u64) -> usize {
     let mut count = 0;
     while room >= largest {
         let Some(frame) = frames.next() else { break };
-        let bytes = frame.bytes();
-        let Ok(place) = to.place(bytes.len()) else { break };
-        place.copy_from_slice(bytes);
+        let length = frame.length();
+        let Ok(place) = to.place(length) else { break };
+        frame.copy_to(place);
         swap_addresses(place);
         to.placed(BACK);
-        room -= frame_stride(bytes.len() as u16);
+        room -= frame_stride(length as u16);
         count += 1;
     }
     drop(frames);
