@@ -1,5 +1,5 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
-use pd_driver::admin::{Answer, Ask, PortSpec};
+use pd_driver::admin::{Answer, Ask, PortSpec, TapOf};
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::{path, peer_path, TestDriver};
 use std::io::Write;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 11] = [
-    "copying", "echo", "epoll", "errors", "file", "forward", "listing1", "options", "pipe", "sleeper",
-    "threads",
+const PROGRAMS: [&str; 12] = [
+    "copying", "echo", "epoll", "errors", "file", "forward", "link", "listing1", "options", "pipe",
+    "sleeper", "threads",
 ];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -278,6 +278,52 @@ fn pipe() {
     }
     let _ = child.stdin.take().map(|mut stdin| stdin.write_all(b"\n"));
     wait(child, "pipe");
+}
+
+/// Two processes on a link, of which the receiver keeps frames while the path changes. One that waits in epoll stays with the agent.
+#[test]
+fn links() {
+    links_of("receive", true);
+    links_of("wait", false);
+}
+
+fn links_of(receiver: &str, goes_direct: bool) {
+    let driver = TestDriver::new();
+    driver.tell(&Ask::PortAdd { name: "wire".to_owned(), port: PortSpec::Link });
+    let start = |what: &str| {
+        let mut command = Command::new(programs().join("link"));
+        driver.spawn(command.env("LD_LIBRARY_PATH", programs()).arg(what))
+    };
+    let mut both = [start("send"), start(receiver)];
+    let received = || {
+        let Answer::Pipes(report) = driver.tell(&Ask::Pipes) else { panic!("no report") };
+        let of = |path: &str| report.pipes.len() == 2 && report.pipes.iter().all(|pipe| pipe.path == path);
+        let frames =
+            report.ports.iter().find(|port| port.name == "wire.1").expect("the port").frames_received;
+        (frames, of("direct"), of("agent"))
+    };
+    let mut goes = |direct: bool| {
+        let (before, until) = (received().0, Instant::now() + PATIENCE);
+        loop {
+            let (frames, is_direct, is_agent) = received();
+            if frames > before + 20_000 && if direct { is_direct } else { is_agent } {
+                break;
+            }
+            let ended = both.iter_mut().find_map(|child| child.try_wait().expect("wait"));
+            assert!(ended.is_none() && Instant::now() < until, "direct: {direct}, ended: {ended:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    for _ in 0..10 {
+        goes(goes_direct);
+        let of = TapOf::Port { name: "wire.1".to_owned() };
+        let tap = pd_driver::admin::tap(driver.admin_socket(), of, 64).expect("a tap");
+        goes(false);
+        drop(tap);
+    }
+    for child in &mut both {
+        child.kill().and_then(|()| child.wait()).expect("an end");
+    }
 }
 
 #[test]

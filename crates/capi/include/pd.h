@@ -148,7 +148,7 @@ struct pd_pipe_stat {
 
 /* ports: the port's name, then those that verdicts may name, with commas between them. options: NULL for the usual. */
 int pd_pipe_open(const char *ports, int flags, const struct pd_pipe_options *options);
-/* Lend the next frames, at most max. They stay in place until pd_pipe_done. */
+/* Lend the next frames, at most max. They stay in place until pd_pipe_done. On a link within a tenant a faulty sender can change them. */
 int pd_pipe_recv(int pid, struct pd_frame *frames, int max);
 /* Give back the count frames that were lent first; in a forwarding pipe they go where frames says. */
 int pd_pipe_done(int pid, const struct pd_frame *frames, int count);

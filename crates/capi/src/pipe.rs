@@ -292,7 +292,7 @@ pub unsafe extern "C" fn pd_pipe_recv(pid: c_int, frames: *mut PdFrame, max: c_i
         };
         with_pipe(pid, |pipe| {
             pipe.until(pipe.patience(), receive, |pipe, left| {
-                if pipe.lent() > 0 && pipe.lent() + LINE_BYTES > pipe.shape().ring_bytes() {
+                if pipe.is_all_lent() {
                     return Err(Error::with_errno(
                         libc::ENOBUFS,
                         "the whole ring is lent: give frames back first",

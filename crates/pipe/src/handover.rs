@@ -9,6 +9,9 @@
 //! 3. The agent recalls. The receiver gives back what it has read, and says where that ends.
 //! 4. The agent goes on at that position. The sender has nothing to do; it hears where its space comes from.
 //!
+//! Frames that the receiver lends to its program stay where they are. The receiver gives them back by the same word as before, and the agent
+//! passes that on (`SYNC POINT: link-lent`). No other path of that receiver begins until all are given back.
+//!
 //! The code is written over traits for the words, so that it runs over shared memory and under loom.
 use pd_abi::pipe::{link, LinkPath};
 

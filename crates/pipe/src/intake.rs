@@ -47,6 +47,8 @@ pub struct Intake {
     taken: u64,
     end: u64,
     published: u64,
+    /// Position of the oldest byte that was taken and is lent still.
+    lent: Option<u64>,
     foreign: u32,
     pending: Option<Sent>,
 }
@@ -54,13 +56,30 @@ pub struct Intake {
 impl Intake {
     /// Makes a record for a pipe whose verdicts may name `ports` ports.
     pub fn new(shape: Shape, ports: u16) -> Self {
-        Self { shape, ports, taken: 0, end: 0, published: 0, foreign: 0, pending: None }
+        Self { shape, ports, taken: 0, end: 0, published: 0, lent: None, foreign: 0, pending: None }
     }
 
     /// Goes on at `position`: another reader has taken, and given back, what lies before.
     pub fn resume(&mut self, position: u64) {
         (self.taken, self.end, self.published) = (position, position, position);
-        self.pending = None;
+        (self.lent, self.pending) = (None, None);
+    }
+
+    /// Keeps taken bytes from `position` on from being published; with none, no more.
+    pub fn lend(&mut self, position: Option<u64>) {
+        self.lent = position;
+    }
+
+    /// Returns the position up to which taken bytes are free.
+    #[inline]
+    fn free(&self) -> u64 {
+        self.lent.unwrap_or(self.taken)
+    }
+
+    /// Returns the taken bytes that are lent still.
+    #[inline]
+    pub fn lent(&self) -> u64 {
+        self.taken.wrapping_sub(self.free())
     }
 
     /// Reads the position up to which the program sends. `announced`: position up to which bytes were announced to a forwarding
@@ -77,7 +96,7 @@ impl Intake {
         }
         let limit = match self.shape.direction() {
             Direction::Forward => announced,
-            _ => self.taken.wrapping_add(self.shape.ring_bytes()),
+            _ => self.free().wrapping_add(self.shape.ring_bytes()),
         };
         let more = position.wrapping_sub(self.end);
         if more > limit.wrapping_sub(self.end) || more % self.shape.grain() != 0 {
@@ -145,16 +164,17 @@ impl Intake {
         }
     }
 
-    /// Publishes the position of taken bytes. Returns it, if it has changed.
+    /// Publishes the position of taken bytes that are not lent. Returns it, if it has changed.
     #[inline]
     pub fn publish(&mut self, cells: &impl IntakeCells) -> Option<u64> {
-        if self.published == self.taken {
+        let free = self.free();
+        if self.published == free {
             return None;
         }
-        self.published = self.taken;
+        self.published = free;
         // SYNC POINT: pipe-taken
-        cells.store_consumer(self.taken);
-        Some(self.taken)
+        cells.store_consumer(free);
+        Some(free)
     }
 
     /// Returns whether sent bytes are still to be taken.
@@ -168,10 +188,10 @@ impl Intake {
         self.end
     }
 
-    /// Returns the bytes that were taken and not published.
+    /// Returns the bytes that are free and not published.
     #[inline]
     pub fn unpublished(&self) -> u64 {
-        self.taken.wrapping_sub(self.published)
+        self.free().wrapping_sub(self.published)
     }
 
     /// Returns the position up to which everything was taken: in a forwarding pipe the ring is free up to there.

@@ -392,36 +392,65 @@ impl End {
         from
     }
 
+    /// Returns the position in the sender's ring up to which the program has given back. Nothing of it is believed.
+    pub fn given_back_directly(&self) -> u64 {
+        // SYNC POINT: link-lent
+        self.memory.control.load_u64(pipe_control::LINK_CONSUMER, Ordering::Acquire)
+    }
+
+    /// Sets whether the program, which receives, has frames of a direct path that it has left.
+    pub fn set_borrows(&mut self, borrows: bool) {
+        self.linked = if borrows { Linked::Heard } else { Linked::No };
+    }
+
+    /// Keeps the ring from `position` on from being given back to the program, which sends; with none, no more.
+    pub fn lend(&mut self, position: Option<u64>) {
+        self.intake.lend(position);
+    }
+
     /// Returns the position at which the program has left the direct path, once it has. Nothing of it is believed.
     pub fn left(&self, number: u32) -> Option<u64> {
         handover::left(number, &Cells(&self.memory, self.shape))
     }
 
-    /// Goes on with the program's sends, which another has read from `from` to `left`. Without that position, all that was sent counts as
-    /// read; also where more lies behind it than the ring has, since either side may be at fault.
+    /// Goes on with the program's sends, which another has read from `from` to `left`; from `lent` on frames are lent still. Without a
+    /// position `left`, all that was sent counts as read; also where more lies behind `lent` than the ring has, since either side may be at
+    /// fault. Returns whether frames are lent.
     ///
     /// # Errors
     /// [`Violation::Index`] where no receiver can have read up to that position. An impossible position of the program itself is found by
     /// the next look.
-    pub fn go_on(&mut self, number: u32, from: u64, left: Option<u64>) -> std::result::Result<(), Violation> {
+    pub fn go_on(
+        &mut self,
+        number: u32,
+        from: u64,
+        left: Option<u64>,
+        lent: Option<u64>,
+    ) -> std::result::Result<bool, Violation> {
         let cells = Cells(&self.memory, self.shape);
         let (producer, grain) = (cells.load_producer(), self.shape.grain());
         let sent = producer.wrapping_sub(from);
         let is_sound = sent % grain == 0 && sent <= u64::MAX / 2;
         let read = left.map_or(sent, |left| left.wrapping_sub(from));
         let is_read = read % grain == 0 && read <= sent;
+        let free = lent.map_or(read, |lent| lent.wrapping_sub(from)).min(read);
+        let fits = is_read && sent - free <= self.shape.ring_bytes();
         let at = match is_sound {
-            true if is_read && sent - read <= self.shape.ring_bytes() => from.wrapping_add(read),
+            true if fits => from.wrapping_add(read),
             true => producer,
             false => from,
         };
         self.intake.resume(at);
-        cells.store_consumer(at);
+        let lent = lent.filter(|_| is_sound && fits);
+        self.intake.lend(lent);
+        if self.intake.publish(&cells).is_none() {
+            cells.store_consumer(at);
+        }
         self.set_link(number, LinkPath::Agent);
         if is_sound && !is_read {
             return Err(Violation::Index);
         }
-        Ok(())
+        Ok(lent.is_some())
     }
 
     /// Returns the counts of the direct path by the program: frames, bytes, dropped and foreign ones. Nothing of it is believed.

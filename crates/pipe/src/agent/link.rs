@@ -7,6 +7,8 @@ use super::{Agent, PipeId, Slot};
 use crate::memory::PeerOffer;
 use crate::port::Port;
 use crate::shape::{Direction, Unit};
+use crate::violation::Violation;
+use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{LinkPath, LINK_NUMBER_MAX};
 use rustix::io::{Errno, Result};
 
@@ -26,6 +28,32 @@ struct Pair {
     path: LinkPath,
     /// Position in the sender's ring at which the direct path began.
     from: u64,
+    ring_bytes: u64,
+    /// Frames of the sender's ring that are lent after the receiver has left the path.
+    lent: Option<Lent>,
+}
+
+/// Frames that a program has lent from a path that it has left. Their sender does not get their space before they are given back.
+#[derive(Clone, Copy, Debug)]
+struct Lent {
+    /// Position up to which frames were given back.
+    given: u64,
+    /// Position at which the receiver has left.
+    left: u64,
+}
+
+impl Lent {
+    /// Returns what is lent if frames up to `given` were given back now.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where the position runs backwards, beyond the end, or off a line.
+    fn at(self, given: u64) -> std::result::Result<Option<Self>, Violation> {
+        let more = given.wrapping_sub(self.given);
+        if more > self.left.wrapping_sub(self.given) || more % LINE_BYTES as u64 != 0 {
+            return Err(Violation::Index);
+        }
+        Ok(Some(Self { given, ..self }).filter(|_| given != self.left))
+    }
 }
 
 /// The direct paths of an agent.
@@ -112,6 +140,10 @@ impl Agent {
         let pair = &mut self.links.pairs[index];
         let number = pair.number;
         let Some(receiver) = self.pipes[pair.receiver].as_ref() else { return false };
+        if let Some(lent) = pair.lent {
+            let given = receiver.end.given_back_directly();
+            return given != lent.given && self.take_back(index, lent.at(given));
+        }
         if pair.path == LinkPath::Offered {
             let Some(sender) = pair.sender else { return false };
             let has_mapped =
@@ -131,19 +163,55 @@ impl Agent {
             return true;
         }
         let Some(left) = receiver.end.left(number) else { return false };
+        let given = receiver.end.given_back_directly();
         self.count(index);
-        let pair = self.links.pairs.swap_remove(index);
+        let mut pair = self.links.pairs.swap_remove(index);
+        let lent = pair.lent_at(given, left);
         // A receiver that leaves unasked has its reasons, and is not asked again.
         let receiver = self.pipes[pair.receiver].as_mut();
         receiver.into_iter().for_each(|slot| {
             slot.stays |= pair.path == LinkPath::Direct;
             slot.end.set_link(number, LinkPath::Agent);
+            slot.end.set_borrows(matches!(lent, Ok(Some(_))));
         });
+        let from = lent.ok().flatten().map(|lent| lent.given);
         let sender = pair.sender.and_then(|sender| self.pipes[sender].as_mut());
-        if let Some(Err(violation)) = sender.map(|slot| slot.end.go_on(number, pair.from, Some(left))) {
-            self.cut_off(pair.receiver, violation);
+        let went_on = sender.map_or(Ok(false), |slot| slot.end.go_on(number, pair.from, Some(left), from));
+        match went_on.and_then(|is_held| Ok((is_held, lent?))) {
+            Err(violation) => self.cut_off(pair.receiver, violation),
+            Ok((is_held, Some(lent))) => {
+                // Of a sender that has gone, or whose ring has other frames there by now, nothing is kept back.
+                pair.sender = pair.sender.filter(|_| is_held);
+                (pair.path, pair.lent) = (LinkPath::Agent, Some(lent));
+                self.links.pairs.push(pair);
+            }
+            Ok((_, None)) => {}
         }
         self.links.judge();
+        true
+    }
+
+    /// Gives the sender the space of frames that were lent when its receiver has left the path, as far as they were given back.
+    fn take_back(&mut self, index: usize, lent: std::result::Result<Option<Lent>, Violation>) -> bool {
+        let pair = &mut self.links.pairs[index];
+        let (sender, receiver) = (pair.sender, pair.receiver);
+        pair.lent = lent.ok().flatten();
+        let is_over = pair.lent.is_none();
+        let from = pair.lent.map(|lent| lent.given);
+        if is_over {
+            self.links.pairs.swap_remove(index);
+            self.links.judge();
+        }
+        if let Some(slot) = sender.and_then(|sender| self.pipes[sender].as_mut()) {
+            slot.end.lend(from);
+        }
+        match lent {
+            Err(violation) => self.cut_off(receiver, violation),
+            Ok(_) => {
+                let slot = self.pipes[receiver].as_mut();
+                slot.into_iter().for_each(|slot| slot.end.set_borrows(!is_over));
+            }
+        }
         true
     }
 
@@ -182,8 +250,18 @@ impl Agent {
             }
             self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
             let number = self.links.number;
-            let (sender_slot, path, from) = (Some(sender), LinkPath::Offered, 0);
-            self.links.pairs.push(Pair { number, near, far, sender: sender_slot, receiver, path, from });
+            let Some(slot) = &self.pipes[sender] else { continue };
+            self.links.pairs.push(Pair {
+                number,
+                near,
+                far,
+                sender: Some(sender),
+                receiver,
+                path: LinkPath::Offered,
+                from: 0,
+                ring_bytes: slot.end.shape().ring_bytes(),
+                lent: None,
+            });
             self.set_link(sender, number, LinkPath::Offered);
             self.set_link(receiver, number, LinkPath::Offered);
         }
@@ -231,6 +309,17 @@ impl Agent {
         self.count(index);
         let pair = &mut self.links.pairs[index];
         let (number, path, from, receiver) = (pair.number, pair.path, pair.from, pair.receiver);
+        if pair.lent.is_some() {
+            if receiver != pipe {
+                // Another path begins when all are given back.
+                pair.sender = None;
+                return;
+            }
+            let sender = self.links.pairs.swap_remove(index).sender;
+            let sender = sender.and_then(|sender| self.pipes[sender].as_mut());
+            sender.into_iter().for_each(|slot| slot.end.lend(None));
+            return;
+        }
         if receiver != pipe && path != LinkPath::Offered {
             // Its receiver reads what it has sent.
             (pair.sender, pair.path) = (None, LinkPath::Last);
@@ -243,7 +332,7 @@ impl Agent {
         match path {
             LinkPath::Offered => slot.end.set_link(number, LinkPath::Agent),
             // Frames that lay before the receiver are lost with it, as those in a ring of its own.
-            _ => drop(slot.end.go_on(number, from, None)),
+            _ => drop(slot.end.go_on(number, from, None, None)),
         }
     }
 
@@ -278,6 +367,17 @@ impl Pair {
     }
 
     fn is_direct(&self) -> bool {
-        self.path != LinkPath::Offered
+        !matches!(self.path, LinkPath::Offered | LinkPath::Agent)
+    }
+
+    /// Returns what is lent of the sender's ring by a receiver that has left at `left` and given back up to `given`.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where that cannot be.
+    fn lent_at(&self, given: u64, left: u64) -> std::result::Result<Option<Lent>, Violation> {
+        if left.wrapping_sub(given) > self.ring_bytes {
+            return Err(Violation::Index);
+        }
+        Lent { given: self.from, left }.at(given)
     }
 }

@@ -10,11 +10,13 @@ use crate::intake::{Intake, IntakeCells, To};
 use crate::memory::{ClientMemory, PeerMemory, PeerOffer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
+use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath, FRAME_BYTES_MAX};
 use pd_shm::wait::{self, SharedCells, SleeperCells, Waker};
 use pd_shm::{Own, Region, Theirs};
 use rustix::io::{Errno, Result};
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, Ordering};
@@ -46,6 +48,8 @@ pub(super) struct Peer {
     looked: u64,
     /// Copy of the frame that is lent, if its program has asked for one.
     copied: Copied,
+    /// Frames that are lent several at a time: where each ends in the sender's ring, and its length. The sender may change its own record.
+    loans: VecDeque<(u64, u16)>,
 }
 
 /// The sender's words, as its receiver reaches them.
@@ -165,8 +169,10 @@ impl Pipe {
         }
         let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
+        let loans = VecDeque::new();
         let copied = Copied::new(if self.shape.receives() { FRAME_BYTES_MAX.into() } else { 0 });
-        let peer = Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0, copied };
+        let peer =
+            Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0, copied, loans };
         (self.link, self.direct, self.offered) = (word, None, Some(Box::new(peer)));
         // Marks that nothing is given back: the sender may begin before this program does, and the last position is of another ring.
         self.memory.control.store_u64(pipe_control::LINK_CONSUMER, u64::MAX, Ordering::Relaxed);
@@ -180,20 +186,10 @@ impl Pipe {
         self.memory.status.load_u32(pipe_status::LINK, Ordering::Acquire)
     }
 
-    /// Keeps the pipe on the agent's path, where a frame may stay lent while others come.
-    pub(super) fn stay(&mut self) {
-        if !std::mem::replace(&mut self.stays, true) {
-            self.leave();
-        }
-    }
-
     /// Asks for the memory of the other end.
     #[cold]
     fn take_offer(&mut self) {
         self.offered = None;
-        if self.stays {
-            return;
-        }
         let Some(offer) = self.broker.as_mut().and_then(|broker| broker.peer()) else { return };
         // Memory of a later offer may be another pipe's.
         if self.load_link() == self.link {
@@ -219,9 +215,6 @@ impl Pipe {
                     self.memory.control.store_u64(pipe_control::LINK_CONSUMER, from, Ordering::Release);
                     // A word that came since is news.
                     self.link = pd_abi::pipe::link(number, LinkPath::Direct);
-                }
-                if self.stays {
-                    self.leave();
                 }
             }
         }
@@ -354,8 +347,65 @@ impl Pipe {
         if let Some(peer) = self.direct.take() {
             self.link_counts = peer.counts;
             handover::leave(peer.number, peer.intake.taken(), &self.memory);
+            self.left = Some(peer).filter(|peer| !peer.loans.is_empty());
             self.ring();
         }
+    }
+
+    /// Lends the next frame in the sender's ring: returns the address of its first byte, and its length.
+    pub(super) fn lend_direct(&mut self) -> Option<(NonNull<u8>, u16)> {
+        let length = self.next_direct()?;
+        let peer = self.direct.as_mut()?;
+        let at = peer.address(length.into());
+        if peer.loans.is_empty() {
+            self.lent_before = self.lent;
+            peer.intake.lend(Some(peer.intake.taken()));
+        }
+        peer.intake.take();
+        peer.loans.push_back((peer.intake.taken(), length));
+        peer.counts[0] += 1;
+        peer.counts[1] += u64::from(length);
+        Some((at, length))
+    }
+
+    /// Ends the oldest loan in a sender's ring. Returns its length.
+    pub(super) fn take_back_direct(&mut self) -> Option<u16> {
+        let peer = self.left.as_mut().or(self.direct.as_mut())?;
+        let (end, length) = peer.loans.pop_front()?;
+        peer.intake.lend(Some(end).filter(|_| !peer.loans.is_empty()));
+        if peer.intake.unpublished() >= peer.shape.piece() {
+            self.publish_direct();
+            self.publish_left();
+        }
+        Some(length)
+    }
+
+    /// Gives frames back whose loans have ended since the path was left. The agent tells the sender of the space.
+    pub(super) fn publish_left(&mut self) {
+        let Self { left: Some(peer), memory, .. } = self else { return };
+        // SYNC POINT: link-lent
+        if peer.intake.publish(&PeerCells(&peer.memory, peer.shape, memory)).is_some() {
+            if peer.loans.is_empty() {
+                self.left = None;
+            }
+            self.ring();
+        }
+    }
+
+    /// Returns the bytes of a sender's ring that lent frames take.
+    pub(super) fn lent_direct(&self) -> u64 {
+        self.left.iter().chain(&self.direct).map(|peer| peer.intake.lent()).sum()
+    }
+
+    /// Returns the bytes of the sender's ring that are known and neither read nor lent.
+    pub(super) fn waiting_direct(&self) -> Option<u64> {
+        self.direct.as_ref().map(|peer| peer.intake.end().wrapping_sub(peer.intake.taken()))
+    }
+
+    /// Returns whether frames that are lent leave the sender no line of its ring.
+    pub(super) fn is_peer_lent(&self) -> bool {
+        let is_lent = |peer: &Peer| peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
+        self.left.iter().chain(&self.direct).any(|peer| is_lent(peer))
     }
 
     /// Sleeps until the sender or the agent has news, at most `timeout`.

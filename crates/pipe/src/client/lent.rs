@@ -2,8 +2,12 @@
 //!
 //! [`Pipe::lend`] lends the next frame, [`Pipe::take_back`] ends the oldest loan. While frames are lent, [`Pipe::frames`] fails with
 //! `EBUSY`.
+//!
+//! Loans end in the order in which they began, also across a change of the path of a link: those of the own ring, then those of the
+//! sender's ring, then those of the own ring again. The next direct path begins when no frame of the last one is lent.
 use super::Pipe;
 use crate::shape::{Direction, Unit};
+use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, entry_parts, frame_stride, DROP, FRAME_BYTES_MIN};
 use rustix::io::{Errno, Result};
 use std::ptr::NonNull;
@@ -17,7 +21,8 @@ impl Pipe {
     }
 
     /// Lends the next frame: returns the address of its first byte, and its length. The bytes stay in place until
-    /// [`Self::take_back`] and while the pipe lives. In a forwarding pipe they may be written.
+    /// [`Self::take_back`] and while the pipe lives. In a forwarding pipe they may be written. On the direct path of a link the sender
+    /// may change them: make no reference of the address, read each byte once, and check what was read.
     ///
     /// # Errors
     /// `EAGAIN` if there is none; the pipe's error once it has ended and all was lent; `EOPNOTSUPP` on another kind of pipe.
@@ -25,8 +30,10 @@ impl Pipe {
         if !self.shape.receives() || self.shape.unit() != Unit::Frames {
             return Err(Errno::OPNOTSUPP);
         }
-        self.stay();
         self.unread()?;
+        if self.direct.is_some() {
+            return self.lend_direct().ok_or(Errno::AGAIN);
+        }
         let position = self.reader.read().wrapping_add(self.lent);
         let length = self.length_at(position);
         self.lent += frame_stride(length);
@@ -39,12 +46,18 @@ impl Pipe {
     /// # Errors
     /// `EINVAL` if no frame is lent.
     pub fn take_back(&mut self, kept: usize, verdict: u16) -> Result<u16> {
+        let cut = |length: u16| (kept.min(length.into()) as u16).max(FRAME_BYTES_MIN.min(length));
+        if self.lent_before == 0 {
+            if let Some(length) = self.take_back_direct() {
+                return Ok(cut(length));
+            }
+        }
         if self.lent == 0 {
             return Err(Errno::INVAL);
         }
         let position = self.reader.read();
         let length = self.length_at(position);
-        let kept = (kept.min(length.into()) as u16).max(FRAME_BYTES_MIN.min(length));
+        let kept = cut(length);
         if self.shape.direction() == Direction::Forward {
             let rest = frame_stride(length) - frame_stride(kept);
             self.write_entry(position, kept, verdict);
@@ -54,6 +67,7 @@ impl Pipe {
         }
         self.reader.consume(frame_stride(length));
         self.lent -= frame_stride(length);
+        self.lent_before = self.lent_before.saturating_sub(frame_stride(length));
         if self.reader.due() {
             self.give_back();
         }
@@ -65,13 +79,19 @@ impl Pipe {
         self.give_back();
     }
 
-    /// Returns the bytes of the ring that lent frames take.
+    /// Returns the bytes that lent frames take, in the own ring and on the direct path in the sender's.
     pub fn lent(&self) -> u64 {
-        self.lent
+        self.lent + self.lent_direct()
     }
 
-    /// Returns the announced bytes that are neither read nor lent, without another look at the agent's word.
+    /// Returns the known bytes that are neither read nor lent, without another look at the words of the agent or of the sender.
     pub fn waiting(&self) -> u64 {
-        self.reader.unread() - self.lent
+        self.waiting_direct().unwrap_or(self.reader.unread() - self.lent)
+    }
+
+    /// Returns whether lent frames leave no room for another, so that none comes before some are given back.
+    pub fn is_all_lent(&self) -> bool {
+        let is_own = self.lent > 0 && self.lent + LINE_BYTES as u64 > self.shape.ring_bytes();
+        self.is_peer_lent() || is_own && self.direct.is_none()
     }
 }

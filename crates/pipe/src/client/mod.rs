@@ -65,7 +65,7 @@ pub struct Pipe {
     memory: ClientMemory,
     doorbell: OwnedFd,
     reader: Reader,
-    /// Bytes behind the read position whose frames are lent by [`Pipe::lend`].
+    /// Bytes behind the read position in the own ring whose frames are lent by [`Pipe::lend`].
     lent: u64,
     writer: Writer,
     spin: Spin,
@@ -78,11 +78,13 @@ pub struct Pipe {
     /// The other end of a link: mapped, until the agent grants the direct path, and on it.
     offered: Option<Box<Peer>>,
     direct: Option<Box<Peer>>,
+    /// The other end of a path that was left, while frames are lent from its ring.
+    left: Option<Box<Peer>>,
+    /// Bytes of [`Self::lent`] whose frames were lent before those of a sender's ring.
+    lent_before: u64,
     /// Counts of earlier direct paths.
     link_counts: [u64; 4],
     broker: Option<Box<dyn Broker>>,
-    /// Set where frames are lent several at a time: the pipe stays on the agent's path.
-    stays: bool,
     agent_is_gone: bool,
 }
 
@@ -106,9 +108,10 @@ impl Pipe {
             link: 0,
             offered: None,
             direct: None,
+            left: None,
+            lent_before: 0,
             link_counts: [0; 4],
             broker: None,
-            stays: false,
             agent_is_gone: false,
         })
     }
@@ -122,7 +125,7 @@ impl Pipe {
         if !self.shape.receives() || self.shape.unit() != unit {
             return Err(Errno::OPNOTSUPP);
         }
-        if self.lent > 0 {
+        if self.lent() > 0 {
             return Err(Errno::BUSY);
         }
         Ok(())
@@ -245,6 +248,7 @@ impl Pipe {
 
     fn give_back(&mut self) {
         self.publish_direct();
+        self.publish_left();
         if self.reader.give_back(&Cells(&self.memory, self.shape)) {
             self.ring();
         }
@@ -324,6 +328,7 @@ impl Pipe {
     /// Sleeps until the agent has announced more bytes than are known, or has other news.
     fn sleep_announced(&mut self, timeout: Duration) -> Result<()> {
         let known = self.reader.read().wrapping_add(self.reader.unread());
+        self.publish_left();
         self.reader.answer(&Cells(&self.memory, self.shape));
         self.ring();
         let cells = SharedCells::<Own, Theirs> {
@@ -375,6 +380,7 @@ impl Pipe {
         if self.unread().is_ok() {
             return true;
         }
+        self.publish_left();
         self.reader.answer(&Cells(&self.memory, self.shape));
         self.ring();
         let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
