@@ -598,7 +598,7 @@
 #define PD_ABI_PIPE_CONTROL_SEND_WAKE_AT 264ull
 /* u64: Receiver on the direct path: ring the sender's peer_doorbell when its send_producer reaches this. */
 #define PD_ABI_PIPE_CONTROL_LINK_WAKE_AT 272ull
-/* u64: Receiver on the direct path: bytes of the sender's ring that it has given back; u64::MAX before it reads there. */
+/* u64: Receiver on the direct path: bytes of the sender's ring that it has given back; u64::MAX before it reads there. Counts on after link_left, up to link_left_at, while frames are lent. */
 #define PD_ABI_PIPE_CONTROL_LINK_CONSUMER 384ull
 /* u32: Futex: incremented with each wake-up of the peer on the direct path. */
 #define PD_ABI_PIPE_CONTROL_PEER_DOORBELL 512ull

@@ -53,7 +53,8 @@ words! {
         SEND_WAKE_AT: u64 = 264;
         /// Receiver on the direct path: ring the sender's `peer_doorbell` when its `send_producer` reaches this.
         LINK_WAKE_AT: u64 = 272;
-        /// Receiver on the direct path: bytes of the sender's ring that it has given back; `u64::MAX` before it reads there.
+        /// Receiver on the direct path: bytes of the sender's ring that it has given back; `u64::MAX` before it reads there. Counts on
+        /// after `link_left`, up to `link_left_at`, while frames are lent.
         LINK_CONSUMER: u64 = 384;
         /// Futex: incremented with each wake-up of the peer on the direct path.
         PEER_DOORBELL: u32 = 512;
