@@ -179,7 +179,10 @@ impl Conductor {
         let Some(Applying { policy, reply }) = self.gate.applying.pop_front() else { return };
         match staged {
             Ok(staged) => self.put_in_force(policy, staged, reply),
-            Err(why) => tell(reply, Err(format!("the kernel does not take it: {why}"))),
+            Err(why) => {
+                self.tenants.forget_inherited();
+                tell(reply, Err(format!("the kernel does not take it: {why}")));
+            }
         }
         self.stage_next();
     }

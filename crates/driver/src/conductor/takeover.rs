@@ -326,7 +326,7 @@ impl Conductor {
         // A policy may have lowered what clients may hold below what they held already.
         self.pool.root().set_exempt(true);
         self.rings.number_doorbells_from(doorbells);
-        let tenants = self.tenants.resume(tenants, hits).map_err(Wrong::of)?;
+        let tenants = self.tenants.resume(tenants, hits, self.gate.is_applying()).map_err(Wrong::of)?;
         let mut names = names;
         for space in std::mem::take(&mut names.spaces) {
             let network = space.network.as_deref().map(|name| self.networks.number(name)).unwrap_or_default();

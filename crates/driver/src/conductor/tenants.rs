@@ -132,6 +132,8 @@ pub struct Tenants {
     path: Path,
     /// Hits of each rule, and of the default.
     hits: Vec<u64>,
+    /// Hits that another driver has given, until the gate puts the policy in force.
+    inherited: Option<Vec<u64>>,
     /// Existing namespaces that the policy names, each with its tenant's index in the policy.
     places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
@@ -169,6 +171,7 @@ impl Tenants {
             policy: Policy::default(),
             path,
             hits: vec![0],
+            inherited: None,
             places: Vec::new(),
             numbers: HashMap::default(),
             entries: Vec::new(),
@@ -200,13 +203,19 @@ impl Tenants {
         Ok(id)
     }
 
-    /// Returns names and accounts by number, and the hits of the policy in force, for another driver.
+    /// Returns names and accounts by number, and the hits of the policy in force, for another driver: with those of the kernel, whose
+    /// open connections that driver does not know.
     pub fn give(&self) -> (Vec<(String, Account)>, Vec<u64>) {
-        let accounts = self.entries.iter().map(|entry| (entry.name.clone(), entry.account));
-        (accounts.collect(), self.hits.clone())
+        let accounts = self.entries.iter().enumerate().map(|(id, entry)| {
+            let on_kernel = self.words.as_ref().map(|words| words.tenant(TenantId::at(id)));
+            (entry.name.clone(), entry.account_with(on_kernel))
+        });
+        let hits = self.hits.iter().enumerate().map(|(rule, hits)| hits + self.hits_on_kernel(rule));
+        (accounts.collect(), hits.collect())
     }
 
-    /// Takes over accounts that another driver has given, and hits of the same policy. Returns the numbers of its tenants.
+    /// Takes over accounts that another driver has given, and hits of the same policy. `applies`: the gate puts it in force once more.
+    /// Returns the numbers of its tenants.
     ///
     /// # Errors
     /// Too many tenants.
@@ -214,6 +223,7 @@ impl Tenants {
         &mut self,
         accounts: Vec<(String, Account)>,
         hits: Vec<u64>,
+        applies: bool,
     ) -> Result<Vec<TenantId>, String> {
         let mut ids = Vec::with_capacity(accounts.len());
         for (name, account) in accounts {
@@ -223,9 +233,15 @@ impl Tenants {
             ids.push(id);
         }
         if hits.len() == self.hits.len() {
+            self.inherited = applies.then(|| hits.clone());
             self.hits = hits;
         }
         Ok(ids)
+    }
+
+    /// Forgets hits that another driver has given for a policy that the gate does not put in force.
+    pub fn forget_inherited(&mut self) {
+        self.inherited = None;
     }
 
     /// Returns the number of a known tenant.
@@ -261,7 +277,8 @@ impl Tenants {
                 tracing::error!("{why}; its limits are not in force");
             }
         }
-        self.hits = vec![0; policy.rules.len() + 1];
+        let hits = self.inherited.take().filter(|hits| hits.len() == policy.rules.len() + 1);
+        self.hits = hits.unwrap_or_else(|| vec![0; policy.rules.len() + 1]);
         let mut changed = Changes::default();
         for (id, entry) in self.entries.iter_mut().enumerate() {
             let tenant = policy.tenant(&entry.name);
@@ -561,22 +578,10 @@ impl Entry {
         holdings: Vec<HoldingReport>,
         on_kernel: Option<&TenantWords>,
     ) -> TenantReport {
-        let mut account = self.account;
-        let mut drops = 0;
-        if let Some(words) = on_kernel {
-            for (sum, word) in [
-                (&mut account.connections_open, &words.open),
-                (&mut account.connections_made, &words.made),
-                (&mut account.connections_accepted, &words.accepted),
-                (&mut account.connections_denied, &words.denied),
-                (&mut account.connections_over_quota, &words.over_quota),
-                (&mut account.bytes_sent, &words.sent),
-                (&mut account.bytes_received, &words.received),
-                (&mut drops, &words.drops),
-            ] {
-                *sum += word.load(Relaxed);
-            }
-        }
+        let mut account = self.account_with(on_kernel);
+        let (open, drops) =
+            on_kernel.map_or((0, 0), |words| (words.open.load(Relaxed), words.drops.load(Relaxed)));
+        account.connections_open += open;
         TenantReport {
             name: self.name.clone(),
             policy: policy.tenant(&self.name).map(ToString::to_string),
@@ -584,6 +589,25 @@ impl Entry {
             rate_waits: self.budget.waits.load(Relaxed) + drops,
             holdings,
         }
+    }
+}
+
+impl Entry {
+    /// Returns the account with what connections on the kernel have added to it, but for those that are open.
+    fn account_with(&self, on_kernel: Option<&TenantWords>) -> Account {
+        let mut account = self.account;
+        let Some(words) = on_kernel else { return account };
+        for (sum, word) in [
+            (&mut account.connections_made, &words.made),
+            (&mut account.connections_accepted, &words.accepted),
+            (&mut account.connections_denied, &words.denied),
+            (&mut account.connections_over_quota, &words.over_quota),
+            (&mut account.bytes_sent, &words.sent),
+            (&mut account.bytes_received, &words.received),
+        ] {
+            *sum += word.load(Relaxed);
+        }
+        account
     }
 }
 
