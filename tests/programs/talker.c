@@ -69,14 +69,71 @@ static void *swallow(void *arg) {
     return NULL;
 }
 
+/* Greets, and sends everything back. */
+static void *echo(void *arg) {
+    static __thread char bytes[1 << 16];
+    int fd = (long)arg;
+    if (write(fd, "h", 1) == 1)
+        for (ssize_t got; (got = read(fd, bytes, sizeof bytes)) > 0;)
+            for (ssize_t sent = 0, more; sent < got; sent += more)
+                if ((more = write(fd, bytes + sent, got - sent)) <= 0) goto end;
+end:
+    close(fd);
+    return NULL;
+}
+
+/* A listener, and the function that serves its connections. */
+struct service {
+    int listener;
+    void *(*each)(void *);
+};
+
 static void *serve(void *arg) {
+    struct service service = *(struct service *)arg;
+    free(arg);
     for (;;) {
-        long fd = accept((long)arg, NULL, NULL);
+        long fd = accept(service.listener, NULL, NULL);
         pthread_t thread;
         if (fd < 0) return NULL;
-        pthread_create(&thread, NULL, swallow, (void *)fd);
+        pthread_create(&thread, NULL, service.each, (void *)fd);
         pthread_detach(thread);
     }
+}
+
+static void start_serving(int listener, void *(*each)(void *)) {
+    struct service *service = malloc(sizeof *service);
+    pthread_t thread;
+    *service = (struct service){listener, each};
+    pthread_create(&thread, NULL, serve, service);
+}
+
+/* A conversation over a connection to an `echo`, in a thread of its own. */
+struct talk {
+    pthread_t thread;
+    int fd, is_over, error;
+    long bytes;
+};
+
+static void *converse(void *arg) {
+    static __thread char said[1 << 15], back[1 << 15];
+    struct talk *talk = arg;
+    for (unsigned turn = 1; !__atomic_load_n(&talk->is_over, __ATOMIC_ACQUIRE); turn++) {
+        ssize_t len = 1 + turn * 7919 % sizeof said, sent = 0, got = 0, more;
+        for (ssize_t i = 0; i < len; i++) said[i] = (char)((turn * 2654435761u + i * 40503u) >> 7);
+        for (; sent < len; sent += more)
+            if ((more = write(talk->fd, said + sent, len - sent)) <= 0) goto failed;
+        for (; got < len; got += more)
+            if ((more = read(talk->fd, back + got, len - got)) <= 0) goto failed;
+        if (memcmp(said, back, len)) {
+            talk->error = EBADMSG;
+            return NULL;
+        }
+        __atomic_fetch_add(&talk->bytes, len, __ATOMIC_RELAXED);
+    }
+    return NULL;
+failed:
+    talk->error = errno ? errno : EPIPE;
+    return NULL;
 }
 
 /* Connections that a transparent proxy has seen, with original destination and peer of the last one. */
@@ -139,19 +196,10 @@ static void *pass(void *arg) {
     return NULL;
 }
 
-static void *proxy(void *arg) {
-    for (;;) {
-        long fd = accept((long)arg, NULL, NULL);
-        pthread_t thread;
-        if (fd < 0) return NULL;
-        pthread_create(&thread, NULL, pass, (void *)fd);
-        pthread_detach(thread);
-    }
-}
-
 int main(void) {
     static char line[256], bytes[1 << 16];
     static int held[64];
+    static struct talk talks[64];
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IONBF, 0);
     while (fgets(line, sizeof line, stdin)) {
@@ -168,14 +216,13 @@ int main(void) {
                 continue;
             }
             printf("ok \n");
-            pthread_t thread;
-            pthread_create(&thread, NULL, serve, (void *)(long)listener);
+            start_serving(listener, swallow);
         } else if (sscanf(line, "connect %d %63s %d", &name, ip, &port) == 3) {
             int fd = dial(ip, port);
             if (fd < 0) printf("error %d connect\n", -fd);
             else if (errno = 0, read(fd, bytes, 1) != 1) printf("error %d nobody\n", errno);
             else held[name] = fd, printf("ok \n");
-        } else if (sscanf(line, "hear6 %d", &port) == 1) {
+        } else if (sscanf(line, "hear6 %d", &port) == 1 || sscanf(line, "echo6 %d", &port) == 1) {
             struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
             listener = socket(AF_INET6, SOCK_STREAM, 0);
             if (bind(listener, (struct sockaddr *)&any, sizeof any) || listen(listener, 64)) {
@@ -183,15 +230,13 @@ int main(void) {
                 continue;
             }
             printf("ok \n");
-            pthread_t thread;
-            pthread_create(&thread, NULL, serve, (void *)(long)listener);
+            start_serving(listener, line[0] == 'e' ? echo : swallow);
         } else if (sscanf(line, "proxy %d", &port) == 1) {
             /* On two sockets, as in programs that want plain IPv4 addresses. */
             for (int is6 = 0; is6 < 2; is6++) {
                 struct sockaddr_in four = at("0.0.0.0", port);
                 struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
                 int on = 1;
-                pthread_t thread;
                 listener = socket(is6 ? AF_INET6 : AF_INET, SOCK_STREAM, 0);
                 setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
                 if (is6) setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
@@ -199,7 +244,7 @@ int main(void) {
                     printf("error %d listen\n", errno);
                     continue;
                 }
-                pthread_create(&thread, NULL, proxy, (void *)(long)listener);
+                start_serving(listener, pass);
             }
             printf("ok \n");
         } else if (strcmp(line, "seen\n") == 0) {
@@ -228,6 +273,18 @@ int main(void) {
         } else if (sscanf(line, "close %d", &name) == 1) {
             close(held[name]);
             printf("ok \n");
+        } else if (sscanf(line, "talk %d", &name) == 1) {
+            /* Begins a conversation; `talked` tells its bytes so far, `hush` ends it and tells them. */
+            talks[name] = (struct talk){.fd = held[name]};
+            pthread_create(&talks[name].thread, NULL, converse, &talks[name]);
+            printf("ok \n");
+        } else if (sscanf(line, "talked %d", &name) == 1) {
+            printf("ok %ld\n", __atomic_load_n(&talks[name].bytes, __ATOMIC_RELAXED));
+        } else if (sscanf(line, "hush %d", &name) == 1) {
+            __atomic_store_n(&talks[name].is_over, 1, __ATOMIC_RELEASE);
+            pthread_join(talks[name].thread, NULL);
+            if (talks[name].error) printf("error %d talk\n", talks[name].error);
+            else printf("ok %ld\n", talks[name].bytes);
         } else if (sscanf(line, "times %63s %d %lf", ip, &port, &arg) == 3) {
             /* Microseconds of the median connect. */
             static double took[4096];

@@ -169,6 +169,47 @@ fn streams_and_counts_go_on_when_drivers_take_over() {
     assert_eq!((counts.connections_made, counts.bytes_sent), (1, bytes));
 }
 
+/// A client keeps its backend, and connections are counted for the next choice, when other drivers take over.
+#[test]
+fn affinity_and_least_connections_are_the_next_drivers() {
+    let Some(mut stage) = stage() else { return };
+    let ports = [7471, 7472, 7473];
+    let _server = stage.serve(Way::Library("short"), &ports);
+    let mut native = stage.0.start("b", Way::Native);
+    let mut fixed = stage.0.start("b", Way::Static);
+    let open = |stage: &Stage| -> Vec<u64> {
+        stage.service().backends.iter().map(|backend| backend.counts.connections_open).collect()
+    };
+    stage.apply(&service(&ports, "affinity_seconds = 3600"));
+    for (names, way) in [(0..3, Way::Native), (3..6, Way::Static), (6..9, Way::Native)] {
+        for name in names {
+            let client = if way == Way::Native { &mut native } else { &mut fixed };
+            assert_eq!(connect(client, way, name), 0, "{way:?}");
+            stage.0.driver.take_over().unwrap();
+        }
+    }
+    // One client has one backend, over both planes and all drivers.
+    let mut made = stage.made();
+    made.sort_unstable();
+    assert_eq!(made, [0, 0, 9]);
+    // On the fabric alone.
+    let ports = [7474, 7475, 7476];
+    let mut server = stage.0.start("a", Way::Native);
+    for port in ports {
+        server.ok(&format!("listen l{port} 10.77.0.1:{port} 16"));
+    }
+    stage.apply(&service(&ports, "balance = \"least_connections\""));
+    for name in 9..15 {
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+    }
+    assert_eq!(open(&stage), [2, 2, 2]);
+    for name in 15..21 {
+        stage.0.driver.take_over().unwrap();
+        assert_eq!(connect(&mut native, Way::Native, name), 0);
+    }
+    assert_eq!(open(&stage), [4, 4, 4]);
+}
+
 #[test]
 fn fewest_connections_affinity_drain_and_changes() {
     let Some(stage) = stage() else { return };

@@ -266,3 +266,83 @@ fn a_policy_changes_under_open_connections() {
         assert_eq!(connect(client, *way, 6, "10.77.0.3", 15001), libc::EACCES, "{way:?}");
     }
 }
+
+/// Bytes of a native client's turn.
+const TURN_BYTES: u64 = 30_000;
+
+/// Waits until a conversation has gone on.
+fn wait_talk(client: &mut Puppet, name: u32) {
+    let talked = |client: &mut Puppet| client.ok(&format!("talked {name}")).parse::<u64>().unwrap();
+    let (before, end) = (talked(client), Instant::now() + Duration::from_secs(20));
+    while talked(client) == before {
+        assert!(Instant::now() < end, "conversation {name} stands still");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Connections through a proxy, counts and what is done without a proxy are the next drivers'.
+#[test]
+fn proxies_go_on_when_drivers_take_over() {
+    let Some(mut stage) = stage() else { return };
+    let mut server = stage.0.start("a", Way::Library("short"));
+    server.ok("echo6 7541");
+    for (proxied, on_failure, errno) in [("all", "close", libc::ECONNREFUSED), ("short", "bypass", 0)] {
+        let mut proxy = stage.proxy("p", Way::Library(proxied));
+        stage.apply(&via(&[3], &format!("on_failure = \"{on_failure}\"")));
+        stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);
+        let mut clients = UNMODIFIED.map(|way| (way, stage.0.start("b", way)));
+        for (way, client) in &mut clients {
+            assert_eq!(connect(client, *way, 1, SERVER, 7541), 0, "{way:?} by {proxied}");
+            client.ok("talk 1");
+        }
+        let mut native = stage.0.start("b", Way::Native);
+        assert_eq!(connect(&mut native, Way::Native, 1, SERVER, 7541), 0, "by {proxied}");
+        // The greeting.
+        assert_eq!(native.ok("end c1"), "1");
+        wait_seen(&mut proxy, 4);
+        let counted = |stage: &Stage| {
+            let sidecar = stage.sidecar();
+            let made = [&sidecar.counts, &sidecar.proxies[0].counts].map(|counts| counts.connections_made);
+            (made, stage.0.driver.policy().rules[0].hits)
+        };
+        let before = counted(&stage);
+        assert!(before.0.iter().all(|&made| made >= 4) && before.1 >= 4, "{before:?}");
+        for turn in 0..2 {
+            // Bytes are on their way meanwhile.
+            let from = turn * TURN_BYTES;
+            native.ok(&format!("send c1 5 {from} {TURN_BYTES} 7000"));
+            stage.0.driver.take_over().unwrap();
+            assert_eq!(counted(&stage), before, "by {proxied}");
+            native.ok(&format!("recv c1 5 {from} {TURN_BYTES}"));
+            clients.iter_mut().for_each(|(_, client)| wait_talk(client, 1));
+        }
+        // A new connection passes the proxy at once.
+        for (number, (way, client)) in (5u32..).zip(&mut clients) {
+            assert_eq!(connect(client, *way, 2, SERVER, 7541), 0, "{way:?} by {proxied}");
+            assert_eq!(wait_seen(&mut proxy, number).0, format!("{SERVER} 7541"), "{way:?} by {proxied}");
+        }
+        assert_eq!(connect(&mut native, Way::Native, 2, SERVER, 7541), 0, "by {proxied}");
+        wait_seen(&mut proxy, 8);
+        let (made, hits) = before;
+        let now = counted(&stage);
+        assert_eq!(now.0, made.map(|made| made + 4), "by {proxied}");
+        assert!(now.1 >= hits + 4, "by {proxied}: {hits}, {}", now.1);
+        for (way, client) in &mut clients {
+            assert!(client.ok("hush 1").parse::<u64>().unwrap() > 0, "{way:?} by {proxied}");
+        }
+        // The proxy dies.
+        let (refused, bypassed) =
+            (stage.sidecar().counts.connections_failed, stage.sidecar().connections_bypassed);
+        drop(proxy);
+        stage.wait_for("the proxy is down", |sidecar| !sidecar.proxies[0].on_kernel);
+        for (way, client) in &mut clients {
+            wait_end(client, 1);
+            assert_eq!(connect(client, *way, 3, SERVER, 7541), errno, "{way:?}, {on_failure}");
+        }
+        assert_eq!(connect(&mut native, Way::Native, 3, SERVER, 7541), errno, "{on_failure}");
+        let sidecar = stage.sidecar();
+        let (refused, bypassed) =
+            (sidecar.counts.connections_failed - refused, sidecar.connections_bypassed - bypassed);
+        assert_eq!((refused >= 4, bypassed >= 4), (errno != 0, errno == 0), "{sidecar:?}");
+    }
+}
