@@ -120,6 +120,34 @@ pub struct Account {
     pub messages_received: u64,
 }
 
+impl Account {
+    /// Returns all counts.
+    pub(crate) fn counts(&self) -> [u64; 9] {
+        let Self {
+            connections_open,
+            connections_made,
+            connections_accepted,
+            connections_denied,
+            connections_over_quota,
+            bytes_sent,
+            bytes_received,
+            messages_sent,
+            messages_received,
+        } = *self;
+        [
+            connections_open,
+            connections_made,
+            connections_accepted,
+            connections_denied,
+            connections_over_quota,
+            bytes_sent,
+            bytes_received,
+            messages_sent,
+            messages_received,
+        ]
+    }
+}
+
 /// A rule.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RuleReport {

@@ -26,6 +26,9 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
+/// Most of any count that another driver gives: additions to it do not overflow.
+const COUNT_MAX: u64 = 1 << 62;
+
 /// Most tenants that a driver keeps accounts of. `pd run` is refused further ones.
 const TENANTS_MAX: usize = 4096;
 
@@ -218,13 +221,17 @@ impl Tenants {
     /// Returns the numbers of its tenants.
     ///
     /// # Errors
-    /// Too many tenants.
+    /// Too many tenants, or counts beyond any that a driver reaches.
     pub fn resume(
         &mut self,
         accounts: Vec<(String, Account)>,
         hits: Vec<u64>,
         applies: bool,
     ) -> Result<Vec<TenantId>, String> {
+        let counts = accounts.iter().flat_map(|(_, account)| account.counts());
+        if let Some(count) = counts.chain(hits.iter().copied()).find(|&count| count > COUNT_MAX) {
+            return Err(format!("a count of {count} is beyond any that a driver reaches"));
+        }
         let mut ids = Vec::with_capacity(accounts.len());
         for (name, account) in accounts {
             let id = self.enroll(&name)?;
