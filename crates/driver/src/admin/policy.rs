@@ -123,27 +123,16 @@ pub struct Account {
 impl Account {
     /// Returns all counts.
     pub(crate) fn counts(&self) -> [u64; 9] {
-        let Self {
-            connections_open,
-            connections_made,
-            connections_accepted,
-            connections_denied,
-            connections_over_quota,
-            bytes_sent,
-            bytes_received,
-            messages_sent,
-            messages_received,
-        } = *self;
         [
-            connections_open,
-            connections_made,
-            connections_accepted,
-            connections_denied,
-            connections_over_quota,
-            bytes_sent,
-            bytes_received,
-            messages_sent,
-            messages_received,
+            self.connections_open,
+            self.connections_made,
+            self.connections_accepted,
+            self.connections_denied,
+            self.connections_over_quota,
+            self.bytes_sent,
+            self.bytes_received,
+            self.messages_sent,
+            self.messages_received,
         ]
     }
 }
