@@ -552,11 +552,11 @@ struct Lending {
     own: Arc<Words>,
     place: UnsafeCell<u64>,
     sent: AtomicU64,
-    /// What the receiver has given back.
+    /// Position up to which the receiver has given back.
     given: AtomicU64,
     left: AtomicU32,
     left_at: AtomicU64,
-    /// What the agent says is free, and what it wakes the sender by.
+    /// Position up to which the agent says that the ring is free, and its wake-up of the sender.
     free: AtomicU64,
     woken: Edge,
 }

@@ -46,7 +46,7 @@ fn a_mirror_has_all_frames_of_its_port_and_holds_up_none() {
     for (name, of) in [("none", "nowhere"), ("none", "eye"), ("eye", "up")] {
         assert!(stand.add(name, mirror(of), "").is_err(), "{name} of {of}");
     }
-    // Nobody sees another's frames without a binding of the policy.
+    // A binding of the policy is needed to see another's frames.
     assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
     stand.driver.apply("[[bind]]");
     assert_eq!(stand.open(Direction::Receive, "eye", Flow::default()).map(drop).unwrap_err(), libc::EACCES);
