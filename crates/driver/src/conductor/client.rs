@@ -143,6 +143,14 @@ impl Client {
         self.memory.as_ref()
     }
 
+    /// Adds to `all` what its counts of connections on the kernel have grown by.
+    pub fn report_kernel_counts(&mut self, all: &mut Counts) {
+        // The control region is not sealed before the client has a channel.
+        if let Some(memory) = self.memory.as_ref().filter(|_| self.channels > 0) {
+            all.take(&mut self.kernel, memory);
+        }
+    }
+
     /// Ends the arrival of a client that has its memory.
     pub fn attach(&mut self) {
         debug_assert!(self.phase == Phase::Arriving && self.memory.is_some());

@@ -21,7 +21,7 @@ pub struct Counts([u64; KERNEL_REASONS]);
 
 impl Counts {
     /// Adds the growth of a client's counts since `said`. A count that goes back adds nothing.
-    fn take(&mut self, said: &mut Self, memory: &ClientMemory) {
+    pub fn take(&mut self, said: &mut Self, memory: &ClientMemory) {
         for (index, (total, said)) in self.0.iter_mut().zip(&mut said.0).enumerate() {
             let now = u64::from(memory.kernel_count(index)).max(*said);
             *total += now - *said;
@@ -80,10 +80,7 @@ impl Conductor {
     /// Takes the counts that a client reports by now.
     pub(super) fn take_kernel_counts(&mut self, id: ClientId) {
         let Some(client) = self.clients.get_mut(id) else { return };
-        // The control region is not sealed before the client has a channel.
-        if let Some(memory) = client.memory().cloned().filter(|_| client.channels > 0) {
-            self.kernel.counts.take(&mut client.kernel, &memory);
-        }
+        client.report_kernel_counts(&mut self.kernel.counts);
     }
 
     pub(super) fn take_all_kernel_counts(&mut self) {

@@ -597,9 +597,7 @@ impl Entry {
             holdings,
         }
     }
-}
 
-impl Entry {
     /// Returns the account with what connections on the kernel have added to it, but for those that are open.
     fn account_with(&self, on_kernel: Option<&TenantWords>) -> Account {
         let mut account = self.account;
