@@ -4,7 +4,7 @@ use crate::ids::{MoverId, Side};
 use rustix::event::{eventfd, EventfdFlags};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Lanes of a mirror. Movers beyond share them.
@@ -13,7 +13,7 @@ pub(super) const LANES: usize = 8;
 pub const LANE_BYTES: usize = 1 << 20;
 /// Records of a lane.
 const LANE_RECORDS: usize = 8192;
-/// Times that a mover tries a lane before its bytes are lost. The agent holds a lane for the time of an exchange of pointers.
+/// Times that a mover tries a lane before its bytes are lost: another mover may have it.
 const TRIES_MAX: usize = 256;
 
 /// Event of a connection.
@@ -68,10 +68,39 @@ impl Lane {
     }
 }
 
+/// A lane that movers fill, and one that the agent empties. An agent that loses its core while it holds the second one holds up no mover.
+#[derive(Debug)]
+struct Pair {
+    lanes: [Mutex<Lane>; 2],
+    /// Index of the lane that movers fill.
+    filled: AtomicUsize,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self { lanes: std::array::from_fn(|_| Mutex::new(Lane::new())), filled: AtomicUsize::new(0) }
+    }
+
+    /// Returns the lane for a mover, unless another mover has it, or the agent takes it at this moment.
+    fn try_fill(&self) -> Option<MutexGuard<'_, Lane>> {
+        let at = self.filled.load(Ordering::Relaxed);
+        let lane = self.lanes[at].try_lock().ok()?;
+        // The agent stores the index before it locks: a lane that it has emptied is not the one of the index any more.
+        (self.filled.load(Ordering::Relaxed) == at).then_some(lane)
+    }
+
+    /// Has movers fill the other lane, and returns this one, once a mover that fills it has ended. The other one is empty.
+    fn turn(&self) -> MutexGuard<'_, Lane> {
+        let at = self.filled.load(Ordering::Relaxed);
+        self.filled.store(1 - at, Ordering::Relaxed);
+        lock(&self.lanes[at])
+    }
+}
+
 /// The copies of a mirror that the agent has not taken yet.
 #[derive(Debug)]
 pub struct Copies {
-    lanes: [Mutex<Lane>; LANES],
+    lanes: [Pair; LANES],
     /// Number of the next record, taken while its lane is held.
     next_number: AtomicU64,
     /// Set when a lane has records.
@@ -91,7 +120,7 @@ impl Copies {
     /// Errors of `eventfd`.
     pub fn new() -> rustix::io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            lanes: std::array::from_fn(|_| Mutex::new(Lane::new())),
+            lanes: std::array::from_fn(|_| Pair::new()),
             next_number: AtomicU64::new(0),
             is_filled: AtomicBool::new(false),
             is_watched: AtomicBool::new(false),
@@ -118,7 +147,7 @@ impl Copies {
         let wanted: usize = pieces.iter().map(ExactSizeIterator::len).sum();
         let lane = &self.lanes[mover.index() % LANES];
         let Some(mut lane) = (0..TRIES_MAX).find_map(|_| {
-            let free = lane.try_lock().ok();
+            let free = lane.try_fill();
             if free.is_none() {
                 std::hint::spin_loop();
             }
@@ -191,10 +220,7 @@ impl Copies {
                 continue;
             }
             taken.clear();
-            let mut lane = lock(lane);
-            if !lane.records.is_empty() {
-                std::mem::swap(&mut *lane, taken);
-            }
+            std::mem::swap(&mut *lane.turn(), taken);
         }
         Some(end)
     }
@@ -226,7 +252,26 @@ pub(super) mod tests {
 
     /// Holds a mover's lane.
     pub fn hold(copies: &Copies, mover: usize) -> MutexGuard<'_, Lane> {
-        lock(&copies.lanes[mover % LANES])
+        copies.lanes[mover % LANES].try_fill().expect("a lane that nobody has")
+    }
+
+    #[test]
+    fn an_agent_that_holds_its_lane_holds_up_no_mover() {
+        let copies = Copies::new().unwrap();
+        copies.set_watched(true);
+        let subject = Subject::new(["10.0.0.1:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()]);
+        let put = || {
+            let of = (&subject, Side::Connecting, Kind::Bytes);
+            copies.put(MoverId::new(0), of, [0; 2], [0..1, 0..0], |to, piece| to.extend(piece.map(|_| 7)))
+        };
+        let held = copies.lanes[0].turn();
+        assert_eq!((put(), copies.frames_lost()), (1, 0));
+        drop(held);
+        let mut taken = Copies::empty_lanes();
+        assert_eq!((copies.take(&mut taken), taken[0].records.len()), (Some(1), 1));
+        assert_eq!((put(), copies.frames_lost()), (1, 0));
+        taken[0].done = 1;
+        assert_eq!((copies.take(&mut taken), taken[0].records.len()), (Some(2), 1));
     }
 
     #[test]
