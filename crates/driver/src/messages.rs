@@ -10,7 +10,7 @@ use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile, Replies};
 use crate::refusal::Refusal;
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::ENDED;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
 use pd_shm::Mapping;
@@ -73,6 +73,8 @@ pub struct NewFlow {
     pub id: FlowId,
     /// Tenant whose rates bind the flow.
     pub tenant: TenantId,
+    /// Set for a twin, whose ends may go to other clients.
+    pub lasts: bool,
     /// Socket whose sends the flow carries.
     pub source: Endpoint,
     /// Socket that receives them.
@@ -177,19 +179,20 @@ pub struct Parted {
     pub leave: Option<Leave>,
     /// Of the source: bytes of the former socket's ring that count.
     pub ring_end: Option<u64>,
-    /// The peer has left for the kernel.
-    pub elsewhere: bool,
+    /// End of the peer's part of the connection, or 0: `ELSEWHERE` of a peer that has left for the kernel, and an errno of a connection
+    /// that was cut, whatever its peer has done before.
+    pub peers_end: u32,
     /// Of the source: the other end is unclaimed, so that no flow brings the former owner bytes that could tell it.
     pub unclaimed: bool,
 }
 
 impl Parted {
-    /// Returns the end of the peer's stream, if it has ended.
-    pub fn peers_end(&self) -> u32 {
-        if self.elsewhere {
-            ELSEWHERE
-        } else {
+    /// Returns the end for a client that takes an end of a flow which is over.
+    pub fn end_of_over(&self) -> u32 {
+        if self.peers_end == 0 {
             ENDED
+        } else {
+            self.peers_end
         }
     }
 }
@@ -262,8 +265,6 @@ pub enum ToMover {
     /// with the position of the last byte that is still delivered. `source`: the socket that learns it if its client has shut the
     /// flow down.
     Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, asker: Asking, event: Event },
-    /// Puts a twin's flow on the direct path: its bytes go by rings of the two clients as long as its ends stay where they are.
-    GoDirect { flow: FlowId },
     /// The flow's bytes go to another client's socket from now on, unread ones first.
     Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.

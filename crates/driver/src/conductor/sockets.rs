@@ -260,7 +260,7 @@ impl Conductor {
         let movers = [source.mover, destination.mover];
         let flow = |side: Side, source: Endpoint, destination: Endpoint, send_ring_bytes| {
             let (id, tenant) = (index.flow(side), tenants[side]);
-            NewFlow { id, tenant, source, destination, send_ring_bytes, serial }
+            NewFlow { id, tenant, lasts: false, source, destination, send_ring_bytes, serial }
         };
         let send_ring_bytes = call.send_ring_bytes;
         self.add_flow(flow(Side::Connecting, source.clone(), destination.clone(), send_ring_bytes));

@@ -582,7 +582,8 @@ impl Conductor {
         let id: FlowId = flow.id;
         let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));
         let connection = self.connection(id.connection()).ok_or_else(|| wrong("of no connection"))?;
-        let (serial, tenant) = (connection.serial, connection.tenants[id.side()]);
+        let (serial, tenant, lasts) =
+            (connection.serial, connection.tenants[id.side()], connection.twin.is_some());
         let sides = [id.side(), id.side().other()].map(|side| connection.owner(side));
         let mut ends = Vec::with_capacity(2);
         for (end, owner) in flow.ends.into_iter().zip(sides) {
@@ -606,7 +607,7 @@ impl Conductor {
         let ring = ring.filter(|_| ends[1].client != ClientId::NOBODY);
         let ring =
             ring.map(|ring| self.take_receive_ring(ends[1].client, ring).ok_or_else(|| wrong("its ring")));
-        Ok(KnownFlow { tenant, ends, ring: ring.transpose()?, serial })
+        Ok(KnownFlow { tenant, lasts, ends, ring: ring.transpose()?, serial })
     }
 
     fn twins_nobody(&self) -> Endpoint {

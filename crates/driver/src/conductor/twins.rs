@@ -351,7 +351,7 @@ impl Conductor {
         if let Some(source) = self.endpoint(id, slot) {
             let destination = self.twins.nobody(mover);
             let (id, tenant, serial) = (index.flow(Side::Connecting), tenants[0], self.serial);
-            self.add_flow(NewFlow { id, tenant, source, destination, send_ring_bytes, serial });
+            self.add_flow(NewFlow { id, tenant, lasts: true, source, destination, send_ring_bytes, serial });
         }
         self.show(index, Side::Connecting);
         self.twins.unclaimed.entry(key).or_default().push(index);
@@ -414,7 +414,15 @@ impl Conductor {
         self.movers
             .send(movers[0], ToMover::Retarget { flow: there, destination: endpoint.clone(), parted: None });
         let (source, destination) = (endpoint, other);
-        self.add_flow(NewFlow { id: back, tenant, source, destination, send_ring_bytes, serial });
+        self.add_flow(NewFlow {
+            id: back,
+            tenant,
+            lasts: true,
+            source,
+            destination,
+            send_ring_bytes,
+            serial,
+        });
         self.show(index, Side::Accepting);
         if let Some(send_end) = send_end {
             self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });

@@ -127,11 +127,6 @@ impl Mover {
             ToMover::Elsewhere { flow, ref source, asker, event } => {
                 self.say_elsewhere(flow, source.as_deref(), asker, event);
             }
-            ToMover::GoDirect { flow } => {
-                if let Some(flow) = self.flows.get(flow) {
-                    flow.lasts = true;
-                }
-            }
             ToMover::Retarget { flow, ref destination, ref mut parted } => {
                 self.retarget(flow, destination.clone(), parted.take());
             }

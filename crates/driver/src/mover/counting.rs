@@ -108,6 +108,7 @@ mod tests {
         NewFlow {
             id: FlowId::new(id),
             tenant: TenantId::default(),
+            lasts: false,
             source: end(source),
             destination: end(destination),
             send_ring_bytes: 1 << 20,

@@ -38,8 +38,8 @@ pub struct Flow {
     pub id: FlowId,
     /// Tenant whose rates it keeps to.
     pub tenant: TenantId,
-    /// Set for a twin on the direct path. The flow stays as long as its destination, which may go to another client. Bytes in a ring of the
-    /// source are to be read, too.
+    /// Set for a twin. The flow stays as long as its destination, which may go to another client. That one learns of the same end, and bytes
+    /// in a ring of the source are to be read, too.
     pub lasts: bool,
 
     source: Source,
@@ -104,11 +104,11 @@ pub struct Moved {
 
 impl Flow {
     pub fn new(new: NewFlow) -> Self {
-        let NewFlow { id, tenant, source, destination, send_ring_bytes, serial: _ } = new;
+        let NewFlow { id, tenant, source, destination, lasts, send_ring_bytes, serial: _ } = new;
         Self {
             id,
             tenant,
-            lasts: false,
+            lasts,
             source: Source::new(source, send_ring_bytes),
             sink: Sink::new(destination),
             pending: 0,

@@ -68,7 +68,7 @@ impl Mover {
     pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Option<Box<Parted>>) {
         let is_move = parted.is_some();
         let parted = parted.map_or_else(Parted::default, |parted| *parted);
-        let end = parted.peers_end();
+        let end = parted.end_of_over();
         let Parted { former, former_end, left, remainder, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             // The flow is over, and its last receiver has read all.
@@ -166,7 +166,7 @@ impl Mover {
             migration.fix_end(parted.ring_end);
         }
         self.read_on(id, true);
-        let end = parted.peers_end();
+        let end = parted.end_of_over();
         let stale = Errno::STALE.raw_os_error() as u16;
         let Some(flow) = self.flows.get(id) else {
             if let Some(end) = &parted.former_end {
@@ -181,7 +181,7 @@ impl Mover {
             return;
         };
         let former = flow.last_sender().clone();
-        if parted.elsewhere {
+        if parted.peers_end == ELSEWHERE {
             // The former one has learnt the same, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }

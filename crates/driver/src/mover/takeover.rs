@@ -73,6 +73,8 @@ pub struct Known {
 #[derive(Debug)]
 pub struct KnownFlow {
     pub tenant: TenantId,
+    /// Set for a twin's.
+    pub lasts: bool,
     /// Source and destination.
     pub ends: [Endpoint; 2],
     pub ring: Option<Ring>,
@@ -216,7 +218,7 @@ impl Mover {
         files: &[Arc<OpenFile>],
     ) -> Result<(), Wrong> {
         let FlowState { id, ends: _, tenant: _, send_ring_bytes, moving } = state;
-        let KnownFlow { tenant, ends, ring, serial } = known;
+        let KnownFlow { tenant, lasts, ends, ring, serial } = known;
         if !matches!(self.flows.place(id), Place::Free) {
             return Err(Wrong::of(format!("flow {id} is there twice")));
         }
@@ -224,7 +226,15 @@ impl Mover {
         counting::open_clients(&self.metrics, self.outbox.own(), [&ends[0], &ends[1]]);
         let Some(moving) = moving else {
             let [source, destination] = ends;
-            self.flows.add(Box::new(NewFlow { id, tenant, source, destination, send_ring_bytes, serial }));
+            self.flows.add(Box::new(NewFlow {
+                id,
+                tenant,
+                lasts,
+                source,
+                destination,
+                send_ring_bytes,
+                serial,
+            }));
             return Ok(());
         };
         let (client, has_ring, now) = (ends[0].client, ring.is_some(), self.clock.now());
@@ -235,7 +245,7 @@ impl Mover {
             end.map(|_| map.address(offset as usize, len as usize).as_ptr() as u64)
         };
         let file = |place: u32| files.get(place as usize).cloned();
-        let mut flow = Flow::resume((id, tenant), ends, ring, *moving, now, (address, file))?;
+        let mut flow = Flow::resume((id, tenant, lasts), ends, ring, *moving, now, (address, file))?;
         if has_ring {
             let payer = self.clients.payer(client);
             flow.set_ring_payer(payer);

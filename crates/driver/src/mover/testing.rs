@@ -17,6 +17,14 @@ impl Mover {
         self.doorbells.pretend_slept(times);
     }
 
+    /// Makes a flow a twin's.
+    #[cfg(test)]
+    pub fn make_last(&mut self, flow: crate::ids::FlowId) {
+        if let Some(flow) = self.flows.get(flow) {
+            flow.lasts = true;
+        }
+    }
+
     /// Tells whether it serves the flow.
     pub fn holds(&mut self, flow: crate::ids::FlowId) -> bool {
         !matches!(self.flows.place(flow), super::flows::Place::Free)

@@ -43,3 +43,27 @@ fn the_line_of_another_socket_is_left_alone() {
     let source = Endpoint { generation: GENERATION - 1, ..endpoint(&world, B, SECOND) };
     assert_ne!(after_leaving(&mut world, Some(source)), ELSEWHERE);
 }
+
+/// The end goes to another client after the connection was cut, and after its stream has ended in order.
+#[test]
+fn an_heir_of_an_end_learns_of_the_same_end() {
+    let reset = Errno::CONNRESET.raw_os_error() as u32;
+    let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
+    let endings = [
+        (ToMover::Abort { flow: A_TO_B, send_end: reset, recv_end: Some(reset) }, reset),
+        (ToMover::Finish { flow: A_TO_B, finish: Finish { end: reset, ..finish } }, reset),
+        (ToMover::Finish { flow: A_TO_B, finish }, ENDED),
+    ];
+    for (ending, end) in endings {
+        let mut world = World::new("cpu");
+        world.open(C, SECOND);
+        world.mover.make_last(A_TO_B);
+        world.inbox.send(ending);
+        world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
+        world.pass(Duration::from_millis(200));
+        let destination = endpoint(&world, C, SECOND);
+        world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted: Some(Box::default()) });
+        world.rest();
+        assert_eq!(world.parties[C.index()].status_u32(SECOND, socket_status::RECV_END), end);
+    }
+}

@@ -101,7 +101,6 @@ impl Inboxes {
             | Finish { flow, .. }
             | Abort { flow, .. }
             | Elsewhere { flow, .. }
-            | GoDirect { flow }
             | Retarget { flow, .. }
             | HandOver { flow, .. }
             | Leave { flow, .. }

@@ -40,7 +40,7 @@ impl Moved {
         let remainder = Some(ring.remainder(read, false, None).expect("a mapping"));
         let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
         let destination = endpoint(&world, C, SLOT);
-        world.inbox.send(ToMover::GoDirect { flow: A_TO_B });
+        world.mover.make_last(A_TO_B);
         if let Some(end) = end {
             let finish = Finish { end, late_errno: 0, deadline: None, source_gone: false };
             world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
@@ -198,7 +198,7 @@ fn a_receiver_that_came_before_the_rings_reads_them_itself() {
     world.open(C, SLOT);
     let destination = endpoint(&world, C, SLOT);
     world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted: Some(Box::default()) });
-    world.inbox.send(ToMover::GoDirect { flow: A_TO_B });
+    world.mover.make_last(A_TO_B);
     world.rest();
     let mut moved = Moved { world, ..Moved::new(0, 0) };
     moved.say_left(LEFT_SENDING);

@@ -181,6 +181,7 @@ impl World {
             self.inbox.send(ToMover::AddFlow(Some(Box::new(NewFlow {
                 id: flow,
                 tenant: TenantId::default(),
+                lasts: false,
                 source: endpoint(source),
                 destination: endpoint(destination),
                 send_ring_bytes: SEND_RING_BYTES,

@@ -16,7 +16,7 @@
 use super::Direct;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot, TenantId};
-use crate::messages::{Gone, ToMover};
+use crate::messages::Gone;
 use crate::metrics::Metrics;
 use crate::policy::Path;
 use pd_abi::layout::path;
@@ -97,12 +97,6 @@ impl Conductor {
         let direct = Box::new(self.open_direct(sides, plan, undrained));
         let Some(connection) = self.connections.get_mut(index) else { return };
         connection.direct = Some(direct);
-        if connection.twin.is_some() {
-            for side in Side::BOTH {
-                let flow = index.flow(side);
-                self.movers.send(connection.movers[side], ToMover::GoDirect { flow });
-            }
-        }
     }
 
     /// Puts all open connections on the paths that policy and sockets ask for by now.

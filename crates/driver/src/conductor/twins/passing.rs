@@ -10,6 +10,7 @@ use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::memory::RingEnds;
 use crate::messages::{Endpoint, Former, Parted, ToMover};
 use crate::wanted::Wanted;
+use pd_abi::layout::ELSEWHERE;
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
 use rustix::io::Errno;
 
@@ -139,7 +140,12 @@ impl Conductor {
         let owned = connection.set_owner(side, owner);
         let movers = connection.movers;
         let claimed = connection.twin.as_ref().is_none_or(|twin| twin.is_claimed());
-        let elsewhere = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
+        let is_aside = connection.twin.as_ref().is_some_and(|twin| twin.is_aside(side.other()));
+        let peers_end = match is_aside {
+            _ if connection.is_cut() => Errno::CONNRESET.raw_os_error() as u32,
+            true => ELSEWHERE,
+            false => 0,
+        };
         let former_end = owned.and_then(|(client, slot)| self.endpoint(client, slot));
         let former = owned.and_then(|(client, slot)| {
             let state = self.client_mut(client)?;
@@ -161,7 +167,7 @@ impl Conductor {
                         former_end: former_end.clone(),
                         left,
                         remainder,
-                        elsewhere,
+                        peers_end,
                         ..Parted::default()
                     })),
                 },
@@ -179,7 +185,7 @@ impl Conductor {
                     leave,
                     ring_end: ends.map(|ends| ends.sent),
                     unclaimed: !claimed,
-                    elsewhere,
+                    peers_end,
                     ..Parted::default()
                 }),
             },

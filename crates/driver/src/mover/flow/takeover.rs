@@ -35,7 +35,6 @@ pub struct Moving {
     source: SourceState,
     /// State of the destination, with its receive ring.
     pub sink: SinkState,
-    lasts: bool,
     finish: Option<Finishing>,
     aborted: bool,
     ends_told: (u32, u32),
@@ -73,7 +72,6 @@ impl Flow {
         Ok(Moving {
             source: self.source.give(place, file)?,
             sink: self.sink.give()?,
-            lasts: self.lasts,
             finish,
             aborted: self.aborted,
             ends_told: self.ends_told,
@@ -87,7 +85,7 @@ impl Flow {
     /// # Errors
     /// The fault in it.
     pub fn resume(
-        (id, tenant): (FlowId, TenantId),
+        (id, tenant, lasts): (FlowId, TenantId, bool),
         [source, destination]: [Endpoint; 2],
         ring: Option<Ring>,
         state: Moving,
@@ -107,7 +105,7 @@ impl Flow {
         Ok(Self {
             id,
             tenant,
-            lasts: state.lasts,
+            lasts,
             source,
             sink,
             pending: left,
