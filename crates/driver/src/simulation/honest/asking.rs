@@ -32,7 +32,8 @@ impl Honest {
         }
         self.sockets[at].iter().for_each(|socket| self.leave_turns(socket));
         let goes_on = match twin {
-            Some(twin) if twin.is_stale => {
+            // The program's descriptor is the one that it takes the end for.
+            Some(twin) if twin.is_stale || self.takes(twin.inode) => {
                 self.disown(at, twin.inode);
                 true
             }

@@ -10,6 +10,11 @@ impl Honest {
         }
     }
 
+    /// Tells whether the client has asked for an end, and has no answer.
+    pub(in super::super) fn takes(&self, inode: u32) -> bool {
+        self.pending.values().any(|asked| matches!(asked, Asked::Take(taken) if *taken == inode))
+    }
+
     /// Goes on with an end where the client before has left it.
     pub(super) fn taken(&mut self, id: SocketId, channel: usize, inode: u32, aside: bool, book: &mut Book) {
         for socket in self.sockets.iter_mut().flatten() {
