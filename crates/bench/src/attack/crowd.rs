@@ -18,17 +18,17 @@ use super::Scene;
 
 /// Rings of a bulk connection: more than goes through while its threads pause.
 const RING_BYTES: u64 = 4 << 20;
-const BULK_BYTES: usize = 64 << 10;
+pub(super) const BULK_BYTES: usize = 64 << 10;
 /// Messages that a bulk attacker writes in turn, or two for each connection if that is more.
 const WINDOW: usize = 32;
 const TINY_BYTES: usize = 64;
 const HUGE_BYTES: usize = 64 << 20;
 /// Bytes of a file at a time: as many as the driver reads by itself.
-const FILE_BYTES: u64 = 1 << 20;
+pub(super) const FILE_BYTES: u64 = 1 << 20;
 /// Most bytes received of a connection at a time.
-const RECV_BYTES: usize = 64 << 10;
+pub(super) const RECV_BYTES: usize = 64 << 10;
 /// After a look at all connections of which none could go on.
-const PAUSE: Duration = Duration::from_micros(100);
+pub(super) const PAUSE: Duration = Duration::from_micros(100);
 
 /// Both ends of the attacker's connections.
 type Ends = (Vec<Stream>, Vec<Stream>);

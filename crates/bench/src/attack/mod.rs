@@ -5,6 +5,7 @@
 //! Nothing here measures: an attack counts its actions in a [`Tally`].
 
 mod crowd;
+mod kernel;
 mod programs;
 mod rings;
 mod rows;
@@ -129,6 +130,8 @@ pub struct Attack {
     pub connections: usize,
     /// The address of a victim that listens, for [`Kind::DeniedConnects`].
     pub victim: Option<SocketAddr>,
+    /// Traffic goes over kernel TCP.
+    pub kernel: bool,
     /// Smaller numbers of addresses and locks.
     pub quick: bool,
 }

@@ -16,7 +16,7 @@ use pd_abi::{EventKind, Frame, FrameKind, Operation, Request, SocketId};
 use pd_raw::Raw;
 use pd_shm::Pod;
 
-use super::{crowd, programs, rings, Attack, Kind, Scene};
+use super::{crowd, kernel, programs, rings, Attack, Kind, Scene};
 
 /// Linger time of a descriptor that is sent where none is expected.
 const LINGER: Duration = Duration::from_secs(3600);
@@ -93,6 +93,7 @@ pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
         (Kind::Violations, _) => violations(scene),
         (Kind::Addresses, _) => many_addresses(scene),
         (Kind::RecordLocks, Prepared::File(file)) => record_locks(scene, &file),
+        (Kind::Files, Prepared::File(file)) if scene.attack.kernel => kernel::files(scene, &file),
         (Kind::Files, Prepared::File(file)) => crowd::files(scene, &file),
         (Kind::RecordLocks | Kind::Files, Prepared::Nothing) => bail!("there is no file"),
         (Kind::Doorbells, _) => rings::doorbells(scene),
@@ -105,6 +106,7 @@ pub(super) fn attack(scene: &Scene, prepared: Prepared) -> Result<Infallible> {
         (Kind::Twins, _) => programs::twins(scene),
         (Kind::Options, _) => programs::options(scene),
         (Kind::Huge, _) => crowd::huge(scene),
+        (Kind::Bulk, _) if scene.attack.kernel => kernel::bulk(scene),
         (Kind::Bulk, _) => crowd::bulk(scene),
         (Kind::Tiny, _) => crowd::tiny(scene),
     }

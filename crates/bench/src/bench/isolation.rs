@@ -31,7 +31,8 @@ use crate::run::attacker::{left_behind, Attacker};
 use crate::run::interleave::{self, Cell};
 use crate::run::stand::{Memory, Stand};
 
-const SCHEMES: [Scheme; 2] = [Scheme::Pipedevice, Scheme::PipedeviceDirect];
+/// Kernel TCP, for victim and attacker, shows what the machine alone takes.
+const SCHEMES: [Scheme; 3] = [Scheme::Tcp, Scheme::Pipedevice, Scheme::PipedeviceDirect];
 const MESSAGE_BYTES: usize = 64 << 10;
 /// The time for an attack to take effect before the victim is measured.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -79,6 +80,11 @@ impl Case {
 
     const fn weighed(self) -> Case {
         Case { weighs: true, ..self }
+    }
+
+    /// Returns whether the case is one of the scheme. Kernel TCP has those that need no driver.
+    fn is_of(&self, scheme: Scheme) -> bool {
+        scheme != Scheme::Tcp || [Kind::Spin, Kind::Spins, Kind::Files, Kind::Bulk].contains(&self.kind)
     }
 
     /// Returns whether the case is measured with `--quick`. Fewer cases have many connections. A few attacks suffice on the direct
@@ -204,7 +210,8 @@ impl IsolationCell {
     fn attacked(&mut self, stand: &mut Stand<'_>) -> Result<Metrics> {
         let signals = stand.signals;
         let Case { kind, connections, .. } = self.case;
-        let attack = Attack { kind, connections, victim: self.listener, quick: self.quick };
+        let kernel = self.stream.scheme == Scheme::Tcp;
+        let attack = Attack { kind, connections, victim: self.listener, kernel, quick: self.quick };
         let limits = Limits { weight: self.case.weighs.then_some(TENANT_WEIGHT), ..Limits::default() };
         let mut attacker = Attacker::start(attack, stand.dir(), limits, signals)?;
         sleep(SETTLE);
@@ -232,17 +239,19 @@ impl IsolationCell {
             let gbit_per_s = bytes * 8.0 / to_ns.saturating_sub(from_ns).max(1) as f64;
             metrics.insert("attacker_gbit_per_s", gbit_per_s);
             // Two tenants share a mover, and both could use all of it.
-            if self.stream.scheme == Scheme::Pipedevice {
+            if self.stream.scheme != Scheme::PipedeviceDirect {
                 let shares = [metrics["throughput_gbit_per_s"], gbit_per_s];
                 metrics.insert("jain_index", jain_index(&shares));
             }
         }
-        let [clients, descriptors, bytes] = left_behind(stand.driver()?, signals)?;
-        metrics.extend([
-            ("left_behind_clients", clients as f64),
-            ("left_behind_descriptors", descriptors as f64),
-            ("left_behind_bytes", bytes as f64),
-        ]);
+        if !kernel {
+            let [clients, descriptors, bytes] = left_behind(stand.driver()?, signals)?;
+            metrics.extend([
+                ("left_behind_clients", clients as f64),
+                ("left_behind_descriptors", descriptors as f64),
+                ("left_behind_bytes", bytes as f64),
+            ]);
+        }
         Ok(metrics)
     }
 }
@@ -329,10 +338,13 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         return Ok(Vec::new());
     }
     let wanted = |case: Case| {
-        let wanted = schemes.iter().copied().filter(move |scheme| !settings.quick || case.is_quick(*scheme));
+        let quick = settings.quick;
+        let is_wanted = move |scheme: &Scheme| case.is_of(*scheme) && (!quick || case.is_quick(*scheme));
+        let wanted = schemes.iter().copied().filter(is_wanted);
         wanted.collect::<Vec<_>>()
     };
-    let count = CASES.into_iter().flat_map(wanted).count() + schemes.len();
+    let fabric = || schemes.iter().copied().filter(|scheme| *scheme != Scheme::Tcp);
+    let count = CASES.into_iter().flat_map(wanted).count() + fabric().count();
     let bar = progress::bar((count * (settings.rounds + 1)) as u64);
     let mut rows = Vec::new();
     for weighs in [false, true] {
@@ -354,9 +366,7 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
             measure(wanted(case).into_iter().map(cell).collect())?;
         }
         if !weighs {
-            measure(
-                schemes.iter().map(|&scheme| -> Box<dyn Cell> { Box::new(DeniedCell(scheme)) }).collect(),
-            )?;
+            measure(fabric().map(|scheme| -> Box<dyn Cell> { Box::new(DeniedCell(scheme)) }).collect())?;
         }
     }
     bar.finish_and_clear();
@@ -366,6 +376,9 @@ pub fn run(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
 /// Returns the bars that a row's medians miss, and its attacker's remains; empty if none.
 fn misses(row: &Row) -> Vec<String> {
     let mut misses = Vec::new();
+    if row.scheme == Scheme::Tcp.name() {
+        return misses;
+    }
     let below = |name: &str, bar: f64| row.median(name).filter(|value| *value < bar);
     misses.extend(below("kept", KEPT_BUSY).map(|kept| format!("keeps {kept:.2} of {KEPT_BUSY}")));
     let kept = below("kept_below_share", KEPT_BELOW_SHARE);

@@ -114,6 +114,7 @@ impl Gaps {
 /// Sends a message, waits until it has come back, and so on.
 pub fn ping(end: &mut dyn End, order: &Order) -> Result<Latency> {
     end.prefer_latency()?;
+    end.expect(0);
     let mut histogram = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
     let start = Instant::now();
     let mut done = false;
@@ -156,6 +157,7 @@ fn exchange(end: &mut dyn End, len: usize, n: u64, last: bool) -> Result<()> {
 /// Sends back every message, until the last.
 pub fn pong(end: &mut dyn End, order: &Order) -> Result<()> {
     end.prefer_latency()?;
+    end.expect(0);
     let mut message = vec![0; order.message_bytes];
     loop {
         let mut filled = 0;

@@ -45,7 +45,7 @@ impl Inbox {
         Inbox { buffer, message_bytes, filled: 0, taken: 0, left: None }
     }
 
-    /// Tells how many bytes come next: the last of them are lent whole message or not.
+    /// Tells how many bytes come next: the last of them are lent whole message or not. With 0 all are lent as they come.
     pub fn expect(&mut self, bytes: u64) {
         self.left = Some(bytes);
     }
