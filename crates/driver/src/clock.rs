@@ -1,6 +1,6 @@
 //! Time as the driver sees it, passed in so that tests can set it.
 use rustix::time::{clock_gettime, ClockId};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A monotonic clock.
 pub trait Clock: Send + Sync {
@@ -13,23 +13,21 @@ pub trait Clock: Send + Sync {
     }
 }
 
-/// The machine's clock.
-#[derive(Debug)]
-pub struct SystemClock(Instant);
+/// The machine's clock. Its times mean the same to all drivers, and to the kernel's programs.
+#[derive(Debug, Default)]
+pub struct SystemClock(());
 
-impl Default for SystemClock {
-    fn default() -> Self {
-        Self(Instant::now())
-    }
+fn time(of: ClockId) -> Duration {
+    let time = clock_gettime(of);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
-        self.0.elapsed()
+        time(ClockId::Monotonic)
     }
 
     fn thread_time(&self) -> Duration {
-        let time = clock_gettime(ClockId::ThreadCPUTime);
-        Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+        time(ClockId::ThreadCPUTime)
     }
 }
