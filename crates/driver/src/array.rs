@@ -3,12 +3,15 @@ use rustix::fd::AsFd;
 use rustix::io::Result;
 use rustix::mm::{mmap, mmap_anonymous, munmap, MapFlags, ProtFlags};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{AtomicPtr, AtomicU64};
 
 /// An array of 64-bit words.
 #[derive(Debug)]
 pub struct Array {
-    base: NonNull<AtomicU64>,
+    /// The memory in use: the first of `mapped`, or after [`Self::join`] the last.
+    used: AtomicPtr<AtomicU64>,
+    mapped: Vec<NonNull<AtomicU64>>,
     words: usize,
 }
 
@@ -45,8 +48,26 @@ impl Array {
         Self::at(base.cast(), words)
     }
 
+    /// Makes an array of its own that is that of the map after [`Self::join`].
+    ///
+    /// # Errors
+    /// Errors of `mmap`.
+    pub fn before_map(map: impl AsFd, words: usize) -> Result<Self> {
+        let (mut own, mut later) = (Self::own(words)?, Self::of_map(map, words)?);
+        own.mapped.append(&mut later.mapped);
+        Ok(own)
+    }
+
+    /// Goes on with the words of the map, and forgets those so far.
+    pub fn join(&self) {
+        if let Some(last) = self.mapped.last() {
+            self.used.store(last.as_ptr(), Release);
+        }
+    }
+
     fn at(base: *mut AtomicU64, words: usize) -> Result<Self> {
-        Ok(Self { base: NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?, words })
+        let base = NonNull::new(base).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { used: AtomicPtr::new(base.as_ptr()), mapped: vec![base], words })
     }
 
     /// Returns the word at `index`.
@@ -55,14 +76,16 @@ impl Array {
     /// If `index` is out of range.
     pub fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "{index}");
-        // SAFETY: inside the mapping, which lives as long as `self`; the kernel's programs use it atomically, too.
-        unsafe { self.base.add(index).as_ref() }
+        // SAFETY: inside a mapping, which lives as long as `self`; the kernel's programs use it atomically, too.
+        unsafe { &*self.used.load(Acquire).add(index) }
     }
 }
 
 impl Drop for Array {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length; no reference outlives `self`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), bytes(self.words)) };
+        for base in &self.mapped {
+            // SAFETY: mapped with this length; no reference outlives `self`.
+            let _ = unsafe { munmap(base.as_ptr().cast(), bytes(self.words)) };
+        }
     }
 }

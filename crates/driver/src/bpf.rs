@@ -13,6 +13,8 @@ pub const COMMANDS: [c_int; 4] = [MAP_UPDATE_ELEM, MAP_DELETE_ELEM, PROG_ATTACH,
 
 /// `BPF_F_ALLOW_MULTI`: other programs stay attached.
 const ALLOW_MULTI: u64 = 2;
+/// `BPF_F_REPLACE`: the program takes the place of another.
+const REPLACE: u64 = 4;
 
 /// Plain data of fixed layout without padding, as maps hold it.
 ///
@@ -64,6 +66,16 @@ pub fn attach(group: &impl AsFd, program: &impl AsFd, kind: u32) -> Result<()> {
     // Target and program are two halves of a word, as are kind and flags.
     let first = number(group) | number(program) << 32;
     bpf(PROG_ATTACH, &[first, u64::from(kind) | ALLOW_MULTI << 32, 0, 0, 0, 0, 0, 0])
+}
+
+/// Attaches a program in the place of another, in one step.
+///
+/// # Errors
+/// `ENOENT` if the other one is not attached there.
+pub fn replace(group: &impl AsFd, program: &impl AsFd, former: &impl AsFd, kind: u32) -> Result<()> {
+    let first = number(group) | number(program) << 32;
+    let second = u64::from(kind) | (ALLOW_MULTI | REPLACE) << 32;
+    bpf(PROG_ATTACH, &[first, second, number(former), 0, 0, 0, 0, 0])
 }
 
 /// Detaches a program: the opposite of [`attach`].

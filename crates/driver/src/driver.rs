@@ -188,17 +188,18 @@ impl Driver {
     }
 
     fn start_confined(
-        settings: Settings,
+        mut settings: Settings,
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         sockets: door::Sockets,
-        predecessor: Option<Predecessor>,
+        mut predecessor: Option<Predecessor>,
     ) -> Result<Self, StartError> {
         let conductor_inboxes = Inboxes::new()?;
         let opened = match settings.namespaces {
             Namespaces::All => {
                 let inbox = Arc::clone(&conductor_inboxes.movers);
-                Gate::open(&settings.admin_socket, &*clock, inbox, settings.prober.as_deref())
+                let maps = predecessor.as_mut().map(Predecessor::take_maps).transpose()?.flatten();
+                Gate::open(&settings.admin_socket, &*clock, inbox, settings.prober.as_deref(), maps)
             }
             Namespaces::Own => Err("driver.namespaces is \"own\"".to_owned()),
         };
@@ -220,6 +221,9 @@ impl Driver {
             assemble(&settings, Arc::clone(&clock), engine, sockets, holds, (conductor_inboxes, gate))?;
         let nic = start_nic_later(&parts, &clock, settings.spin);
         let Parts { mut lead, mut door, readers, counters, inbox, crew, door_inbox, .. } = parts;
+        if predecessor.is_none() {
+            lead.conductor.put_first_in_force()?;
+        }
         let Crew { stop, broken, .. } = crew.clone();
         let cores = Watch::open().inspect_err(|error| {
             tracing::warn!(%error, "the number of runnable threads is not known: clients spin also where cores are scarce");
@@ -235,7 +239,8 @@ impl Driver {
         };
         let mut begun = None;
         if let Some(predecessor) = predecessor {
-            let (ready, taken) = predecessor.take(&mut lead.conductor, &mut door)?;
+            let policy = std::mem::take(&mut settings.policy);
+            let (ready, taken) = predecessor.take(policy, &mut lead.conductor, &mut door)?;
             handed_over.store(false, Ordering::Release);
             let cold = taking::begin(ready, &mut lead.conductor, &mut door);
             begun = Some((taken, cold));
@@ -351,7 +356,7 @@ pub fn assemble(
     settings: &Settings,
     clock: Arc<dyn Clock>,
     engine: &dyn Engine,
-    sockets: door::Sockets,
+    mut sockets: door::Sockets,
     Holds { descriptors, shelves }: Holds,
     (conductor_inboxes, gate): (Inboxes, Result<Gate, String>),
 ) -> Result<Parts, StartError> {
@@ -405,6 +410,7 @@ pub fn assemble(
         Arc::clone(&pool),
         Arc::new(Metrics::new(&counters, 0)),
     )?;
+    sockets.maps = conductor.lasting_maps();
     let door = Door::new(
         settings,
         sockets,

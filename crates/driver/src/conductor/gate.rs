@@ -6,13 +6,18 @@ use super::tenants::{places, Facts};
 use super::Conductor;
 use crate::admin::{Answer, KernelHalf};
 use crate::door::Registration;
-use crate::gate::{binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World};
+use crate::gate::{
+    binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World, RULES,
+};
 use crate::hash::HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::TenantId;
 use crate::metrics::Metrics;
 use crate::policy::{is_below, Maps, Policy};
 use crate::service::{Chosen, Slots};
+use crate::takeover::pack::Wrong;
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::mpsc::Sender;
@@ -45,6 +50,19 @@ pub(super) struct Teller {
 struct Applying {
     policy: Policy,
     reply: Option<Sender<Answer>>,
+    /// Set if the policy is in force on the fabric already.
+    is_here: bool,
+    /// See [`ToGate::Stage`].
+    goes_on: Option<u32>,
+}
+
+/// State of the gate's programs, for another driver.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct KernelState {
+    epoch: u32,
+    /// Index of the first hit counter of the policy, if it is in force on the kernel.
+    hits: Option<u32>,
 }
 
 /// Number of clients of each tenant, by network namespace.
@@ -113,9 +131,14 @@ impl Teller {
         }
     }
 
-    /// Tells whether a policy is on its way.
+    /// Tells whether a policy is on its way, or the gate has other work.
     pub(super) fn is_applying(&self) -> bool {
-        !self.applying.is_empty()
+        !self.applying.is_empty() || self.gate.as_ref().is_ok_and(|gate| !gate.is_settled())
+    }
+
+    /// Returns the maps that go to the next driver.
+    pub(super) fn lasting(&self) -> Vec<Arc<OwnedFd>> {
+        self.gate.as_ref().map(|gate| gate.lasting.fds().to_vec()).unwrap_or_default()
     }
 
     /// Returns the policy that the gate is staging.
@@ -123,9 +146,21 @@ impl Teller {
         self.applying.front().map(|applying| &applying.policy)
     }
 
+    /// Goes on with the kernel's counts of the driver whose place is taken, if the maps are there.
+    fn join(&self) {
+        if let Ok(gate) = &self.gate {
+            gate.join();
+        }
+    }
+
+    /// Tells whether the counts are those of the driver whose place is taken.
+    pub(super) fn is_heir(&self) -> bool {
+        self.gate.as_ref().is_ok_and(Gate::is_heir)
+    }
+
     fn send(&self, message: ToGate) {
         if let Ok(gate) = &self.gate {
-            gate.inbox.send(message);
+            gate.send(message);
         }
     }
 
@@ -149,16 +184,46 @@ impl Conductor {
             let applied = applied.map(|cut| (cut, not_on_kernel));
             return tell(reply, applied);
         }
-        self.gate.applying.push_back(Applying { policy, reply });
+        self.gate.applying.push_back(Applying { policy, reply, is_here: false, goes_on: None });
         if self.gate.applying.len() == 1 {
             self.stage_next();
         }
     }
 
+    /// Puts the policy in force on the kernel, after it was taken over on the fabric.
+    pub(super) fn resume_on_kernel(&mut self) {
+        self.gate.join();
+        self.tenants.tell_words();
+        if self.gate.gate.is_ok() {
+            let (policy, goes_on) = (self.tenants.policy().clone(), self.tenants.kernel_hits());
+            self.gate.applying.push_back(Applying { policy, reply: None, is_here: true, goes_on });
+            self.stage_next();
+        }
+    }
+
+    /// Returns the state of the gate's programs for another driver.
+    pub(super) fn give_kernel(&self) -> Option<KernelState> {
+        let gate = self.gate.gate.as_ref().ok()?;
+        Some(KernelState { epoch: gate.words.epoch(), hits: self.tenants.kernel_hits() })
+    }
+
+    /// Takes over the state of the gate's programs. Returns the index of the policy's first hit counter, if it is in force on the kernel.
+    ///
+    /// # Errors
+    /// The fault.
+    pub(super) fn take_kernel(&mut self, state: Option<KernelState>) -> Result<Option<u32>, Wrong> {
+        let Some(gate) = self.gate.gate.as_ref().ok().filter(|gate| gate.is_heir()) else { return Ok(None) };
+        let state = state.ok_or_else(|| Wrong::of("maps of the kernel's half, and no state of it"))?;
+        let is_one = state.hits.is_none_or(|hits| [0, RULES].contains(&(hits as usize)));
+        Wrong::unless(is_one && state.epoch < u32::MAX / 2, || "the state of the kernel's half".to_owned())?;
+        gate.resume_epoch(state.epoch);
+        Ok(state.hits)
+    }
+
     /// Has the gate stage the oldest of the policies that wait.
     fn stage_next(&mut self) {
-        while let Some(Applying { policy, .. }) = self.gate.applying.front() {
-            let policy = policy.clone();
+        while let Some(Applying { policy, goes_on, .. }) = self.gate.applying.front() {
+            let (policy, goes_on) = (policy.clone(), *goes_on);
             if let Err(why) = self.check_reserves(&policy).and_then(|()| self.assign_slots(&policy)) {
                 let refused = self.gate.applying.pop_front();
                 tell(refused.and_then(|refused| refused.reply), Err(why.to_string()));
@@ -170,33 +235,30 @@ impl Conductor {
             self.gate.spaces.clear();
             self.gate.groups.clear();
             let world = self.world(&policy);
-            return self.gate.send(ToGate::Stage { policy: Box::new(policy), world });
+            return self.gate.send(ToGate::Stage { policy: Box::new(policy), world, goes_on });
         }
     }
 
     /// Puts the oldest of the policies that wait in force, after the gate has staged it. Reports the reason if the gate could not.
     pub(super) fn staged(&mut self, staged: Result<Staged, String>) {
-        let Some(Applying { policy, reply }) = self.gate.applying.pop_front() else { return };
+        let Some(applying) = self.gate.applying.pop_front() else { return };
         match staged {
-            Ok(staged) => self.put_in_force(policy, staged, reply),
-            Err(why) => {
-                self.tenants.forget_inherited();
-                tell(reply, Err(format!("the kernel does not take it: {why}")));
-            }
+            Ok(staged) => self.put_in_force(applying, staged),
+            Err(why) => tell(applying.reply, Err(format!("the kernel does not take it: {why}"))),
         }
         self.stage_next();
     }
 
-    fn put_in_force(&mut self, policy: Policy, staged: Staged, reply: Option<Sender<Answer>>) {
+    fn put_in_force(&mut self, Applying { policy, reply, is_here, .. }: Applying, staged: Staged) {
         self.gate.is_quiet = true;
-        let applied = self.apply(policy);
+        let applied = if is_here { Ok(0) } else { self.apply(policy) };
         self.gate.is_quiet = false;
         match applied {
             Ok(cut) => {
                 if let Ok(gate) = &self.gate.gate {
                     gate.words.flip(staged.generation);
                 }
-                self.tenants.set_kernel_hits(staged.hits);
+                self.tenants.set_kernel_hits((staged.generation != 0).then_some(staged.hits));
                 let twins = self.connections.iter().filter_map(|(_, connection)| connection.twin.as_ref());
                 let twins = twins.flat_map(|twin| twin.inodes()).collect();
                 self.gate.send(ToGate::InForce(InForce { cut, twins, reply }));

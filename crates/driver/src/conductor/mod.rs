@@ -52,7 +52,7 @@ use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::pipes::Pipes;
 use crate::refusal::Refused;
-use crate::service::{Services, Slots};
+use crate::service::{Services, Slots, SlotsState};
 use crate::settings::Settings;
 use crate::takeover::early::Numbers;
 use crate::StartError;
@@ -134,6 +134,8 @@ pub struct Conductor {
     successor: Option<(UnixStream, Numbers)>,
     /// The take-over by which the driver began.
     taken_over: Option<TakenOver>,
+    /// Counts of services that have come from another driver, until service begins.
+    counts_taken: Option<SlotsState>,
 }
 
 /// Mailboxes of the conductor.
@@ -179,12 +181,12 @@ pub struct Others {
 }
 
 impl Conductor {
-    /// Makes a conductor, which hears of clients from the door.
+    /// Makes a conductor without a policy, which hears of clients from the door. [`Self::put_first_in_force`] or [`Self::take`] follows.
     ///
     /// # Errors
-    /// Errors of `epoll`; too little memory, also for the policy's reserves.
+    /// Errors of `epoll`; too little memory.
     pub fn new(
-        mut settings: Settings,
+        settings: Settings,
         clock: Arc<dyn Clock>,
         inboxes: Inboxes,
         others: Others,
@@ -192,7 +194,6 @@ impl Conductor {
         metrics: Arc<Metrics>,
     ) -> Result<Self, StartError> {
         let Others { door, movers, gate, pipes } = others;
-        let policy = std::mem::take(&mut settings.policy);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inboxes.movers.fd(), epoll::EventData::new_u64(0), edge)?;
@@ -236,12 +237,27 @@ impl Conductor {
             from_door: VecDeque::new(),
             successor: None,
             taken_over: None,
+            counts_taken: None,
             cores_scarce: false,
         };
         this.movers.own().watch(&this.epoll)?;
-        this.apply(policy.clone())?;
-        this.begin_apply(policy, None);
         Ok(this)
+    }
+
+    /// Puts the policy of the settings in force.
+    ///
+    /// # Errors
+    /// Too little memory for its reserves.
+    pub fn put_first_in_force(&mut self) -> Result<(), StartError> {
+        let policy = std::mem::take(&mut self.settings.policy);
+        self.apply(policy.clone())?;
+        self.begin_apply(policy, None);
+        Ok(())
+    }
+
+    /// Returns the maps that go to the next driver.
+    pub fn lasting_maps(&self) -> Vec<Arc<OwnedFd>> {
+        self.gate.lasting()
     }
 
     /// Carries out messages of the movers, of the door, and of the code that runs the driver. Returns whether there were any.

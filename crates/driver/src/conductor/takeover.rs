@@ -7,6 +7,7 @@ use super::client::{Client, Connected, Listener, Phase, Socket, SocketState};
 use super::connections::{Connection, Mapped, NewConnection};
 use super::direct::{DirectState, DoorbellsGiven, DoorbellsTaken};
 use super::ending::Life;
+use super::gate::KernelState;
 use super::growth::Growth;
 use super::names::NamesState;
 use super::twins::{Twin, TwinsState};
@@ -21,7 +22,8 @@ use crate::messages::{Endpoint, Ring};
 use crate::metrics::Metrics;
 use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
 use crate::peer::is_namespace;
-use crate::service::{Chosen, Renumbered, SlotsState};
+use crate::policy::Policy;
+use crate::service::{Chosen, KnownSlots, SlotsState};
 use crate::standing::Place;
 use crate::takeover::arrivals::{Arrivals, Came};
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -41,8 +43,10 @@ pub struct ConductorState {
     doorbells: u64,
     /// Tenants by number, with their accounts.
     tenants: Vec<(String, TenantAccount)>,
-    /// Hits of the policy's rules.
+    /// Hits of the policy's rules on the fabric.
     hits: Vec<u64>,
+    /// State of the kernel's half, if there is one. Its counts go over with the maps.
+    kernel: Option<KernelState>,
     names: NamesState,
     containers: Vec<ContainerState>,
     clients: Vec<ClientState>,
@@ -165,6 +169,7 @@ impl Conductor {
             doorbells,
             tenants,
             hits,
+            kernel: self.give_kernel(),
             names,
             containers,
             clients,
@@ -302,17 +307,23 @@ impl Client {
 
 /// Taking over state from another driver.
 impl Conductor {
-    /// Takes over state that another driver has given. The conductor has no clients. Service begins when the door and the mover have their
-    /// states, too.
+    /// Takes over state that another driver has given, with the policy that it has in force. The conductor has no clients and no policy.
+    /// Service begins when the door and the mover have their states, too.
     ///
     /// # Errors
     /// The fault in it. The conductor is of no use then.
-    pub fn take(&mut self, state: ConductorState, fds: &mut Unpacked) -> Result<Arrivals, Wrong> {
+    pub fn take(
+        &mut self,
+        state: ConductorState,
+        policy: Policy,
+        fds: &mut Unpacked,
+    ) -> Result<Arrivals, Wrong> {
         let ConductorState {
             serial,
             doorbells,
             tenants,
             hits,
+            kernel,
             names,
             containers,
             clients,
@@ -323,10 +334,15 @@ impl Conductor {
         } = state;
         Wrong::unless(serial.max(doorbells) <= u64::MAX / 2, || "serials".to_owned())?;
         self.serial = serial;
+        // Numbers of tenants and slots are in the kernel's records of sockets: they stay.
+        self.tenants.resume(tenants).map_err(Wrong::of)?;
+        let slots = self.services.slots.resume(&services)?;
+        self.apply(policy).map_err(|error| Wrong::of(format!("the policy: {error}")))?;
+        let on_kernel_hits = self.take_kernel(kernel)?;
+        self.tenants.resume_hits(hits, on_kernel_hits).map_err(Wrong::of)?;
         // A policy may have lowered what clients may hold below what they held already.
         self.pool.root().set_exempt(true);
         self.rings.number_doorbells_from(doorbells);
-        let tenants = self.tenants.resume(tenants, hits, self.gate.is_applying()).map_err(Wrong::of)?;
         let mut names = names;
         for space in std::mem::take(&mut names.spaces) {
             let network = space.network.as_deref().map(|name| self.networks.number(name)).unwrap_or_default();
@@ -347,13 +363,14 @@ impl Conductor {
             is_its.then(|| (client.identity.namespace, client.payer()))
         };
         self.names.resume_bindings(names, bound)?;
-        let slots = self.services.slots.resume(services)?;
         for (socket, chosen) in on_kernel {
-            self.on_kernel.remember(socket, slots.chosen(chosen)?);
+            slots.check(&chosen)?;
+            self.on_kernel.remember(socket, chosen);
         }
-        self.take_connections(connections, &tenants, &slots, fds)?;
+        self.take_connections(connections, &slots, fds)?;
         self.check_sockets()?;
-        self.take_twins(twins, &tenants, fds)?;
+        self.take_twins(twins, fds)?;
+        self.counts_taken = Some(services);
         self.names.forget_empty();
         Ok(came)
     }
@@ -439,8 +456,7 @@ impl Conductor {
     fn take_connections(
         &mut self,
         given: Vec<ConnectionState>,
-        tenants: &[TenantId],
-        slots: &Renumbered,
+        slots: &KnownSlots,
         fds: &mut Unpacked,
     ) -> Result<(), Wrong> {
         let most = self.settings.connections_max;
@@ -452,8 +468,9 @@ impl Conductor {
             if id.index() > 2 * most.max(1 << 16) || state.serial > self.serial {
                 return Err(wrong("its number"));
             }
-            let known = |tenant: TenantId| tenants.get(tenant.index()).copied();
-            let [Some(from), Some(to)] = state.tenants.map(known) else { return Err(wrong("its tenants")) };
+            if !state.tenants.into_iter().all(|tenant| self.tenants.is_known(tenant)) {
+                return Err(wrong("its tenants"));
+            }
             let is_twin = state.twin.is_some();
             for side in Side::BOTH {
                 let is_somebodys = state.sides[side].is_some();
@@ -465,17 +482,18 @@ impl Conductor {
                     return Err(wrong("its sides"));
                 }
             }
-            let through = state.through.map(|chosen| slots.chosen(chosen)).transpose()?;
+            let through = state.through;
+            through.as_ref().map_or(Ok(()), |chosen| slots.check(chosen))?;
             // The kernel counts the open ones of twins.
             if let Some(chosen) = through.as_ref().filter(|_| !is_twin) {
                 self.services.reopen(chosen);
             }
-            let direct = state.direct.map(|direct| self.take_direct(*direct, tenants, &mut doorbells, fds));
+            let direct = state.direct.map(|direct| self.take_direct(*direct, &mut doorbells, fds));
             let new = NewConnection {
                 sides: state.sides,
                 movers: [MoverId::default(); 2],
                 serial: state.serial,
-                tenants: [from, to],
+                tenants: state.tenants,
                 reached: state.reached,
                 mapped: state.mapped,
                 through,
@@ -651,6 +669,10 @@ impl Conductor {
     /// Begins service with all state there. Clients are told their news.
     pub fn begin(&mut self, sleeps: &[u32]) {
         self.pool.root().set_exempt(false);
+        self.resume_on_kernel();
+        if let Some(counts) = self.counts_taken.take() {
+            self.services.slots.resume_counts(counts, self.gate.is_heir());
+        }
         self.twins.say_claimable();
         self.movers.own().begin(sleeps);
         let mut all = Vec::new();

@@ -135,16 +135,14 @@ pub struct Tenants {
     path: Path,
     /// Hits of each rule, and of the default.
     hits: Vec<u64>,
-    /// Hits that another driver has given, until the gate puts the policy in force.
-    inherited: Option<Vec<u64>>,
     /// Existing namespaces that the policy names, each with its tenant's index in the policy.
     places: Vec<(NamespaceId, usize)>,
     numbers: HashMap<String, TenantId>,
     entries: Vec<Entry>,
     /// Words shared with the gate: the kernel's counts, and limits. `None`: the kernel does not hold the policy.
     words: Option<Arc<Words>>,
-    /// Index of the kernel's first hit counter of the policy in force.
-    kernel_hits: u32,
+    /// Index of the kernel's first hit counter of the policy in force. `None`: the policy is not in force there.
+    kernel_hits: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -170,11 +168,10 @@ impl Tenants {
     pub fn new(path: Path, words: Option<Arc<Words>>) -> Self {
         let mut this = Self {
             words,
-            kernel_hits: 0,
+            kernel_hits: None,
             policy: Policy::default(),
             path,
             hits: vec![0],
-            inherited: None,
             places: Vec::new(),
             numbers: HashMap::default(),
             entries: Vec::new(),
@@ -206,49 +203,54 @@ impl Tenants {
         Ok(id)
     }
 
-    /// Returns names and accounts by number, and the hits of the policy in force, for another driver: with those of the kernel, whose
-    /// open connections that driver does not know.
+    /// Returns names and accounts by number, and the hits of the policy in force, for another driver. What the kernel has counted stays in
+    /// the words that it shares with the gate, which that driver goes on with.
     pub fn give(&self) -> (Vec<(String, Account)>, Vec<u64>) {
-        let accounts = self.entries.iter().enumerate().map(|(id, entry)| {
-            let on_kernel = self.words.as_ref().map(|words| words.tenant(TenantId::at(id)));
-            (entry.name.clone(), entry.account_with(on_kernel))
-        });
-        let hits = self.hits.iter().enumerate().map(|(rule, hits)| hits + self.hits_on_kernel(rule));
-        (accounts.collect(), hits.collect())
+        (self.entries.iter().map(|entry| (entry.name.clone(), entry.account)).collect(), self.hits.clone())
     }
 
-    /// Takes over accounts that another driver has given, and hits of the same policy. `applies`: the gate puts it in force once more.
-    /// Returns the numbers of its tenants.
+    /// Takes over accounts that another driver has given, with the numbers of the tenants. None but the default tenant is known.
     ///
     /// # Errors
-    /// Too many tenants, or counts beyond any that a driver reaches.
-    pub fn resume(
-        &mut self,
-        accounts: Vec<(String, Account)>,
-        hits: Vec<u64>,
-        applies: bool,
-    ) -> Result<Vec<TenantId>, String> {
-        let counts = accounts.iter().flat_map(|(_, account)| account.counts());
-        if let Some(count) = counts.chain(hits.iter().copied()).find(|&count| count > COUNT_MAX) {
-            return Err(format!("a count of {count} is beyond any that a driver reaches"));
-        }
-        let mut ids = Vec::with_capacity(accounts.len());
-        for (name, account) in accounts {
+    /// Too many tenants, other numbers, or counts beyond any that a driver reaches.
+    pub fn resume(&mut self, accounts: Vec<(String, Account)>) -> Result<(), String> {
+        check_counts(accounts.iter().flat_map(|(_, account)| account.counts()))?;
+        for (number, (name, account)) in accounts.into_iter().enumerate() {
             let id = self.enroll(&name)?;
-            self.entries[id.index()].account = account;
-            self.tell_open(id);
-            ids.push(id);
+            if id.index() != number {
+                return Err(format!("tenant {name} has another number"));
+            }
+            self.entries[number].account = account;
         }
-        if hits.len() == self.hits.len() {
-            self.inherited = applies.then(|| hits.clone());
-            self.hits = hits;
-        }
-        Ok(ids)
+        Ok(())
     }
 
-    /// Forgets hits that another driver has given for a policy that the gate does not put in force.
-    pub fn forget_inherited(&mut self) {
-        self.inherited = None;
+    /// Takes over the hits of the policy in force. `on_kernel`: index of the kernel's first hit counter, if the policy is in force there.
+    ///
+    /// # Errors
+    /// Counts beyond any that a driver reaches.
+    pub fn resume_hits(&mut self, hits: Vec<u64>, on_kernel: Option<u32>) -> Result<(), String> {
+        check_counts(hits.iter().copied())?;
+        if hits.len() == self.hits.len() {
+            self.hits = hits;
+        }
+        self.kernel_hits = on_kernel;
+        Ok(())
+    }
+
+    /// Sets all limits and open connections in the words shared with the gate, which have become those of another driver.
+    pub fn tell_words(&self) {
+        for (id, entry) in self.entries.iter().enumerate() {
+            if let Some(words) = &self.words {
+                words.tenant(TenantId::at(id)).set(entry.connections_max, &entry.budget.limits);
+            }
+            self.tell_open(TenantId::at(id));
+        }
+    }
+
+    /// Tells whether there is a tenant of this number.
+    pub fn is_known(&self, id: TenantId) -> bool {
+        id.index() < self.entries.len()
     }
 
     /// Returns the number of a known tenant.
@@ -284,8 +286,7 @@ impl Tenants {
                 tracing::error!("{why}; its limits are not in force");
             }
         }
-        let hits = self.inherited.take().filter(|hits| hits.len() == policy.rules.len() + 1);
-        self.hits = hits.unwrap_or_else(|| vec![0; policy.rules.len() + 1]);
+        self.hits = vec![0; policy.rules.len() + 1];
         let mut changed = Changes::default();
         for (id, entry) in self.entries.iter_mut().enumerate() {
             let tenant = policy.tenant(&entry.name);
@@ -334,8 +335,13 @@ impl Tenants {
     }
 
     /// Sets the index of the kernel's first hit counter of the policy in force.
-    pub fn set_kernel_hits(&mut self, base: u32) {
+    pub fn set_kernel_hits(&mut self, base: Option<u32>) {
         self.kernel_hits = base;
+    }
+
+    /// Returns that index.
+    pub fn kernel_hits(&self) -> Option<u32> {
+        self.kernel_hits
     }
 
     /// Returns the connects on the kernel since the driver's start that were denied, and those beyond a quota.
@@ -536,8 +542,10 @@ impl Tenants {
 
 impl Tenants {
     fn hits_on_kernel(&self, rule: usize) -> u64 {
-        let hits = |words: &Arc<Words>| words.hits(self.kernel_hits, rule).load(Relaxed);
-        self.words.as_ref().filter(|words| words.generation() != 0).map_or(0, hits)
+        self.words
+            .as_ref()
+            .zip(self.kernel_hits)
+            .map_or(0, |(words, base)| words.hits(base, rule).load(Relaxed))
     }
 }
 
@@ -613,6 +621,14 @@ impl Entry {
             *sum += word.load(Relaxed);
         }
         account
+    }
+}
+
+/// Fails if one of the counts that another driver has given is beyond any that a driver reaches.
+fn check_counts(mut counts: impl Iterator<Item = u64>) -> Result<(), String> {
+    match counts.find(|&count| count > COUNT_MAX) {
+        Some(count) => Err(format!("a count of {count} is beyond any that a driver reaches")),
+        None => Ok(()),
     }
 }
 

@@ -116,12 +116,11 @@ impl Desk {
             Err(why) => return write_line(stream, &Answer::Error(why)),
         };
         write_line(stream, &Answer::Offer { policy: None })?;
-        let Sockets { attach, admin, is_safe } = &self.listening;
+        let Sockets { attach, admin, is_safe, maps } = &self.listening;
         let offer = offer::Offer { policy, is_safe: *is_safe, descriptors: pack::descriptors() };
-        let sockets = [attach.as_fd(), admin.as_fd()].map(|fd| fd.try_clone_to_owned());
-        let [attach, admin] = sockets;
-        let sockets = [attach?, admin?];
-        offer::send(stream, &serde_json::to_vec(&offer)?, sockets.iter().map(AsFd::as_fd))?;
+        let mut fds = vec![attach.as_fd(), admin.as_fd()];
+        fds.extend(maps.iter().map(|map| map.as_fd()));
+        offer::send(stream, &serde_json::to_vec(&offer)?, fds.into_iter())?;
         // The other driver gets ready first.
         stream.set_read_timeout(Some(offer::PREPARATION))?;
         offer::expect(stream, offer::Word::Early)?;

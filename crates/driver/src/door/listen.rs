@@ -9,6 +9,7 @@ use rustix::net::{
 };
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Most connections that wait to be accepted.
 const ATTACH_BACKLOG: i32 = 1024;
@@ -20,6 +21,8 @@ pub struct Sockets {
     pub admin: OwnedFd,
     /// Set if the kernel refuses to pass descriptors to them.
     pub is_safe: bool,
+    /// Maps of the kernel's half, which go with them to another driver.
+    pub maps: Vec<Arc<OwnedFd>>,
 }
 
 /// Makes the sockets.
@@ -34,7 +37,7 @@ pub fn listen(settings: &Settings) -> Result<Sockets, StartError> {
     }
     let (admin, _) = listen_at(&settings.admin_socket, SocketType::STREAM)?;
     chmod(&settings.admin_socket, Mode::RUSR | Mode::WUSR)?;
-    Ok(Sockets { attach, admin, is_safe })
+    Ok(Sockets { attach, admin, is_safe, maps: Vec::new() })
 }
 
 fn listen_at(path: &Path, kind: SocketType) -> Result<(OwnedFd, bool), StartError> {

@@ -121,14 +121,14 @@ impl Door {
         counters: Arc<CounterRegion>,
         pipes: Arc<Pipes>,
     ) -> Result<Self, StartError> {
-        let Sockets { attach: listener, admin, is_safe } = sockets;
+        let Sockets { attach: listener, admin, is_safe, maps } = sockets;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, inbox.fd(), token(TOKEN_INBOX, ClientId::default()), edge)?;
         epoll::add(&epoll, &listener, token(TOKEN_LISTENER, ClientId::default()), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &admin, token(TOKEN_ADMIN, ClientId::default()), epoll::EventFlags::IN)?;
         let (alive, end) = pipe_with(PipeFlags::CLOEXEC)?;
-        let listening = Sockets { attach: dup(&listener)?, admin: dup(&admin)?, is_safe };
+        let listening = Sockets { attach: dup(&listener)?, admin: dup(&admin)?, is_safe, maps };
         let now = clock.now();
         Ok(Self {
             helpers: Helpers::new(Arc::clone(&pool), Arc::clone(&inbox)),

@@ -4,6 +4,8 @@
 #include <linux/bpf.h>
 #include <stdbool.h>
 
+// Maps that the next driver's programs use, too (`lasting.rs`): pinned by name (`LIBBPF_PIN_BY_NAME`) while programs are loaded.
+#define LASTING __uint(pinning, 1)
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
 #define __uint(name, val) int(*name)[val]
@@ -144,20 +146,20 @@ struct origin { __u32 address[4]; __u16 port, zero; };
 struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct config); } config SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, TENANTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct tenant); } tenants SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 2 * RULES); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, __u64); } hits SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, TENANTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct tenant); } tenants SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 2 * RULES); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, __u64); } hits SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct source); __type(value, struct whom); } sources SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct place); __type(value, struct whom); } places SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct pair); __type(value, __u32); } verdicts SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct record); } records SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct record); } records SEC(".maps");
 
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, SERVICES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct service_key); __type(value, struct service); } services SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 17); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct backend_key); __type(value, struct backend); } backends SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 15); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct part_key); __type(value, struct chunk); } tables SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 14); __type(key, __u64); __type(value, struct choice); } choices SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SLOTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct slot); } slots SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SETS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct sticky); } sticky SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SLOTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct slot); } slots SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, SETS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct sticky); } sticky SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 10); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct via_key); __type(value, struct via); } vias SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, 1 << 12); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct proxy_key); __type(value, __u32); } proxies SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 15); __type(key, struct journey); __type(value, struct origin); } journeys SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct origin); } origins SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_LRU_HASH); __uint(max_entries, 1 << 15); __type(key, struct journey); __type(value, struct origin); } journeys SEC(".maps");
+struct { LASTING; __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct origin); } origins SEC(".maps");

@@ -2,8 +2,9 @@
 use super::generation::Generation;
 use super::health::Health;
 use super::known::{Change, Whose};
+use super::lasting::Lasting;
 use super::plan::{binds, Verdict};
-use super::program::{self, hierarchy, Maps, Programs};
+use super::program::{self, hierarchy, Loaded, Maps, Programs};
 use super::scene::{Changes, Scene, World};
 use super::services::Choice;
 use super::sidecars;
@@ -25,9 +26,10 @@ use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{clock_gettime, ClockId, Timespec};
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,8 +63,9 @@ pub struct InForce {
 /// Messages of the conductor to the keeper.
 #[derive(Debug)]
 pub enum ToGate {
-    /// A policy to stage. Answered by [`ToConductor::Staged`].
-    Stage { policy: Box<Policy>, world: World },
+    /// A policy to stage. Answered by [`ToConductor::Staged`]. `goes_on`: index of the hit counters with which another driver has it in
+    /// force.
+    Stage { policy: Box<Policy>, world: World, goes_on: Option<u32> },
     /// The staged policy is in force.
     InForce(InForce),
     /// The staged policy is discarded.
@@ -80,8 +83,14 @@ pub struct Gate {
     pub words: Arc<Words>,
     /// Counts of services by the kernel and the driver, and the state of their backends.
     pub slots: Arc<Slots>,
-    /// The keeper's mailbox.
-    pub inbox: Arc<Mailbox<ToGate>>,
+    inbox: Arc<Mailbox<ToGate>>,
+    /// Numbers of messages sent to the keeper, and carried out by it.
+    sent: Cell<u64>,
+    heard: Arc<AtomicU64>,
+    /// Maps that go to the next driver.
+    pub lasting: Lasting,
+    /// Set if the maps are those of the driver whose place is taken.
+    is_heir: bool,
     /// Backends that the conductor has chosen for sockets of the kernel.
     choices: Arc<OwnedFd>,
 }
@@ -110,6 +119,7 @@ pub struct Keeper {
     words: Arc<Words>,
     slots: Arc<Slots>,
     inbox: Arc<Mailbox<ToGate>>,
+    heard: Arc<AtomicU64>,
     conductor: Arc<Mailbox<ToConductor>>,
     root: PathBuf,
     spaces: Spaces,
@@ -130,7 +140,8 @@ pub struct Keeper {
 }
 
 impl Gate {
-    /// Loads the programs, and starts the process that probes backends. The driver must not be confined yet.
+    /// Loads the programs, and starts the process that probes backends. The driver must not be confined yet. `given`: maps of the driver
+    /// whose place is taken.
     ///
     /// # Errors
     /// A sentence on what the kernel lacks.
@@ -139,13 +150,15 @@ impl Gate {
         clock: &dyn Clock,
         conductor: Arc<Mailbox<ToConductor>>,
         prober: Option<&Path>,
+        given: Option<Lasting>,
     ) -> Result<(Self, Keeper), String> {
-        let (programs, maps, words, slots) = program::load(admin_socket)?;
+        let is_heir = given.is_some();
+        let Loaded { programs, maps, lasting, words, slots } = program::load(admin_socket, given)?;
         let now = clock_gettime(ClockId::Monotonic);
         let kernel_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         words.set_shift((EPOCH_NS + clock.now().as_nanos() as u64).wrapping_sub(kernel_ns));
         let (words, choices) = (Arc::new(words), Arc::clone(&maps.choices));
-        let inbox = Mailbox::new().map_err(|errno| errno.to_string())?;
+        let (inbox, heard) = (Mailbox::new().map_err(|errno| errno.to_string())?, Arc::default());
         let prober = prober.and_then(|program| {
             let started = Prober::start(program);
             started.inspect_err(|error| tracing::warn!(%error, "backends cannot be probed")).ok()
@@ -156,11 +169,13 @@ impl Gate {
             words: Arc::clone(&words),
             slots: Arc::clone(&slots),
             inbox: Arc::clone(&inbox),
+            heard: Arc::clone(&heard),
             conductor,
             root: hierarchy().unwrap_or_default(),
             spaces: Spaces::default(),
             names: Vec::new(),
-            number: 0,
+            // Sockets keep notes of a generation: no driver uses the numbers of one before it.
+            number: (kernel_ns / 1_000_000) as u32,
             in_force: None,
             staged: None,
             sealed: Vec::new(),
@@ -170,7 +185,37 @@ impl Gate {
             health: Health::new(prober),
             proxies_at: Instant::now(),
         };
-        Ok((Self { words, slots, inbox, choices }, keeper))
+        let sent = Cell::new(0);
+        Ok((Self { words, slots, inbox, sent, heard, lasting, is_heir, choices }, keeper))
+    }
+
+    /// Sends the keeper a message.
+    pub fn send(&self, message: ToGate) {
+        self.sent.set(self.sent.get() + 1);
+        self.inbox.send(message);
+    }
+
+    /// Tells whether the keeper has carried out all messages.
+    pub fn is_settled(&self) -> bool {
+        self.heard.load(Ordering::Acquire) == self.sent.get()
+    }
+
+    /// Tells whether the maps are those of the driver whose place is taken.
+    pub fn is_heir(&self) -> bool {
+        self.is_heir
+    }
+
+    /// Goes on from an epoch of the driver whose place is taken. To be called before a policy is staged.
+    pub fn resume_epoch(&self, epoch: u32) {
+        self.words.resume_epoch(epoch);
+    }
+
+    /// Goes on with the words of the driver whose place is taken, if the maps are its. That one writes none any more.
+    pub fn join(&self) {
+        if self.is_heir {
+            self.words.join();
+            self.slots.join();
+        }
     }
 
     /// Tells whether a policy is in force on the kernel.
@@ -195,7 +240,10 @@ impl Keeper {
         let (mut messages, mut look_at) = (VecDeque::new(), Instant::now() + LOOK);
         while !stop.load(Ordering::Acquire) {
             self.inbox.drain(&mut messages);
-            messages.drain(..).for_each(|message| self.hear(message));
+            for message in messages.drain(..) {
+                self.hear(message);
+                self.heard.fetch_add(1, Ordering::Release);
+            }
             let now = Instant::now();
             for id in self.spaces.refresh(now) {
                 self.change_all(|scene, spaces| scene.refresh(id, spaces));
@@ -245,8 +293,8 @@ impl Keeper {
     fn hear(&mut self, message: ToGate) {
         match message {
             ToGate::Enrolled(names) => self.names.extend(names),
-            ToGate::Stage { policy, world } => {
-                let staged = self.stage_policy(Arc::from(policy), world);
+            ToGate::Stage { policy, world, goes_on } => {
+                let staged = self.stage_policy(Arc::from(policy), world, goes_on);
                 self.conductor.send(ToConductor::Staged { staged });
             }
             ToGate::InForce(in_force) => self.settle(in_force),
@@ -378,7 +426,12 @@ impl Keeper {
         Ok(generation)
     }
 
-    fn stage_policy(&mut self, policy: Arc<Policy>, world: World) -> Result<Staged, String> {
+    fn stage_policy(
+        &mut self,
+        policy: Arc<Policy>,
+        world: World,
+        goes_on: Option<u32>,
+    ) -> Result<Staged, String> {
         if let Some(Some(mut kept)) = self.staged.take() {
             kept.generation.clear();
         }
@@ -388,11 +441,13 @@ impl Keeper {
         }
         let mut scene = Scene::new(world);
         scene.look(&self.root, &mut self.spaces);
-        let hits = match &self.in_force {
+        let hits = goes_on.unwrap_or(match &self.in_force {
             Some(old) if old.generation.hits() == 0 => RULES as u32,
             _ => 0,
-        };
-        (0..=policy.rules.len()).for_each(|rule| self.words.hits(hits, rule).store(0, Ordering::Relaxed));
+        });
+        if goes_on.is_none() {
+            (0..=policy.rules.len()).for_each(|rule| self.words.hits(hits, rule).store(0, Ordering::Relaxed));
+        }
         let is_rated = policy
             .tenants
             .iter()
@@ -405,7 +460,11 @@ impl Keeper {
         let staged = Staged { generation: kept.generation.number(), hits };
         // Attached before it is in force: programs without a generation let everything pass.
         let answers = has_origins(kept.generation.policy());
-        if let Err(errno) = self.programs.attach(&self.words, &self.slots, answers) {
+        if goes_on.is_none() && !self.programs.are_attached() {
+            self.words.begin_epoch();
+            self.slots.begin_epoch();
+        }
+        if let Err(errno) = self.programs.attach(answers) {
             kept.generation.clear();
             return Err(format!("attaching programs to {}: {errno}", self.root.display()));
         }
@@ -424,7 +483,7 @@ impl Keeper {
         self.health.watch(services, &self.slots);
         self.proxies_at = Instant::now();
         self.look_at_backends(Instant::now());
-        self.programs.succeed();
+        self.programs.succeed(is_bound);
         if !self.in_force.as_ref().is_some_and(|kept| has_origins(kept.generation.policy())) {
             self.programs.fall_silent();
         }
@@ -576,7 +635,7 @@ mod tests {
     impl Drop for End {
         fn drop(&mut self) {
             if let Ok((_, mut keeper)) =
-                Gate::open(&self.0, &SystemClock::default(), Mailbox::new().unwrap(), None)
+                Gate::open(&self.0, &SystemClock::default(), Mailbox::new().unwrap(), None, None)
             {
                 keeper.programs.end();
             }
@@ -600,7 +659,7 @@ mod tests {
         let open = || {
             let conductor = Mailbox::new().unwrap();
             let opened =
-                Gate::open(&folder.path().join("admin.sock"), &SystemClock::default(), conductor, None);
+                Gate::open(&folder.path().join("admin.sock"), &SystemClock::default(), conductor, None, None);
             let (gate, keeper) = opened.unwrap_or_else(|why| panic!("{why}"));
             gate.words.tenant(TenantId::default()).set(None, &crate::policy::Limits::default());
             (gate, keeper)
@@ -618,7 +677,7 @@ mod tests {
             Arc::new(Policy::parse(&text).unwrap())
         };
         let in_force = || InForce { cut: 0, twins: HashSet::new(), reply: None };
-        let staged = keeper.stage_policy(rules(1), world()).unwrap();
+        let staged = keeper.stage_policy(rules(1), world(), None).unwrap();
         assert_eq!(errno(1), libc::ECONNREFUSED, "staged only");
         gate.words.flip(staged.generation);
         keeper.settle(in_force());
@@ -626,7 +685,7 @@ mod tests {
         assert_eq!([0, 1].map(|rule| gate.words.hits(staged.hits, rule).load(Ordering::Relaxed)), [1, 1]);
         assert_eq!(gate.words.tenant(tenant).denied.load(Ordering::Relaxed), 1);
         // A discarded policy leaves no trace.
-        keeper.stage_policy(rules(2), world()).unwrap();
+        keeper.stage_policy(rules(2), world(), None).unwrap();
         keeper.hear(ToGate::Discard);
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
         // A namespace that goes takes its entries along, and a new one brings them, without a new generation.
@@ -644,7 +703,7 @@ mod tests {
         assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
         let (gate, mut keeper) = open();
         assert_eq!(errno(1), libc::EACCES, "until the next one has a word");
-        let staged = keeper.stage_policy(Arc::new(Policy::default()), World::default()).unwrap();
+        let staged = keeper.stage_policy(Arc::new(Policy::default()), World::default(), None).unwrap();
         gate.words.flip(staged.generation);
         keeper.settle(in_force());
         assert_eq!(errno(1), libc::ECONNREFUSED);

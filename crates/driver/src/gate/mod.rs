@@ -7,7 +7,8 @@
 //! - [`plan`] compiles a policy into these entries, and does nothing else.
 //! - [`services`] puts service addresses and their backends there, too, and [`sidecars`] the proxies of rules.
 //! - [`health`] finds out which backends are up.
-//! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them.
+//! - [`program`] loads the programs before the driver is confined, and attaches them while a policy needs them. [`lasting`] has the maps
+//!   that go to the next driver.
 //! - [`words`] is the memory that the kernel and the driver share: counts, limits, and the generation in force.
 //! - [`spaces`] knows the network namespaces, [`sweep`] ends open connections that a new policy denies.
 //! - [`scene`] has everything that a policy can name, and [`known`] derives the effects of a change. [`generation`] has the
@@ -22,6 +23,7 @@ mod generation;
 mod health;
 mod keeper;
 mod known;
+mod lasting;
 mod plan;
 mod program;
 mod scene;
@@ -33,9 +35,10 @@ mod table;
 mod words;
 
 pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
+pub(crate) use lasting::Lasting;
 pub(crate) use plan::binds;
 pub use plan::unbound;
 pub(crate) use program::HOST_CGROUP;
 pub use program::{hierarchy, unavailable};
 pub(crate) use scene::{Changes, Space, World};
-pub(crate) use words::{Staged, TenantWords, Words};
+pub(crate) use words::{Staged, TenantWords, Words, RULES};

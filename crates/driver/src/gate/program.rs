@@ -2,6 +2,7 @@
 //!
 //! The kernel keeps an attached program, whoever made it. A file beside the admin socket has the numbers of the programs that this driver
 //! loaded. The next driver there reads it, and can replace the programs of a driver that was killed.
+use super::lasting::{Folder, Lasting};
 use super::services::ServiceMaps;
 use super::sidecars::SidecarMaps;
 use super::words::Words;
@@ -11,7 +12,7 @@ use crate::service::Slots;
 use crate::service::STICKY_WORDS;
 use aya::maps::Map;
 use aya::programs::{loaded_programs, CgroupSkb, CgroupSockAddr, CgroupSockopt, SockOps};
-use aya::{include_bytes_aligned, EbpfLoader};
+use aya::{include_bytes_aligned, Ebpf, EbpfLoader};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{open, stat, Mode, OFlags};
 use rustix::io::Result;
@@ -54,9 +55,11 @@ pub struct Maps {
 pub struct Programs {
     root: OwnedFd,
     programs: Vec<(OwnedFd, u32)>,
-    /// Programs of drivers that have ended.
+    /// Programs of drivers before this one, in whose place these are attached.
     stale: Vec<(OwnedFd, u32)>,
     attached: bool,
+    /// Set if the programs are to be attached in the place of those of drivers before; true: also that of `getsockopt`.
+    awaited: Option<bool>,
     /// Set while the program of `getsockopt` is attached.
     answers: bool,
     file: PathBuf,
@@ -90,21 +93,46 @@ fn attempt<T, E: std::fmt::Display>(
     result.map_err(|error| format!("{what}: {error}"))
 }
 
-/// Loads the programs, not attached, and returns them with the descriptors of their maps.
+/// Loads the object. `given`: maps of another driver, which the programs use.
 ///
 /// # Errors
 /// A sentence on what the kernel lacks.
-pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, Arc<Slots>), String> {
+pub(super) fn load_programs(given: Option<Lasting>) -> std::result::Result<(Ebpf, Lasting), String> {
+    let folder = attempt("a file system of maps", Folder::new())?;
+    if let Some(maps) = &given {
+        maps.enter(&folder)?;
+    }
+    // The loader warns of a map that it has no type for. Its types are not used here.
+    let load = || EbpfLoader::new().allow_unsupported_maps().map_pin_path(folder.path()).load(OBJECT);
+    let loaded = tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), load);
+    let loaded = attempt("loading programs", loaded)?;
+    let lasting = given.map_or_else(|| Lasting::of_programs(&loaded), Ok)?;
+    Ok((loaded, lasting))
+}
+
+/// All that is loaded.
+pub struct Loaded {
+    pub programs: Programs,
+    pub maps: Maps,
+    pub lasting: Lasting,
+    pub words: Words,
+    pub slots: Arc<Slots>,
+}
+
+/// Loads the programs, not attached, with their maps. `given`: maps of the driver whose place is taken. Their words are not looked at
+/// before [`Words::join`] and [`Slots::join`].
+///
+/// # Errors
+/// A sentence on what the kernel lacks.
+pub fn load(admin_socket: &Path, given: Option<Lasting>) -> std::result::Result<Loaded, String> {
     if let Some(why) = unavailable() {
         return Err(why);
     }
     let place = hierarchy().unwrap_or_default();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = attempt(&format!("{}", place.display()), open(&place, flags, Mode::empty()))?;
-    // The loader warns of a map that it has no type for. Its types are not used here.
-    let load = || EbpfLoader::new().allow_unsupported_maps().load(OBJECT);
-    let loaded = tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), load);
-    let mut loaded = attempt("loading programs", loaded)?;
+    let is_given = given.is_some();
+    let (mut loaded, lasting) = load_programs(given)?;
     let (mut programs, mut ids) = (Vec::new(), Vec::new());
     for (name, kind) in KINDS {
         let program = loaded.program_mut(name).ok_or_else(|| format!("{name} is missing"))?;
@@ -141,11 +169,13 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
         };
         attempt(name, data.fd().as_fd().try_clone_to_owned())
     };
-    let words = attempt("mapping counters", Words::new(map("config")?, map("tenants")?, map("hits")?))?;
     let shared = |name: &str| map(name).map(Arc::new);
     let array = |name: &str, words| -> std::result::Result<Array, String> {
-        attempt("mapping counters", Array::of_map(map(name)?, words))
+        let of_map = if is_given { Array::before_map } else { Array::of_map };
+        attempt("mapping counters", of_map(map(name)?, words))
     };
+    let config = attempt("mapping counters", Array::of_map(map("config")?, Words::OF_CONFIG))?;
+    let words = Words::new(config, array("tenants", Words::OF_TENANTS)?, array("hits", Words::OF_HITS)?);
     let slots = Slots::of_arrays(array("slots", Slots::WORDS)?, array("sticky", STICKY_WORDS)?);
     let slots = Arc::new(slots);
     let maps = Maps {
@@ -170,7 +200,8 @@ pub fn load(admin_socket: &Path) -> std::result::Result<(Programs, Maps, Words, 
     // Without the file, a killed driver's programs would stay when the next one starts: better no gate.
     let lines: String = ids.iter().map(|id| format!("{id}\n")).collect();
     attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
-    Ok((Programs { root, programs, stale, attached: false, answers: false, file }, maps, words, slots))
+    let programs = Programs { root, programs, stale, attached: false, awaited: None, answers: false, file };
+    Ok(Loaded { programs, maps, lasting, words, slots })
 }
 
 /// Opens the programs of earlier drivers of the same socket that still exist. Their numbers are added to `ids`.
@@ -191,14 +222,16 @@ fn predecessors(file: &Path, ids: &mut Vec<u32>) -> Vec<(OwnedFd, u32)> {
 }
 
 impl Programs {
-    /// Attaches the programs; that of `getsockopt` only if `answers`. Programs of a predecessor are removed afterwards.
+    /// Attaches the programs; that of `getsockopt` only if `answers`. Where there are programs of a predecessor, [`Self::succeed`] does so.
     ///
     /// # Errors
     /// Errors of bpf(2); no program is newly attached then.
-    pub fn attach(&mut self, words: &Words, slots: &Slots, answers: bool) -> Result<()> {
+    pub fn attach(&mut self, answers: bool) -> Result<()> {
+        if !self.stale.is_empty() {
+            self.awaited = Some(answers);
+            return Ok(());
+        }
         if !self.attached {
-            words.begin_epoch();
-            slots.begin_epoch();
             let asked: Vec<_> = self.programs.iter().filter(|(_, kind)| *kind != GETSOCKOPT).collect();
             for (index, (program, kind)) in asked.iter().enumerate() {
                 if let Err(errno) = bpf::attach(&self.root, program, *kind) {
@@ -219,6 +252,11 @@ impl Programs {
         Ok(())
     }
 
+    /// Tells whether the programs are attached.
+    pub fn are_attached(&self) -> bool {
+        self.attached
+    }
+
     /// Detaches the program of `getsockopt`, which the policy in force does not need.
     pub fn fall_silent(&mut self) {
         if std::mem::take(&mut self.answers) {
@@ -228,9 +266,24 @@ impl Programs {
         }
     }
 
-    /// Removes the programs of a predecessor.
-    pub fn succeed(&mut self) {
-        for (program, kind) in self.stale.drain(..) {
+    /// Ends the programs of predecessors. If a policy is in force, these take their places, each by one step of the kernel: at no moment
+    /// is a connection led by both, or by neither.
+    pub fn succeed(&mut self, is_bound: bool) {
+        let stale = std::mem::take(&mut self.stale);
+        if let Some(answers) = self.awaited.take().filter(|_| is_bound) {
+            for (program, kind) in self.programs.iter().filter(|(_, kind)| answers || *kind != GETSOCKOPT) {
+                let mut former = stale.iter().filter(|(_, of)| of == kind);
+                let is_replaced =
+                    former.any(|(former, _)| bpf::replace(&self.root, program, former, *kind).is_ok());
+                // None of them was attached.
+                let attached = if is_replaced { Ok(()) } else { bpf::attach(&self.root, program, *kind) };
+                if let Err(errno) = attached {
+                    tracing::error!(%errno, kind, "a program of the kernel's half is not attached");
+                }
+            }
+            (self.attached, self.answers) = (true, answers);
+        }
+        for (program, kind) in stale {
             // A program that was not attached needs no detaching.
             let _ = bpf::detach(&self.root, &program, kind);
         }
@@ -248,7 +301,7 @@ impl Programs {
 
     /// Removes programs and file when the driver ends in order.
     pub fn end(&mut self) {
-        self.succeed();
+        self.succeed(false);
         self.detach();
         let _ = std::fs::remove_file(&self.file);
     }

@@ -4,8 +4,6 @@
 use crate::array::Array;
 use crate::ids::TenantId;
 use crate::policy::{Limits, Rate};
-use rustix::fd::AsFd;
-use rustix::io::Result;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -85,17 +83,30 @@ pub struct Words {
 }
 
 impl Words {
-    /// Maps the three arrays.
-    ///
-    /// # Errors
-    /// Errors of `mmap`.
-    pub fn new(config: impl AsFd, tenants: impl AsFd, hits: impl AsFd) -> Result<Self> {
-        let per_tenant = size_of::<TenantWords>() / 8;
-        Ok(Self {
-            config: Array::of_map(config, CONFIG_WORDS)?,
-            tenants: Array::of_map(tenants, TENANTS * per_tenant)?,
-            hits: Array::of_map(hits, 2 * RULES)?,
-        })
+    /// Words of each array.
+    pub const OF_CONFIG: usize = CONFIG_WORDS;
+    pub const OF_TENANTS: usize = TENANTS * (size_of::<TenantWords>() / 8);
+    pub const OF_HITS: usize = 2 * RULES;
+
+    /// Uses these arrays, which the kernel's programs share.
+    pub fn new(config: Array, tenants: Array, hits: Array) -> Self {
+        Self { config, tenants, hits }
+    }
+
+    /// Goes on with the words of the driver whose place this one takes.
+    pub(super) fn join(&self) {
+        self.tenants.join();
+        self.hits.join();
+    }
+
+    /// Returns the number of times that the programs were attached.
+    pub fn epoch(&self) -> u32 {
+        (self.config.word(0).load(Relaxed) >> 32) as u32
+    }
+
+    /// Goes on from an epoch of another driver, with no generation in force.
+    pub(super) fn resume_epoch(&self, epoch: u32) {
+        self.config.word(0).store(u64::from(epoch) << 32, Relaxed);
     }
 
     /// Returns the generation in force; 0: none.
@@ -109,7 +120,7 @@ impl Words {
         self.config.word(0).store(epoch | u64::from(generation), Release);
     }
 
-    /// Begins an epoch, before the programs are attached. Only connections from now on are counted, and connections that closed
+    /// Begins an epoch, before the programs are attached for the first time or again. Only connections from now on are counted, and connections that closed
     /// unseen are not counted as open.
     pub(super) fn begin_epoch(&self) {
         (0..TENANTS).for_each(|id| self.tenant(TenantId::at(id)).open.store(0, Relaxed));

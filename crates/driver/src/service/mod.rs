@@ -18,4 +18,4 @@ pub use slots::{
     Chosen, Slot, Slots, BACKLOG_FULL, NO_LISTENER, PROBED, PROBE_BAD_ANSWER, PROBE_REFUSED, PROBE_TIMED_OUT,
     STICKY_WORDS,
 };
-pub use takeover::{Renumbered, SlotsState};
+pub use takeover::{Known as KnownSlots, SlotsState};

@@ -136,6 +136,12 @@ impl Slots {
         Ok(Self::of_arrays(Array::own(SLOTS * SLOT_WORDS)?, Array::own(STICKY_WORDS)?))
     }
 
+    /// Goes on with the words of the driver whose place this one takes.
+    pub fn join(&self) {
+        self.words.join();
+        self.sticky.join();
+    }
+
     /// Words of the first array.
     pub const WORDS: usize = SLOTS * SLOT_WORDS;
 

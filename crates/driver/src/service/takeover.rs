@@ -19,10 +19,13 @@ pub struct SlotsState {
 struct SlotState {
     number: u16,
     name: Name,
+    /// Counts so far, for a driver that does not go on with the words.
     counts: Counts,
+    /// Bytes there and back of open connections, which the words do not have yet.
+    moved: [u64; 2],
 }
 
-/// Counts of a slot, with those of open connections.
+/// Counts of a slot.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Counts {
@@ -33,21 +36,18 @@ struct Counts {
     bypassed: u64,
 }
 
-/// Slots of another driver, by their numbers there, with their numbers here.
+/// Numbers of the slots that another driver has given.
 #[derive(Debug, Default)]
-pub struct Renumbered(HashMap<u16, u16>);
+pub struct Known(HashSet<u16>);
 
-impl Renumbered {
-    /// Returns the choice with the numbers that its slots have here.
+impl Known {
+    /// Fails unless the slots of a choice are there.
     ///
     /// # Errors
-    /// If a slot is not there.
-    pub fn chosen(&self, chosen: Chosen) -> Result<Chosen, Wrong> {
-        let number = |number: u16| {
-            self.0.get(&number).copied().ok_or_else(|| Wrong::of(format!("slot {number} of a service")))
-        };
-        let [own, backend] = chosen.slots;
-        Ok(Chosen { slots: [number(own)?, number(backend)?], ..chosen })
+    /// The fault.
+    pub fn check(&self, chosen: &Chosen) -> Result<(), Wrong> {
+        let are_there = chosen.slots.iter().all(|number| self.0.contains(number));
+        Wrong::unless(are_there, || format!("slots {:?} of a service", chosen.slots))
     }
 }
 
@@ -61,16 +61,16 @@ impl Slots {
         }
         let numbers = self.numbers();
         let slots = numbers.iter().map(|(name, &number)| {
-            let (slot, [sent, received]) =
-                (self.slot(number), moved.get(&number).copied().unwrap_or_default());
+            let slot = self.slot(number);
             let counts = Counts {
                 made: slot.made.load(Relaxed),
                 failed: slot.failed.load(Relaxed),
-                sent: slot.sent.load(Relaxed).wrapping_add(sent),
-                received: slot.received.load(Relaxed).wrapping_add(received),
+                sent: slot.sent.load(Relaxed),
+                received: slot.received.load(Relaxed),
                 bypassed: slot.bypassed.load(Relaxed),
             };
-            SlotState { number, name: name.clone(), counts }
+            let moved = moved.get(&number).copied().unwrap_or_default();
+            SlotState { number, name: name.clone(), counts, moved }
         });
         let slots: Vec<_> = slots.collect();
         // Without services nobody keeps a backend, and the table is not looked at.
@@ -78,43 +78,35 @@ impl Slots {
         SlotsState { slots, sticky }
     }
 
-    /// Takes over the slots that another driver has given. Names that are not known here get slots of their own.
+    /// Takes over the slots that another driver has given, with their numbers. No policy has assigned any. [`Self::resume_counts`] follows.
     ///
     /// # Errors
     /// The fault in them.
-    pub fn resume(&self, state: SlotsState) -> Result<Renumbered, Wrong> {
-        let SlotsState { slots, sticky } = state;
-        let mut numbers = self.numbers();
-        let mut taken: HashSet<u16> = numbers.values().copied().collect();
-        let (mut next, mut renumbered, mut names) = (0..SLOTS as u16, HashMap::new(), HashSet::new());
-        for SlotState { number, name, counts } in slots {
-            let own = match numbers.get(&name) {
-                Some(&own) => own,
-                None => {
-                    let free = next.find(|number| !taken.contains(number));
-                    let free = free.ok_or_else(|| Wrong::of("too many backends of services"))?;
-                    self.slot(free).clear();
-                    taken.insert(free);
-                    numbers.insert(name.clone(), free);
-                    free
-                }
-            };
-            let is_first = renumbered.insert(number, own).is_none() && names.insert(name);
-            Wrong::unless(is_first, || format!("slot {number} of a service is there twice"))?;
-            self.slot(own).add(counts);
+    pub fn resume(&self, state: &SlotsState) -> Result<Known, Wrong> {
+        let (mut numbers, mut known) = (self.numbers(), HashSet::new());
+        Wrong::unless(numbers.is_empty(), || "slots of services before those of the state".to_owned())?;
+        for SlotState { number, name, .. } in &state.slots {
+            let is_first = known.insert(*number) && numbers.insert(name.clone(), *number).is_none();
+            Wrong::unless(is_first && usize::from(*number) < SLOTS, || {
+                format!("slot {number} of a service")
+            })?;
         }
-        drop(numbers);
-        let is_same = |number: u16| renumbered.get(&number) == Some(&number);
-        let mut kept = 0;
-        for (key, word) in sticky {
-            kept += 1;
-            Wrong::unless(kept <= Self::KEPT_MAX, || "too many clients keep a backend".to_owned())?;
-            // A client's key has the number of the service in it. With another number it is chosen for anew.
-            if is_same(word as u16) {
-                self.keep_again(key, word);
+        Wrong::unless(state.sticky.len() <= Self::KEPT_MAX, || "too many clients keep a backend".to_owned())?;
+        Ok(Known(known))
+    }
+
+    /// Goes on with the counts, and with the backends that clients keep. `is_joined`: the words are those of the other driver.
+    pub fn resume_counts(&self, state: SlotsState, is_joined: bool) {
+        for SlotState { number, counts, moved: [there, back], .. } in state.slots {
+            let slot = self.slot(number);
+            slot.add(Counts { sent: there, received: back, ..Counts::default() });
+            if !is_joined {
+                slot.add(counts);
             }
         }
-        Ok(Renumbered(renumbered))
+        if !is_joined {
+            state.sticky.into_iter().for_each(|(key, word)| self.keep_again(key, word));
+        }
     }
 }
 
@@ -146,11 +138,9 @@ mod tests {
 
     #[test]
     fn counts_and_kept_backends_are_the_next_drivers() {
-        let (old, new, policies) =
-            (Slots::own().unwrap(), Slots::own().unwrap(), [policy(&[1, 2]), policy(&[2, 3])]);
+        let (old, policies) = (Slots::own().unwrap(), [policy(&[1, 2]), policy(&[2, 3])]);
         old.assign(&policies[0], &[]).unwrap();
         old.assign(&policies[1], &[]).unwrap();
-        new.assign(&policies[1], &[]).unwrap();
         let service = policies[1].services[0].address;
         let number =
             |slots: &Slots, n: u8| slots.number(service, Some(format!("10.0.0.{n}:80").parse().unwrap()));
@@ -167,20 +157,32 @@ mod tests {
         old.keep(own, 5, own, u64::MAX >> 16);
         let open = [(&chosen(1), [100, 20]), (&chosen(2), [3, 4])];
         let state = || old.give(open.iter().copied());
-        let renumbered = new.resume(state()).unwrap();
-        for n in [1, 2] {
-            let there = renumbered.chosen(chosen(n)).unwrap();
-            assert_eq!(there.slots, [new.number(service, None).unwrap(), number(&new, n).unwrap()]);
+        for is_joined in [false, true] {
+            let new = Slots::own().unwrap();
+            let known = new.resume(&state()).unwrap();
+            new.assign(&policies[1], &[]).unwrap();
+            new.resume_counts(state(), is_joined);
+            for n in [1, 2, 3] {
+                assert_eq!(number(&new, n), number(&old, n));
+            }
+            // Words that are the other driver's have its counts already.
+            let first = new.slot(number(&new, 1).unwrap());
+            let made = if is_joined { 0 } else { 7 };
+            assert_eq!((first.made.load(Relaxed), first.sent.load(Relaxed)), (made, 100));
+            let all = new.slot(own);
+            assert_eq!((all.sent.load(Relaxed), all.received.load(Relaxed)), (103, 24));
+            assert_eq!(new.kept(own, 5, 0), (!is_joined).then_some(own));
+            assert!(known.check(&chosen(1)).is_ok());
+            assert!(known.check(&Chosen { slots: [own, 999], ..chosen(1) }).is_err());
+            assert!(new.resume(&state()).is_err(), "slots are there");
         }
-        let first = new.slot(number(&new, 1).unwrap());
-        assert_eq!((first.made.load(Relaxed), first.sent.load(Relaxed)), (7, 100));
-        let all = new.slot(new.number(service, None).unwrap());
-        assert_eq!((all.sent.load(Relaxed), all.received.load(Relaxed)), (103, 24));
-        assert_eq!(new.kept(own, 5, 0), Some(own));
-        let stranger = Chosen { slots: [own, 999], ..chosen(1) };
-        assert!(renumbered.chosen(stranger).is_err());
-        let mut twice = state();
-        twice.slots.extend(state().slots);
-        assert!(new.resume(twice).is_err());
+        let refused = |change: &dyn Fn(&mut SlotsState)| {
+            let mut changed = state();
+            change(&mut changed);
+            assert!(Slots::own().unwrap().resume(&changed).is_err());
+        };
+        refused(&|changed| changed.slots.extend(state().slots));
+        refused(&|changed| changed.slots[0].number = changed.slots[1].number);
+        refused(&|changed| changed.slots[0].number = SLOTS as u16);
     }
 }

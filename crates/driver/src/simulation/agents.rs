@@ -105,6 +105,7 @@ impl Running {
         let ((attach, address), (admin, _)) = (listener(SocketType::SEQPACKET), listener(SocketType::STREAM));
         let make = (settings, clock, engine, is_safe);
         let mut this = Self::assemble(make, [attach, admin], address, shelves);
+        this.conductor().put_first_in_force().expect("a policy");
         this.start_movers(settings);
         this
     }
@@ -143,15 +144,14 @@ impl Running {
             Some(text) => Policy::parse(&text).expect("a policy that is in force"),
             None => settings.policy.clone(),
         };
-        let settings = Settings { policy, ..settings.clone() };
-        let make = (&settings, Arc::clone(&self.clock), engine, is_safe);
+        let make = (settings, Arc::clone(&self.clock), engine, is_safe);
         let listening = again(&mut self.listening.iter().map(AsFd::as_fd));
         let listening = listening.try_into().expect("two sockets");
         let mut next = Self::assemble(make, listening, self.address.clone(), shelves);
         let Parts { lead, door, .. } = &mut next.parts;
-        let ready = taking::take(state, &mut Unpacked::new(fds, rings), &mut lead.conductor, door)?;
+        let ready = taking::take(state, policy, &mut Unpacked::new(fds, rings), &mut lead.conductor, door)?;
         taking::begin(ready, &mut lead.conductor, door);
-        next.start_movers(&settings);
+        next.start_movers(settings);
         Ok(next)
     }
 
@@ -162,7 +162,7 @@ impl Running {
         shelves: Shelves,
     ) -> Self {
         let listening = [&attach, &admin].map(|socket| socket.try_clone().expect("a descriptor"));
-        let sockets = Sockets { attach, admin, is_safe };
+        let sockets = Sockets { attach, admin, is_safe, maps: Vec::new() };
         let of_conductor = (Inboxes::new().expect("inboxes"), Err("the kernel is simulated".to_owned()));
         let holds = Holds { descriptors: 4096, shelves };
         let parts =

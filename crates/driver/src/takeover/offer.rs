@@ -3,7 +3,7 @@
 //! ```text
 //!    new                                                old
 //!     │ Ask::TakeOver (versions) ─────────────────────▶ │ root or its user alone, as for any question
-//!     │ ◀───────────────────────── offer: policy, sockets │
+//!     │ ◀─────────────────── offer: policy, sockets, maps │
 //!     │ loads programs, makes agents                    │ goes on as before
 //!     │ early ────────────────────────────────────────▶ │
 //!     │ ◀──────────────────────────────── direct rings │

@@ -6,6 +6,7 @@ use super::state::{now, State, Stops};
 use crate::admin::{Answer, Ask, TakenOver};
 use crate::conductor::Conductor;
 use crate::door::{Door, Sockets};
+use crate::gate::Lasting;
 use crate::memory::Cold;
 use crate::mover::takeover::Known;
 use crate::peer::Peer;
@@ -32,6 +33,8 @@ pub struct Predecessor {
     policy: Option<String>,
     /// About as many descriptors come with the state.
     descriptors: u32,
+    /// Maps of its kernel's half, as they have come.
+    maps: Vec<OwnedFd>,
 }
 
 /// Clients and flows to be begun.
@@ -86,7 +89,8 @@ impl Predecessor {
         let (bytes, fds) = offer::receive(&stream)?;
         let Offer { policy, is_safe, descriptors } =
             serde_json::from_slice(&bytes).map_err(std::io::Error::from)?;
-        let Ok([attach, admin]) = <[OwnedFd; 2]>::try_from(fds) else {
+        let mut fds = fds.into_iter();
+        let (Some(attach), Some(admin), maps) = (fds.next(), fds.next(), fds.collect()) else {
             return Err(refused("the running driver offers no sockets".to_owned()));
         };
         for (socket, kind) in [(&attach, SocketType::SEQPACKET), (&admin, SocketType::STREAM)] {
@@ -100,14 +104,28 @@ impl Predecessor {
         if let Some(text) = &policy {
             settings.policy = Policy::parse(text)?;
         }
-        Ok((Self { stream, policy, descriptors }, Sockets { attach, admin, is_safe }))
+        Ok((Self { stream, policy, descriptors, maps }, Sockets { attach, admin, is_safe, maps: Vec::new() }))
     }
 
-    /// Takes everything. On success this driver owns the state of the running one. On failure the running driver keeps it.
+    /// Returns the maps of the kernel's half that have come, if the running driver has one.
+    ///
+    /// # Errors
+    /// If they are no such maps.
+    pub fn take_maps(&mut self) -> Result<Option<Lasting>, StartError> {
+        let maps = Lasting::of_another(std::mem::take(&mut self.maps));
+        maps.map_err(|why| self.refuse(&Wrong::of(why)))
+    }
+
+    /// Takes everything, with the policy that the running driver has in force. On success this driver owns the state of the running one. On failure the running driver keeps it.
     ///
     /// # Errors
     /// The fault, or the hindrance.
-    pub fn take(&self, conductor: &mut Conductor, door: &mut Door) -> Result<(Ready, Begun), StartError> {
+    pub fn take(
+        &self,
+        policy: Policy,
+        conductor: &mut Conductor,
+        door: &mut Door,
+    ) -> Result<(Ready, Begun), StartError> {
         let stream = &self.stream;
         make_room(self.descriptors);
         offer::say(stream, Word::Early)?;
@@ -122,7 +140,7 @@ impl Predecessor {
         let received = offer::receive(stream).map_err(|error| StartError::TakeOver(error.to_string()))?;
         let begun = Instant::now();
         let (state_bytes, descriptors) = (received.0.len(), count + received.1.len());
-        let taken = self.check(received, early, conductor, door);
+        let taken = self.check(received, early, policy, (conductor, door));
         tracing::debug!(checked = ?begun.elapsed(), "steps of a take-over at the new driver");
         match taken {
             Ok((ready, stops)) => {
@@ -156,8 +174,8 @@ impl Predecessor {
         &self,
         (bytes, fds): (Vec<u8>, Vec<OwnedFd>),
         early: early::Rings,
-        conductor: &mut Conductor,
-        door: &mut Door,
+        policy: Policy,
+        (conductor, door): (&mut Conductor, &mut Door),
     ) -> Result<(Ready, Stops), Wrong> {
         let begun = Instant::now();
         let state: State = State::from_bytes(&bytes)?;
@@ -165,22 +183,23 @@ impl Predecessor {
         let is_same = state.policy == self.policy;
         Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
         let stops = state.stops;
-        Ok((take(state, &mut Unpacked::new(fds, early), conductor, door)?, stops))
+        Ok((take(state, policy, &mut Unpacked::new(fds, early), conductor, door)?, stops))
     }
 }
 
-/// Loads a state into the agents, which have no clients. They go on with [`begin`].
+/// Loads a state into the agents, which have no clients and no policy. They go on with [`begin`].
 ///
 /// # Errors
 /// The fault in the state. The agents are of no use then.
 pub fn take(
     state: State,
+    policy: Policy,
     fds: &mut Unpacked,
     conductor: &mut Conductor,
     door: &mut Door,
 ) -> Result<Ready, Wrong> {
     let State { stops: _, policy: _, conductor: of_conductor, movers, door: of_door } = state;
-    let came = conductor.take(of_conductor, fds)?;
+    let came = conductor.take(of_conductor, policy, fds)?;
     let mut known: HashMap<_, _> = came
         .iter()
         .map(|(id, came)| {

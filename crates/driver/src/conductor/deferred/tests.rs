@@ -90,7 +90,9 @@ impl Stage {
             Pool::of(all, HugepageUse::Off, Shelves::default()),
             Arc::new(Metrics::new(&counters, 0)),
         );
-        let mut this = Self { conductor: conductor.unwrap(), clock, inboxes, door, mover };
+        let mut conductor = conductor.unwrap();
+        conductor.put_first_in_force().unwrap();
+        let mut this = Self { conductor, clock, inboxes, door, mover };
         for (client, &namespace) in namespaces.iter().enumerate() {
             this.attach(client as u16, namespace);
         }

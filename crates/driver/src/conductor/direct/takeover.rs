@@ -2,7 +2,7 @@
 use super::doorbells::{Doorbell, Name};
 use super::{Direct, Plan};
 use crate::conductor::Conductor;
-use crate::ids::{ClientId, Payer, Side, TenantId};
+use crate::ids::{ClientId, Payer, Side};
 use crate::memory::{DirectRing, RingEnds, UnpaidRing};
 use crate::takeover::early::Given;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -129,7 +129,6 @@ impl Conductor {
     pub(in crate::conductor) fn take_direct(
         &mut self,
         state: DirectState,
-        tenants: &[TenantId],
         taken: &mut DoorbellsTaken,
         fds: &mut Unpacked,
     ) -> Result<Direct, Wrong> {
@@ -137,10 +136,10 @@ impl Conductor {
         let mut made = [None, None];
         let without = Side::BOTH.into_iter().find(|side| rings[*side].is_none());
         for (side, ring) in Side::BOTH.into_iter().zip(rings) {
-            made[side] = ring.map(|ring| self.take_ring(ring, clients[side], tenants, fds)).transpose()?;
+            made[side] = ring.map(|ring| self.take_ring(ring, clients[side], fds)).transpose()?;
         }
         let second = match (second, without) {
-            (Some(ring), Some(side)) => Some(self.take_ring(ring, clients[side], tenants, fds)?),
+            (Some(ring), Some(side)) => Some(self.take_ring(ring, clients[side], fds)?),
             (Some(_), None) => return Err(Wrong::of("a third direct ring")),
             (None, _) => None,
         };
@@ -187,11 +186,10 @@ impl Conductor {
         &mut self,
         state: RingState,
         (maker, serial): (ClientId, u64),
-        tenants: &[TenantId],
         fds: &mut Unpacked,
     ) -> Result<DirectRing, Wrong> {
         let RingState { number, late, payer: (tenant, user) } = state;
-        let tenant = *tenants.get(tenant.index()).ok_or_else(|| Wrong::of("a tenant that is not there"))?;
+        Wrong::unless(self.tenants.is_known(tenant), || "a tenant that is not there".to_owned())?;
         let maker = self.client(maker).filter(|client| client.serial == serial);
         let payer = (tenant, user);
         let account = match maker {

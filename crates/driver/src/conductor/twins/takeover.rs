@@ -34,14 +34,13 @@ impl Conductor {
         })
     }
 
-    /// Takes over state that another driver has given. Connections are there already. `tenants`: numbers of its tenants here.
+    /// Takes over state that another driver has given. Connections are there already.
     ///
     /// # Errors
     /// The fault in it.
     pub(in crate::conductor) fn take_twins(
         &mut self,
         state: TwinsState,
-        tenants: &[TenantId],
         fds: &mut Unpacked,
     ) -> Result<(), Wrong> {
         let TwinsState { listeners, parked, departed, diags } = state;
@@ -49,8 +48,8 @@ impl Conductor {
             self.twins.diags.insert(id, SocketDiag(fds.take(fd)?));
         }
         for (tenant, ends) in departed {
-            let id = tenants.get(tenant.index()).ok_or_else(|| Wrong::of("a tenant that is not there"))?;
-            self.twins.departed.entry(*id).or_default().extend(ends.into_iter().take(super::DEPARTED_MAX));
+            Wrong::unless(self.tenants.is_known(tenant), || "a tenant that is not there".to_owned())?;
+            self.twins.departed.entry(tenant).or_default().extend(ends.into_iter().take(super::DEPARTED_MAX));
         }
         let mut twins: Vec<_> =
             self.connections.iter().filter(|(_, connection)| connection.twin.is_some()).collect();
