@@ -137,7 +137,7 @@ failed:
 }
 
 /* Connections that a transparent proxy has seen, with original destination and peer of the last one. */
-static int seen;
+static int seen, passed[256];
 static char seen_asked[96] = "-", seen_peer[96] = "-";
 
 struct ends {
@@ -183,7 +183,8 @@ static void *pass(void *arg) {
         return NULL;
     }
     say(&asked, seen_asked);
-    __sync_fetch_and_add(&seen, 1);
+    int number = __sync_fetch_and_add(&seen, 1);
+    if (number < 256) passed[number] = fd;
     int on = socket(asked.ss_family, SOCK_STREAM, 0);
     if (connect(on, (struct sockaddr *)&asked, len)) {
         close(on), close(fd);
@@ -249,6 +250,12 @@ int main(void) {
             printf("ok \n");
         } else if (strcmp(line, "seen\n") == 0) {
             printf("ok %d %s %s\n", seen, seen_asked, seen_peer);
+        } else if (sscanf(line, "asked %d", &name) == 1) {
+            /* Original destination of a connection of the proxy that is still open, the first one being 0. */
+            struct sockaddr_storage asked;
+            socklen_t len = sizeof asked;
+            if (getsockopt(passed[name], IPPROTO_IP, 80, &asked, &len)) printf("error %d asked\n", errno);
+            else say(&asked, bytes), printf("ok %s\n", bytes);
         } else if (strcmp(line, "last\n") == 0) {
             printf("ok %s\n", last_peer);
         } else if (sscanf(line, "peer %d", &name) == 1) {

@@ -131,7 +131,7 @@ fn a_new_rule_ends_open_connections_of_all_kinds() {
 
 #[test]
 fn a_quota_counts_both_ways() {
-    let Some(stage) = stage() else { return };
+    let Some(mut stage) = stage() else { return };
     let mut server = stage.talker("a", Way::Static);
     server.ok("listen 7310");
     let mut native = stage.talker("a", Way::Native);
@@ -147,6 +147,14 @@ fn a_quota_counts_both_ways() {
     assert_eq!(connect(&mut library, Way::Library("all"), 0, "10.77.0.1", 7310), libc::EMFILE);
     let blue = stage.tenant("blue").account;
     assert_eq!((blue.connections_open, blue.connections_over_quota), (3, 3));
+    // The next driver counts the same.
+    for over in 3..6 {
+        stage.scene.driver.take_over().unwrap();
+        let blue = stage.tenant("blue").account;
+        assert_eq!((blue.connections_open, blue.connections_over_quota), (3, over));
+        assert_eq!(blue.connections_made, 3);
+        assert_eq!(connect(&mut other, Way::Static, 2, "10.77.0.1", 7310), libc::EMFILE);
+    }
     // Closing gives back the quota.
     other.ok("close 0");
     let end = Instant::now() + Duration::from_secs(5);

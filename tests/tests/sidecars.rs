@@ -286,17 +286,22 @@ fn proxies_go_on_when_drivers_take_over() {
     let Some(mut stage) = stage() else { return };
     let mut server = stage.0.start("a", Way::Library("short"));
     server.ok("echo6 7541");
-    for (proxied, on_failure, errno) in [("all", "close", libc::ECONNREFUSED), ("short", "bypass", 0)] {
-        let mut proxy = stage.proxy("p", Way::Library(proxied));
+    let turns = [
+        (Way::Library("all"), "close", libc::ECONNREFUSED),
+        (Way::Library("short"), "bypass", 0),
+        (Way::Static, "close", libc::ECONNREFUSED),
+    ];
+    for (proxied, on_failure, errno) in turns {
+        let mut proxy = stage.proxy("p", proxied);
         stage.apply(&via(&[3], &format!("on_failure = \"{on_failure}\"")));
         stage.wait_for("the proxy is up", |sidecar| sidecar.proxies[0].on_kernel);
         let mut clients = UNMODIFIED.map(|way| (way, stage.0.start("b", way)));
         for (way, client) in &mut clients {
-            assert_eq!(connect(client, *way, 1, SERVER, 7541), 0, "{way:?} by {proxied}");
+            assert_eq!(connect(client, *way, 1, SERVER, 7541), 0, "{way:?} by {proxied:?}");
             client.ok("talk 1");
         }
         let mut native = stage.0.start("b", Way::Native);
-        assert_eq!(connect(&mut native, Way::Native, 1, SERVER, 7541), 0, "by {proxied}");
+        assert_eq!(connect(&mut native, Way::Native, 1, SERVER, 7541), 0, "by {proxied:?}");
         // The greeting.
         assert_eq!(native.ok("end c1"), "1");
         wait_seen(&mut proxy, 4);
@@ -312,23 +317,31 @@ fn proxies_go_on_when_drivers_take_over() {
             let from = turn * TURN_BYTES;
             native.ok(&format!("send c1 5 {from} {TURN_BYTES} 7000"));
             stage.0.driver.take_over().unwrap();
-            assert_eq!(counted(&stage), before, "by {proxied}");
+            assert_eq!(counted(&stage), before, "by {proxied:?}");
             native.ok(&format!("recv c1 5 {from} {TURN_BYTES}"));
             clients.iter_mut().for_each(|(_, client)| wait_talk(client, 1));
+            // Sockets of both sides know what was asked for.
+            for (way, client) in &mut clients {
+                assert_eq!(client.ok("peer 1"), format!("{SERVER} 7541"), "{way:?} by {proxied:?}");
+            }
+            for number in 0..4 {
+                let asked = proxy.ok(&format!("asked {number}"));
+                assert_eq!(asked, format!("{SERVER} 7541"), "{number} by {proxied:?}");
+            }
         }
         // A new connection passes the proxy at once.
         for (number, (way, client)) in (5u32..).zip(&mut clients) {
-            assert_eq!(connect(client, *way, 2, SERVER, 7541), 0, "{way:?} by {proxied}");
-            assert_eq!(wait_seen(&mut proxy, number).0, format!("{SERVER} 7541"), "{way:?} by {proxied}");
+            assert_eq!(connect(client, *way, 2, SERVER, 7541), 0, "{way:?} by {proxied:?}");
+            assert_eq!(wait_seen(&mut proxy, number).0, format!("{SERVER} 7541"), "{way:?} by {proxied:?}");
         }
-        assert_eq!(connect(&mut native, Way::Native, 2, SERVER, 7541), 0, "by {proxied}");
+        assert_eq!(connect(&mut native, Way::Native, 2, SERVER, 7541), 0, "by {proxied:?}");
         wait_seen(&mut proxy, 8);
         let (made, hits) = before;
         let now = counted(&stage);
-        assert_eq!(now.0, made.map(|made| made + 4), "by {proxied}");
-        assert!(now.1 >= hits + 4, "by {proxied}: {hits}, {}", now.1);
+        assert_eq!(now.0, made.map(|made| made + 4), "by {proxied:?}");
+        assert!(now.1 >= hits + 4, "by {proxied:?}: {hits}, {}", now.1);
         for (way, client) in &mut clients {
-            assert!(client.ok("hush 1").parse::<u64>().unwrap() > 0, "{way:?} by {proxied}");
+            assert!(client.ok("hush 1").parse::<u64>().unwrap() > 0, "{way:?} by {proxied:?}");
         }
         // The proxy dies.
         let (refused, bypassed) =
