@@ -52,6 +52,7 @@ pub mod notify;
 pub mod packetised;
 mod port;
 mod shape;
+mod signaller;
 mod violation;
 
 pub use agent::{

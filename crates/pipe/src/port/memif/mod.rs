@@ -6,10 +6,9 @@
 //! and only the copy is inspected.
 //!
 //! There is one client at a time; another waits in the socket's queue. A frame for which the client has no buffer is lost. The agent
-//! writes to no eventfd of a client: a thread ([`waker`]) wakes a client that sleeps, by a call that never blocks ([`signaller`]).
+//! writes to no eventfd of a client: a thread ([`waker`]) wakes a client that sleeps, by a call that never blocks ([`crate::signaller`]).
 mod message;
 mod rings;
-mod signaller;
 mod waker;
 
 use self::message::{ack, connected, disconnect, hello, Message, Refused, MESSAGE_BYTES};

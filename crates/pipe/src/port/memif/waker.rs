@@ -4,7 +4,7 @@
 //! The agent leaves a note for the thread, in a channel with room for one, and never waits. No signal blocks, so that the thread ends soon
 //! after its client has gone.
 use super::message::Refused;
-use super::signaller::Signaller;
+use crate::signaller::Signaller;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
 use std::thread::JoinHandle;
