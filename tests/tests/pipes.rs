@@ -156,7 +156,7 @@ impl Pipe {
     /// Takes the pipe's wake-up pipe, which it uses from now on.
     fn take_wake_fd(&mut self) {
         let mut fds = tell(&mut self.raw, FrameKind::PipeWakeFd, self.number, FrameKind::PipeWakeFd).unwrap();
-        self.pipe.set_wake_fd(fds.pop().unwrap());
+        self.pipe.set_wake_fd(fds.pop().unwrap()).unwrap();
     }
 }
 

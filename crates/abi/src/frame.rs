@@ -44,7 +44,8 @@ entry! {
     /// PipeWakeFd (id)                 →
     ///                               ←  PipeWakeFd (id) + read end of a pipe
     /// PipePeer (id)                 →            a pipe on a link whose word `link` says that there is an offer
-    ///                               ←  PipePeer (id, bytes) + control memfd of the other end, and ring memfd of a sender
+    ///                               ←  PipePeer (bytes, page_bytes) + control memfd of the other end, then what `page_bytes` names
+    ///                                  (`peer_has`)
     /// PipeClose (id)                →
     ///                               ←  Ready (id)
     ///                               ←  Error (errno, text)   instead of any answer

@@ -122,6 +122,22 @@ kinds! {
     }
 }
 
+/// Descriptors of an answer `PipePeer`, by its word `page_bytes`, after the control file and in this order.
+pub mod peer_has {
+    use crate::declare::constants;
+
+    constants! {
+        PEER_HAS:
+        /// The ring of the other end, which sends.
+        RING: u64 = 1;
+        /// The bell of the pipe itself: an eventfd that the other end signals, for a program that waits in `poll` or `epoll`. Never read or
+        /// written: each signal is an edge.
+        OWN_BELL: u64 = 2;
+        /// The bell of the other end, to be signalled in a way that cannot block (`IOCB_FLAG_RESFD`).
+        PEER_BELL: u64 = 4;
+    }
+}
+
 constants! {
     SIZES:
     /// Bytes of a [`PipeRequest`] in the text of a [`crate::Frame`].

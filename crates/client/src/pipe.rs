@@ -27,8 +27,9 @@ use crate::forks::forks;
 use crate::process;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
+use pd_abi::pipe::peer_has;
 use pd_abi::{Frame as Message, FrameKind};
-use pd_pipe::{Broker, Offer, PeerOffer, Shape};
+use pd_pipe::{Bells, Broker, Offer, PeerOffer, Shape};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut};
@@ -132,7 +133,10 @@ impl Broker for Door {
         let ask = Message::new(FrameKind::PipePeer).with_id(self.number);
         let (answer, fds) = self.attachment.exchange(&ask, FrameKind::PipePeer).ok()?;
         let mut fds = fds.into_iter();
-        Some(PeerOffer { ring_bytes: answer.bytes, control: fds.next()?, ring: fds.next() })
+        let (control, has) = (fds.next()?, |bit: u64| answer.page_bytes & bit != 0);
+        let mut next = |bit| if has(bit) { fds.next().map(Some) } else { Some(None) };
+        let (ring, own, peer) = (next(peer_has::RING)?, next(peer_has::OWN_BELL)?, next(peer_has::PEER_BELL)?);
+        Some(PeerOffer { ring_bytes: answer.bytes, control, ring, bells: Bells { own, peer } })
     }
 
     fn is_alive(&self) -> bool {
@@ -265,7 +269,7 @@ impl Pipe {
             let (_, mut fds) = self.attachment.exchange(&ask, FrameKind::PipeWakeFd)?;
             let wake_fd =
                 fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake-up pipe"))?;
-            self.pipe.set_wake_fd(wake_fd);
+            self.pipe.set_wake_fd(wake_fd)?;
         }
         self.pipe.wake_fd().ok_or_else(|| Error::new(Errno::BADF, "the pipe has no wake-up pipe"))
     }

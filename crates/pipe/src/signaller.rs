@@ -12,6 +12,7 @@ use rustix::io::{Errno, Result};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most completions taken at a time.
 const TAKEN_MAX: usize = 64;
@@ -58,7 +59,25 @@ fn done(returned: libc::c_long) -> Result<libc::c_long> {
     Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL))
 }
 
+/// The signaller of a process, by its number.
+static OF_PROCESS: Mutex<Option<(u32, Arc<Signaller>)>> = Mutex::new(None);
+
 impl Signaller {
+    /// Returns the one of this process, made when it is first wanted: the kernel takes milliseconds to end a context. A forked child gets
+    /// its own.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn of_process() -> Result<Arc<Self>> {
+        let (mut known, process) = (OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner), std::process::id());
+        if let Some((_, signaller)) = known.as_ref().filter(|known| known.0 == process) {
+            return Ok(Arc::clone(signaller));
+        }
+        let made = Arc::new(Self::new()?);
+        *known = Some((process, Arc::clone(&made)));
+        Ok(made)
+    }
+
     /// Makes a context of asynchronous requests.
     ///
     /// # Errors

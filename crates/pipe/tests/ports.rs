@@ -177,7 +177,7 @@ fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     let id = opened.0;
     let mut pipe = map(&mut agent, opened);
     let (theirs, wake_fd) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
-    pipe.set_wake_fd(theirs);
+    pipe.set_wake_fd(theirs).unwrap();
     assert!(!pipe.arm().unwrap());
     let readable = |pipe: &Pipe| {
         let fd = pipe.wake_fd().unwrap();

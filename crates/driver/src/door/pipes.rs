@@ -7,11 +7,12 @@ use crate::ids::ClientId;
 use crate::memory::{Amounts, Lent};
 use crate::messages::{Payer, Violation};
 use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
-use pd_abi::pipe::{PipeDirection, PipeUnit};
+use pd_abi::pipe::{peer_has, PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_pipe::{Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_pipe::{Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
 use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Most pipes of one client.
@@ -43,8 +44,8 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A wake-up pipe takes one more descriptor.
-        let descriptors = Files::DESCRIPTORS + 1;
+        // A wake-up pipe and a bell take one more descriptor each.
+        let descriptors = Files::DESCRIPTORS + 2;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
             Ok(lease) => self.helpers.give(payer, whose, Job::Pipe(Box::new((lease, shape, request)))),
@@ -151,21 +152,23 @@ impl Door {
     }
 
     /// Passes the memory of that pipe, if its guest has the same payer.
-    pub(super) fn pipe_peer(&mut self, id: ClientId, serial: u64, peer: Option<PipeName>) {
+    pub(super) fn pipe_peer(&mut self, id: ClientId, serial: u64, peer: Option<(PipeName, Bells)>) {
         let Some(payer) =
             self.guests.here(id).filter(|guest| guest.serial == serial).map(|guest| guest.payer())
         else {
             return;
         };
-        let memory = peer.and_then(|(client, serial, number)| {
+        let memory = peer.and_then(|((client, serial, number), bells)| {
             let guest = self.guests.here(client)?;
             let is_same = guest.serial == serial && guest.payer() == payer;
-            Some(Arc::clone(&guest.pipes.get(&number).filter(|_| is_same)?.memory))
+            Some((Arc::clone(&guest.pipes.get(&number).filter(|_| is_same)?.memory), bells))
         });
-        match memory.ok_or(Errno::AGAIN).and_then(|memory| memory.peer()) {
-            Ok(PeerOffer { ring_bytes, control, ring }) => {
-                let fds = [Some(control), ring].into_iter().flatten().collect();
-                self.answer(id, Frame::new(FrameKind::PipePeer).with_bytes(ring_bytes, 0), fds);
+        match memory.ok_or(Errno::AGAIN).and_then(|(memory, bells)| memory.peer(bells)) {
+            Ok(PeerOffer { ring_bytes, control, ring, bells: Bells { own, peer } }) => {
+                let bit = |fd: &Option<OwnedFd>, bit| if fd.is_some() { bit } else { 0 };
+                let has = bit(&ring, peer_has::RING) | bit(&own, peer_has::OWN_BELL) | bit(&peer, peer_has::PEER_BELL);
+                let fds = [Some(control), ring, own, peer].into_iter().flatten().collect();
+                self.answer(id, Frame::new(FrameKind::PipePeer).with_bytes(ring_bytes, has), fds);
             }
             Err(errno) => self.refuse(id, errno, "no direct path is offered to the pipe"),
         }

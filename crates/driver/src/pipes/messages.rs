@@ -9,7 +9,7 @@ use crate::mirror::Frames;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
-use pd_pipe::{Files, Made, Mapped, Offer, PeerOffer, Shape};
+use pd_pipe::{Bells, Files, Made, Mapped, Offer, PeerOffer, Shape};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,13 +56,13 @@ impl PipeMemory {
         self.files.seal()
     }
 
-    /// Opens what the pipe at the other end of a link may read.
+    /// Opens what the pipe at the other end of a link may read, which has these bells.
     ///
     /// # Errors
     /// Errors of opening files.
-    pub fn peer(&self) -> rustix::io::Result<PeerOffer> {
+    pub fn peer(&self, bells: Bells) -> rustix::io::Result<PeerOffer> {
         may(Call::Reopen)?;
-        self.files.peer()
+        self.files.peer(bells)
     }
 }
 

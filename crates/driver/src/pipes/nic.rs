@@ -17,7 +17,7 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens, Unit,
+    Agent, Bells, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens, Unit,
     PIPES_MAX,
 };
 use pd_shm::Spin;
@@ -416,11 +416,12 @@ impl Nic {
     }
 
     /// Finds the pipe whose memory a client is to map for the direct path of a link.
-    fn show_peer(&mut self, client: ClientId, number: u32) -> Option<PipeName> {
-        let id = self.agent.partner(self.pipes.get(&(client, number))?.id)?;
+    fn show_peer(&mut self, client: ClientId, number: u32) -> Option<(PipeName, Bells)> {
+        let own = self.pipes.get(&(client, number))?.id;
+        let (id, bells) = (self.agent.partner(own)?, self.agent.bells(own).ok()?);
         let (&(client, number), pipe) = self.pipes.iter_mut().find(|(_, pipe)| pipe.id == id)?;
         pipe.is_shown = true;
-        Some((client, pipe.serial, number))
+        Some(((client, pipe.serial, number), bells))
     }
 
     /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them.

@@ -327,7 +327,8 @@ impl End {
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Wakes a program that waits in `poll` or `epoll`.
+    pub fn wake(&self) {
         if let Some(wake_fd) = &self.wake_fd {
             // A full pipe is readable, so that the program wakes.
             let _ = rustix::io::write(wake_fd, &[1]);
@@ -356,7 +357,7 @@ impl End {
         self.memory.status.store_u32(pipe_status::NEED_WAKEUP, sleep, Ordering::Relaxed);
     }
 
-    /// Returns whether the program waits by a kernel pipe, which only the agent writes.
+    /// Returns whether the program waits in `poll` or `epoll`.
     pub fn has_wake_fd(&self) -> bool {
         self.wake_fd.is_some()
     }

@@ -1,16 +1,20 @@
 //! Direct paths of links: the agent offers, grants and recalls them ([`crate::handover`]).
 //!
 //! A link has a direct path while one pipe sends into an end and one receives all frames at the other, both of the same owner, and nothing
-//! asks for the agent: no lease, rate, tap, mirror, or wait by a kernel pipe. The agent then neither copies nor looks at the
-//! sender, and sleeps.
+//! asks for the agent: no lease, rate, tap or mirror. The agent then neither copies nor looks at the sender, and sleeps.
+//!
+//! A program that waits in `poll` or `epoll` is woken there by a bell, which the agent makes with the offer. One that begins to is recalled, and
+//! offered another path.
 use super::{Agent, PipeId, Slot};
-use crate::memory::PeerOffer;
+use crate::memory::{Bells, PeerOffer};
 use crate::port::Port;
 use crate::shape::{Direction, Unit};
 use crate::violation::Violation;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{LinkPath, LINK_NUMBER_MAX};
-use rustix::io::{Errno, Result};
+use rustix::event::{eventfd, EventfdFlags};
+use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
+use std::os::fd::OwnedFd;
 
 /// Most frames or bytes that a receiver's counts grow by between two looks. More is no count.
 const COUNT_MAX: u64 = 1 << 48;
@@ -26,6 +30,12 @@ struct Pair {
     sender: Option<usize>,
     receiver: usize,
     path: LinkPath,
+    /// Whether the program of the sender, and that of the receiver, waits in `poll` or `epoll`.
+    polls: [bool; 2],
+    /// Bells of those that do, while the path is offered.
+    bells: [Option<OwnedFd>; 2],
+    /// Position up to which the receiver had given back when a sender without a bell was last woken.
+    given: u64,
     /// Position in the sender's ring at which the direct path began.
     from: u64,
     ring_bytes: u64,
@@ -91,14 +101,30 @@ impl Agent {
         Some(PipeId { slot: other, generation })
     }
 
+    /// Returns bells for a pipe that is offered the direct path.
+    ///
+    /// # Errors
+    /// `EAGAIN` without an offer; `EMFILE`.
+    pub fn bells(&mut self, id: PipeId) -> Result<Bells> {
+        self.slot(id).ok_or(Errno::AGAIN)?;
+        let offered = |pair: &&Pair| pair.path == LinkPath::Offered && pair.has(id.slot);
+        let pair = self.links.pairs.iter().find(offered).ok_or(Errno::AGAIN)?;
+        let dup = |bell: &Option<OwnedFd>| bell.as_ref().map(|bell| fcntl_dupfd_cloexec(bell, 0)).transpose();
+        let [sender, receiver] = [dup(&pair.bells[0])?, dup(&pair.bells[1])?];
+        Ok(match pair.receiver == id.slot {
+            true => Bells { own: receiver, peer: sender },
+            false => Bells { own: sender, peer: receiver },
+        })
+    }
+
     /// Opens the memory of the other end for a pipe that was opened here and is offered the direct path.
     ///
     /// # Errors
     /// `EAGAIN` without an offer. Errors of opening files.
     pub fn peer(&mut self, id: PipeId) -> Result<PeerOffer> {
-        let partner = self.partner(id).ok_or(Errno::AGAIN)?;
+        let (partner, bells) = (self.partner(id).ok_or(Errno::AGAIN)?, self.bells(id)?);
         let files = self.slot(partner).and_then(|slot| slot.files.as_ref()).ok_or(Errno::AGAIN)?;
-        files.peer()
+        files.peer(bells)
     }
 
     /// Returns whether a pipe is on the direct path.
@@ -158,11 +184,12 @@ impl Agent {
                 receiver.link_counts = receiver.end.link_counts();
                 pair.from = slot.end.grant(number, &mut receiver.end);
                 pair.path = LinkPath::Direct;
+                pair.bells = [None, None];
             }
             self.pipes[sender] = Some(slot);
             return true;
         }
-        let Some(left) = receiver.end.left(number) else { return false };
+        let Some(left) = receiver.end.left(number) else { return self.wake_without_bell(index) };
         let given = receiver.end.given_back_directly();
         self.count(index);
         let mut pair = self.links.pairs.swap_remove(index);
@@ -189,6 +216,16 @@ impl Agent {
         }
         self.links.judge();
         true
+    }
+
+    /// Wakes a sender that has begun to wait in `poll` on a path that gave it no bell, and that its receiver has not left yet.
+    fn wake_without_bell(&mut self, index: usize) -> bool {
+        let pair = &mut self.links.pairs[index];
+        let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else { return false };
+        let given = self.pipes[pair.receiver].as_ref().map_or(0, |slot| slot.end.given_back_directly());
+        let is_news = std::mem::replace(&mut pair.given, given) != given;
+        let sender = self.pipes[sender].as_ref().filter(|slot| is_news && slot.end.has_wake_fd());
+        sender.map(|slot| slot.end.wake()).is_some()
     }
 
     /// Gives the sender the space of frames that were lent when its receiver has left the path, as far as they were given back.
@@ -228,7 +265,9 @@ impl Agent {
             let Some(sender) = sender.filter(|_| matches!(path, LinkPath::Offered | LinkPath::Direct)) else {
                 continue;
             };
-            if self.receiver_of(sender, &senders) == Some((pair.near, pair.far, receiver)) {
+            let may_stay = self.receiver_of(sender, &senders) == Some((pair.near, pair.far, receiver));
+            // A program that waits in `poll` since then has no bell.
+            if may_stay && self.polls(sender, receiver) == pair.polls {
                 continue;
             }
             match path {
@@ -240,6 +279,8 @@ impl Agent {
                 _ => {
                     self.links.pairs[index].path = LinkPath::Recalled;
                     self.set_link(receiver, number, LinkPath::Recalled);
+                    // It looks at what was given back before the receiver knew.
+                    self.pipes[sender].iter().for_each(|slot| slot.end.wake());
                 }
             }
         }
@@ -248,6 +289,9 @@ impl Agent {
             if self.links.pairs.iter().any(|pair| pair.has(sender) || pair.has(receiver)) {
                 continue;
             }
+            let polls = self.polls(sender, receiver);
+            // Without descriptors the agent passes frames on.
+            let (Ok(from), Ok(to)) = (make_bell(polls[0]), make_bell(polls[1])) else { continue };
             self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
             let number = self.links.number;
             let Some(slot) = &self.pipes[sender] else { continue };
@@ -258,6 +302,9 @@ impl Agent {
                 sender: Some(sender),
                 receiver,
                 path: LinkPath::Offered,
+                polls,
+                bells: [from, to],
+                given: 0,
                 from: 0,
                 ring_bytes: slot.end.shape().ring_bytes(),
                 lent: None,
@@ -265,6 +312,11 @@ impl Agent {
             self.set_link(sender, number, LinkPath::Offered);
             self.set_link(receiver, number, LinkPath::Offered);
         }
+    }
+
+    /// Returns which of the two wait in `poll` or `epoll`.
+    fn polls(&self, sender: usize, receiver: usize) -> [bool; 2] {
+        [sender, receiver].map(|pipe| self.pipes[pipe].as_ref().is_some_and(|slot| slot.end.has_wake_fd()))
     }
 
     fn set_link(&mut self, pipe: usize, number: u32, path: LinkPath) {
@@ -279,7 +331,6 @@ impl Agent {
             let shape = slot.end.shape();
             shape.unit() == Unit::Frames
                 && slot.end.is_open()
-                && !slot.end.has_wake_fd()
                 && !self.taps.are_of_pipe(slot.generation)
         };
         let slot =
@@ -359,6 +410,11 @@ impl Agent {
             add(&mut slot.counts.frames_foreign, foreign);
         }
     }
+}
+
+/// Makes a bell, if one is `wanted`. The agent never reads or writes it.
+fn make_bell(wanted: bool) -> Result<Option<OwnedFd>> {
+    wanted.then(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).transpose()
 }
 
 impl Pair {

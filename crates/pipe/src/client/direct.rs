@@ -3,11 +3,12 @@
 //! A program notices the agent's word when it looks for frames that are not there, for room, or publishes what it has sent. The receiver
 //! bounds each word and each entry of the sender as the agent does, and leaves the path upon an impossible one, so that the agent
 //! judges it. The sender takes a position of the receiver's only between what was free before and what it has published.
+use super::bell::{self, Heard, Rung};
 use super::copied::Copied;
 use super::Pipe;
 use crate::handover::{self, LeaveCells};
 use crate::intake::{Intake, IntakeCells, To};
-use crate::memory::{ClientMemory, PeerMemory, PeerOffer};
+use crate::memory::{Bells, ClientMemory, PeerMemory, PeerOffer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::limits::LINE_BYTES;
@@ -42,6 +43,9 @@ pub(super) struct Peer {
     /// Of a receiver: the position in the sender's ring.
     intake: Intake,
     waker: Waker,
+    /// Bell by which the other end wakes this program in `poll`, and the one by which this end wakes the other's.
+    heard: Option<Heard>,
+    rung: Option<Rung>,
     /// Frames and bytes received, frames dropped, and frames with a foreign verdict.
     counts: [u64; 4],
     /// Position at the last look for the agent.
@@ -121,6 +125,21 @@ impl Peer {
         unsafe { self.copied.get(self.address(len), len) }
     }
 
+    /// Wakes the other end's program, if it waits for `position`. Returns whether it does.
+    fn wake(&mut self, own: &ClientMemory, wake_at: usize, position: u64) -> bool {
+        let words = SharedCells {
+            wake_at: (&self.memory.control, wake_at),
+            doorbell: (&own.control, pipe_control::PEER_DOORBELL),
+        };
+        self.waker.wake(&bell::PeerCells { words, bell: self.rung.as_ref() }, position)
+    }
+
+    /// Returns it without bells: the path is left.
+    fn unheard(mut self: Box<Self>) -> Box<Self> {
+        (self.heard, self.rung) = (None, None);
+        self
+    }
+
     /// Returns the length of the next frame for the program. Frames before it that their sender has dropped are taken.
     #[inline]
     fn next(&mut self, own: &ClientMemory) -> std::result::Result<Option<u16>, Violation> {
@@ -156,7 +175,8 @@ impl Pipe {
     /// Maps the memory of the other end, which the agent offers.
     ///
     /// # Errors
-    /// `EINVAL` where nothing is offered, or other memory; `ENOMEM` and others of `mmap`.
+    /// `EINVAL` where nothing is offered, or other memory, or no bell for a program that waits in `poll`; `ENOMEM` and others of `mmap`;
+    /// `EAGAIN` and `ENOSYS` where this end cannot ring the other's bell.
     pub fn accept(&mut self, offer: &PeerOffer) -> Result<()> {
         self.map_peer(self.load_link(), offer)
     }
@@ -168,11 +188,28 @@ impl Pipe {
             return Err(Errno::INVAL);
         }
         let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
+        let Bells { own, peer: theirs } = &offer.bells;
+        let heard = match &self.wakes {
+            Some(wakes) => Some(wakes.hear(own.as_ref().ok_or(Errno::INVAL)?)?),
+            None => None,
+        };
+        let rung = theirs.as_ref().map(Rung::new).transpose()?;
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
         let loans = VecDeque::new();
         let copied = Copied::new(if self.shape.receives() { FRAME_BYTES_MAX.into() } else { 0 });
-        let peer =
-            Peer { number, memory, shape, intake, waker, counts: self.link_counts, looked: 0, copied, loans };
+        let peer = Peer {
+            number,
+            memory,
+            shape,
+            intake,
+            waker,
+            heard,
+            rung,
+            counts: self.link_counts,
+            looked: 0,
+            copied,
+            loans,
+        };
         (self.link, self.direct, self.offered) = (word, None, Some(Box::new(peer)));
         // Marks that nothing is given back: the sender may begin before this program does, and the last position is of another ring.
         self.memory.control.store_u64(pipe_control::LINK_CONSUMER, u64::MAX, Ordering::Relaxed);
@@ -313,22 +350,18 @@ impl Pipe {
         let Some(position) = peer.intake.publish(&PeerCells(&peer.memory, peer.shape, memory)) else {
             return;
         };
-        let sender = SharedCells {
-            wake_at: (&peer.memory.control, pipe_control::SEND_WAKE_AT),
-            doorbell: (&memory.control, pipe_control::PEER_DOORBELL),
-        };
-        peer.waker.wake(&sender, position);
+        let wakes = peer.wake(memory, pipe_control::SEND_WAKE_AT, position);
+        // A sender that has begun to wait in `poll` has no bell on this path, which is recalled: the agent wakes it.
+        if wakes && self.load_link() != self.link {
+            self.ring();
+        }
         self.look_for_agent(position);
     }
 
     /// Tells the receiver of frames up to `position`, if it sleeps.
     pub(super) fn wake_receiver(&mut self, position: u64) {
         let Self { direct: Some(peer), memory, .. } = self else { return };
-        let receiver = SharedCells {
-            wake_at: (&peer.memory.control, pipe_control::LINK_WAKE_AT),
-            doorbell: (&memory.control, pipe_control::PEER_DOORBELL),
-        };
-        peer.waker.wake(&receiver, position);
+        peer.wake(memory, pipe_control::LINK_WAKE_AT, position);
         self.look_for_agent(position);
     }
 
@@ -347,7 +380,7 @@ impl Pipe {
         if let Some(peer) = self.direct.take() {
             self.link_counts = peer.counts;
             handover::leave(peer.number, peer.intake.taken(), &self.memory);
-            self.left = Some(peer).filter(|peer| !peer.loans.is_empty());
+            self.left = Some(peer).filter(|peer| !peer.loans.is_empty()).map(Peer::unheard);
             self.ring();
         }
     }
@@ -406,6 +439,23 @@ impl Pipe {
     pub(super) fn is_peer_lent(&self) -> bool {
         let is_lent = |peer: &Peer| peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
         self.left.iter().chain(&self.direct).any(|peer| is_lent(peer))
+    }
+
+    /// Has the sender ring the bell with its next frame, and the agent with other news. Gives taken frames back.
+    pub(super) fn ask_peer(&mut self) {
+        self.publish_direct();
+        let Self { direct: Some(peer), memory, .. } = self else { return };
+        let wake_at = peer.intake.end().wrapping_add(1);
+        memory.control.store_u64(pipe_control::LINK_WAKE_AT, wake_at, Ordering::Relaxed);
+        // No position of the own ring: the agent rings for its other news.
+        memory.control.store_u64(pipe_control::RECV_WAKE_AT, u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Takes that back: the program is awake.
+    pub(super) fn ask_peer_no_more(&mut self) {
+        if self.direct.is_some() {
+            self.memory.control.store_u64(pipe_control::LINK_WAKE_AT, 0, Ordering::Relaxed);
+        }
     }
 
     /// Sleeps until the sender or the agent has news, at most `timeout`.

@@ -5,6 +5,7 @@
 //! frame. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
 //!
 //! A pipe is used by one thread at a time. The agent is trusted by the program, as the driver is.
+mod bell;
 mod copied;
 mod direct;
 mod frames;
@@ -15,6 +16,7 @@ pub use direct::Broker;
 pub use frames::{Frame, Frames};
 pub use messages::{Messages, Prefix};
 
+use self::bell::Wakes;
 use self::direct::Peer;
 use crate::memory::{ClientMemory, Offer};
 use crate::notify::{ReadCells, Reader};
@@ -24,7 +26,7 @@ use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
 use pd_shm::wait::{self, SharedCells};
 use pd_shm::{Own, Spin, Theirs};
 use rustix::io::{Errno, Result};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{fence, Ordering};
@@ -71,8 +73,8 @@ pub struct Pipe {
     spin: Spin,
     /// Number of the agent's sleep that was rung for last.
     rung: u32,
-    /// Reading end of a kernel pipe: see [`Pipe::set_wake_fd`].
-    wake_fd: Option<OwnedFd>,
+    /// See [`Pipe::set_wake_fd`].
+    wakes: Option<Wakes>,
     /// The agent's word about the path, as far as it was followed.
     link: u32,
     /// The other end of a link: mapped, until the agent grants the direct path, and on it.
@@ -104,7 +106,7 @@ impl Pipe {
             writer: Writer::default(),
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
-            wake_fd: None,
+            wakes: None,
             link: 0,
             offered: None,
             direct: None,
@@ -350,13 +352,17 @@ impl Pipe {
     }
 
     /// Sets the reading end of a kernel pipe for [`Self::arm`]. `wake_fd` does not block; the agent has the writing end.
-    pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
-        self.wake_fd = Some(wake_fd);
+    ///
+    /// # Errors
+    /// `EMFILE` and others of making an epoll instance.
+    pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) -> Result<()> {
+        self.wakes = Some(Wakes::new(wake_fd)?);
+        Ok(())
     }
 
-    /// Returns the descriptor that becomes readable after [`Self::arm`].
+    /// Returns the descriptor that becomes readable after [`Self::arm`]: an epoll instance, the same as long as the pipe lives.
     pub fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.wake_fd.as_ref().map(AsFd::as_fd)
+        self.wakes.as_ref().map(Wakes::fd)
     }
 
     /// Prepares a sleep in `poll` or `epoll` on [`Self::wake_fd`], and gives read bytes back. The descriptor becomes readable with the next
@@ -365,10 +371,8 @@ impl Pipe {
     /// # Errors
     /// The pipe's error once it has ended and all was read.
     pub fn arm(&mut self) -> Result<bool> {
-        if let Some(wake_fd) = &self.wake_fd {
-            let mut bytes = [0; 64];
-            while rustix::io::read(wake_fd, &mut bytes).is_ok_and(|len| len == bytes.len()) {}
-        }
+        // SYNC POINT: link-bell
+        self.wakes.iter().for_each(Wakes::clear);
         let ready = if self.shape.receives() { self.arm_receiver() } else { self.arm_sender() };
         if ready {
             return Ok(true);
@@ -377,31 +381,55 @@ impl Pipe {
     }
 
     fn arm_receiver(&mut self) -> bool {
-        if self.unread().is_ok() {
-            return true;
+        loop {
+            if self.unread().is_ok() {
+                return true;
+            }
+            let link = self.link;
+            if self.direct.is_some() {
+                self.ask_peer();
+            } else {
+                self.publish_left();
+                self.reader.answer(&Cells(&self.memory, self.shape));
+                self.ring();
+                let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
+                self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
+            }
+            // SYNC POINT: wake-dekker
+            fence(Ordering::SeqCst);
+            if self.unread().is_ok() {
+                self.ask_peer_no_more();
+                return true;
+            }
+            // Another side has the next frames by now.
+            if self.link == link {
+                return false;
+            }
         }
-        self.publish_left();
-        self.reader.answer(&Cells(&self.memory, self.shape));
-        self.ring();
-        let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
-        self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
-        // SYNC POINT: wake-dekker
-        fence(Ordering::SeqCst);
-        self.unread().is_ok()
     }
 
     fn arm_sender(&mut self) -> bool {
         self.flush();
         let ring = self.shape.ring_bytes();
         let room = ring / 4;
-        if self.free(room) {
-            return true;
+        loop {
+            if self.free(room) {
+                return true;
+            }
+            let link = self.link;
+            let wake_at = self.writer.placed.wrapping_sub(ring - room);
+            self.memory.control.store_u64(pipe_control::SEND_WAKE_AT, wake_at, Ordering::Relaxed);
+            // SYNC POINT: wake-dekker
+            fence(Ordering::SeqCst);
+            if self.free(room) {
+                self.memory.control.store_u64(pipe_control::SEND_WAKE_AT, 0, Ordering::Relaxed);
+                return true;
+            }
+            // Another side gives space back by now.
+            if self.link == link {
+                return false;
+            }
         }
-        let wake_at = self.writer.placed.wrapping_sub(ring - room);
-        self.memory.control.store_u64(pipe_control::SEND_WAKE_AT, wake_at, Ordering::Relaxed);
-        // SYNC POINT: wake-dekker
-        fence(Ordering::SeqCst);
-        self.free(room)
     }
 
     fn sending(&self) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Links whose frames go directly from a program to another, and back by the agent, at any time.
 #![cfg(not(loom))]
 mod lending;
+mod polling;
 
 use lending::Loans;
 use pd_abi::pipe::{entry, entry_offset, link, pipe_control, pipe_status, table_bytes, LinkPath};
@@ -266,22 +267,6 @@ impl Waiting for Pipe {
         let Ok(mut frames) = self.frames() else { return 0 };
         (0..).take_while(|_| frames.next().is_some()).count()
     }
-}
-
-#[test]
-fn a_pipe_that_waits_by_descriptor_stays_with_the_agent() {
-    let mut stand = Stand::direct();
-    let (reading, writing) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
-    stand.receiver.set_wake_fd(reading);
-    stand.agent.set_wake_fd(stand.ids.1, writing);
-    stand.agent.turn();
-    assert_eq!(stand.receiver.arm(), Ok(false));
-    stand.agent.turn();
-    stand.send(1);
-    stand.agent.turn();
-    let mut byte = [0];
-    assert_eq!(rustix::io::read(stand.receiver.wake_fd().unwrap(), &mut byte), Ok(1));
-    assert_eq!(stand.receive(), [1]);
 }
 
 #[test]

@@ -24,6 +24,11 @@ struct Stand {
 }
 
 impl Stand {
+    /// Returns the pipe whose memory a client is shown.
+    fn peer(&mut self, client: ClientId, number: u32) -> Option<PipeName> {
+        self.nic.show_peer(client, number).map(|(peer, _)| peer)
+    }
+
     /// Makes a stand with tenants `default` and `red`, and a link and a sink.
     fn new(policy: &str) -> Self {
         let (clock, door) = (Arc::new(ManualClock::default()), Mailbox::new().unwrap());
@@ -181,16 +186,16 @@ fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leave
     let (one, two) = (ClientId::new(1), ClientId::new(2));
     let payer = |tenant| (TenantId::new(tenant), None);
     stand.nic.turn();
-    assert_eq!((stand.nic.show_peer(one, to), stand.nic.show_peer(two, from)), (None, None));
+    assert_eq!((stand.peer(one, to), stand.peer(two, from)), (None, None));
     // Clients of the default tenant are told apart by user.
     stand.nic.carry_out(ToNic::SetPayer { client: two, payer: (TenantId::new(0), Some(7)) });
     stand.nic.turn();
-    assert_eq!(stand.nic.show_peer(one, to), None);
+    assert_eq!(stand.peer(one, to), None);
     stand.nic.carry_out(ToNic::SetPayer { client: two, payer: payer(0) });
     stand.nic.turn();
-    assert_eq!(stand.nic.show_peer(two, from), Some((one, 1, to)));
-    assert_eq!(stand.nic.show_peer(one, to), Some((two, 1, from)));
-    assert_eq!(stand.nic.show_peer(one, from), None, "another's pipe");
+    assert_eq!(stand.peer(two, from), Some((one, 1, to)));
+    assert_eq!(stand.peer(one, to), Some((two, 1, from)));
+    assert_eq!(stand.peer(one, from), None, "another's pipe");
     // The receiver may keep the sender's ring mapped.
     stand.nic.carry_out(ToNic::SetPayer { client: one, payer: payer(1) });
     assert_eq!(sender.ended(), Some(Errno::ACCESS));
