@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 17ull
+#define PD_ABI_VERSION 18ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -188,6 +188,14 @@
 #define PD_ABI_VERDICT_BACK 0ull
 /* To no port: the frame ends here. */
 #define PD_ABI_VERDICT_DROP 65535ull
+
+/* Descriptors of the other end of a link: page_bytes of PipePeer. */
+/* The ring of the other end, which sends. */
+#define PD_ABI_PEER_HAS_RING 1ull
+/* The bell of the pipe itself: an eventfd that the other end signals, for a program that waits in poll or epoll. Never read or written: each signal is an edge. */
+#define PD_ABI_PEER_HAS_OWN_BELL 2ull
+/* The bell of the other end, to be signalled in a way that cannot block (IOCB_FLAG_RESFD). */
+#define PD_ABI_PEER_HAS_PEER_BELL 4ull
 
 /* Requests. */
 /* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset; the sends beyond the first above SEND_LEN_BITS of length. The second may grow while the request is the newest of its ring. Unanswered. */

@@ -45,7 +45,11 @@ pub const CONSTANTS: &[Numbers] = &[
     numbers("", "Limits of pipes", pipe::LIMITS),
     numbers("", "Sizes of requests for pipes", pipe::SIZES),
     numbers("VERDICT_", "Verdicts on frames of a pipe", pipe::VERDICTS),
-    numbers("PEER_HAS_", "Descriptors of the other end of a link: `page_bytes` of `PipePeer`", pipe::peer_has::PEER_HAS),
+    numbers(
+        "PEER_HAS_",
+        "Descriptors of the other end of a link: `page_bytes` of `PipePeer`",
+        pipe::peer_has::PEER_HAS,
+    ),
 ];
 
 /// Enums that cross the boundary.

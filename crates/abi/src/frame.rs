@@ -42,7 +42,7 @@ entry! {
     /// PipeMapped (id)               →
     ///                               ←  Ready (id)            now it moves frames
     /// PipeWakeFd (id)                 →
-    ///                               ←  PipeWakeFd (id) + read end of a pipe
+    ///                               ←  PipeWakeFd (id) + a socket, readable with each wake-up
     /// PipePeer (id)                 →            a pipe on a link whose word `link` says that there is an offer
     ///                               ←  PipePeer (bytes, page_bytes) + control memfd of the other end, then what `page_bytes` names
     ///                                  (`peer_has`)

@@ -25,9 +25,9 @@ use crate::attachment::Attachment;
 use crate::error::{Error, Result};
 use crate::forks::forks;
 use crate::process;
+use pd_abi::pipe::peer_has;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
-use pd_abi::pipe::peer_has;
 use pd_abi::{Frame as Message, FrameKind};
 use pd_pipe::{Bells, Broker, Offer, PeerOffer, Shape};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
@@ -135,7 +135,8 @@ impl Broker for Door {
         let mut fds = fds.into_iter();
         let (control, has) = (fds.next()?, |bit: u64| answer.page_bytes & bit != 0);
         let mut next = |bit| if has(bit) { fds.next().map(Some) } else { Some(None) };
-        let (ring, own, peer) = (next(peer_has::RING)?, next(peer_has::OWN_BELL)?, next(peer_has::PEER_BELL)?);
+        let (ring, own, peer) =
+            (next(peer_has::RING)?, next(peer_has::OWN_BELL)?, next(peer_has::PEER_BELL)?);
         Some(PeerOffer { ring_bytes: answer.bytes, control, ring, bells: Bells { own, peer } })
     }
 
@@ -257,8 +258,9 @@ impl Pipe {
         }
     }
 
-    /// The descriptor to wait on in `poll`, `epoll` or an event loop. [`pd_pipe::Pipe::arm`] comes before each wait, and tells whether there is
-    /// something to do already.
+    /// The descriptor to wait on in `poll`, `epoll` or an event loop: an epoll instance, the same as long as the pipe lives, whichever way its frames
+    /// go. [`pd_pipe::Pipe::arm`] comes before each wait, and tells whether there is something to do already. Never read from the descriptor or
+    /// change the instance.
     ///
     /// # Errors
     /// `EMFILE` without a descriptor left.
@@ -268,10 +270,10 @@ impl Pipe {
             let ask = Message::new(FrameKind::PipeWakeFd).with_id(self.number);
             let (_, mut fds) = self.attachment.exchange(&ask, FrameKind::PipeWakeFd)?;
             let wake_fd =
-                fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent no wake-up pipe"))?;
+                fds.pop().ok_or_else(|| Error::new(Errno::PROTO, "the driver sent nothing to wait on"))?;
             self.pipe.set_wake_fd(wake_fd)?;
         }
-        self.pipe.wake_fd().ok_or_else(|| Error::new(Errno::BADF, "the pipe has no wake-up pipe"))
+        self.pipe.wake_fd().ok_or_else(|| Error::new(Errno::BADF, "the pipe has nothing to wait on"))
     }
 }
 

@@ -69,7 +69,8 @@ impl Signaller {
     /// # Errors
     /// As for [`Self::new`].
     pub fn of_process() -> Result<Arc<Self>> {
-        let (mut known, process) = (OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner), std::process::id());
+        let (mut known, process) =
+            (OF_PROCESS.lock().unwrap_or_else(PoisonError::into_inner), std::process::id());
         if let Some((_, signaller)) = known.as_ref().filter(|known| known.0 == process) {
             return Ok(Arc::clone(signaller));
         }

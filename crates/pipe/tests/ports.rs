@@ -6,7 +6,6 @@ use pd_pipe::{
     Tokens, Unit,
 };
 use rustix::io::Errno;
-use rustix::pipe::{pipe_with, PipeFlags};
 use std::time::Duration;
 
 fn shape(direction: Direction) -> Shape {
@@ -176,7 +175,7 @@ fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     let opened = agent.open(shape(Direction::Receive), gen, &[], None).unwrap();
     let id = opened.0;
     let mut pipe = map(&mut agent, opened);
-    let (theirs, wake_fd) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
+    let (theirs, wake_fd) = pd_pipe::wake_pair().unwrap();
     pipe.set_wake_fd(theirs).unwrap();
     assert!(!pipe.arm().unwrap());
     let readable = |pipe: &Pipe| {

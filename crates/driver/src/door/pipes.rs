@@ -9,9 +9,8 @@ use crate::messages::{Payer, Violation};
 use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
 use pd_abi::pipe::{peer_has, PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_pipe::{Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_pipe::{wake_pair, Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
 use rustix::io::Errno;
-use rustix::pipe::{pipe_with, PipeFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -44,7 +43,7 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A wake-up pipe and a bell take one more descriptor each.
+        // A pair for wake-ups and a bell take one more descriptor each.
         let descriptors = Files::DESCRIPTORS + 2;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
@@ -123,14 +122,14 @@ impl Door {
         }
     }
 
-    /// Gives a guest a pipe of the kernel for its waits.
+    /// Gives a guest one end of a pair for its waits.
     pub(super) fn add_wake_fd(&mut self, id: ClientId, number: u32) -> Result<(), Violation> {
         let (pipe, _) = self.pipe(id, number)?;
         if std::mem::replace(&mut pipe.has_wake_fd, true) {
-            self.refuse(id, Errno::EXIST, "a pipe has one wake-up pipe");
+            self.refuse(id, Errno::EXIST, "a pipe has one descriptor for waits");
             return Ok(());
         }
-        match may(Call::Pipe).and_then(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)) {
+        match may(Call::SocketPair).and_then(|()| wake_pair()) {
             Ok((theirs, wake_fd)) => {
                 self.pipes.send(ToNic::WakeFd { client: id, number, wake_fd });
                 self.answer(id, Frame::new(FrameKind::PipeWakeFd).with_id(number), vec![theirs]);
@@ -166,7 +165,9 @@ impl Door {
         match memory.ok_or(Errno::AGAIN).and_then(|(memory, bells)| memory.peer(bells)) {
             Ok(PeerOffer { ring_bytes, control, ring, bells: Bells { own, peer } }) => {
                 let bit = |fd: &Option<OwnedFd>, bit| if fd.is_some() { bit } else { 0 };
-                let has = bit(&ring, peer_has::RING) | bit(&own, peer_has::OWN_BELL) | bit(&peer, peer_has::PEER_BELL);
+                let has = bit(&ring, peer_has::RING)
+                    | bit(&own, peer_has::OWN_BELL)
+                    | bit(&peer, peer_has::PEER_BELL);
                 let fds = [Some(control), ring, own, peer].into_iter().flatten().collect();
                 self.answer(id, Frame::new(FrameKind::PipePeer).with_bytes(ring_bytes, has), fds);
             }

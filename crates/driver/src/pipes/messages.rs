@@ -161,7 +161,7 @@ pub enum ToNic {
         client: ClientId,
         number: u32,
     },
-    /// A pipe's client waits by this pipe of the kernel, whose writing end it is.
+    /// A pipe's client waits by a pair of sockets, whose other end it is.
     WakeFd {
         client: ClientId,
         number: u32,

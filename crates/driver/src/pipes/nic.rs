@@ -17,8 +17,8 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Bells, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens, Unit,
-    PIPES_MAX,
+    Agent, Bells, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens,
+    Unit, PIPES_MAX,
 };
 use pd_shm::Spin;
 use rustix::io::Errno;

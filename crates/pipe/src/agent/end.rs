@@ -8,6 +8,7 @@ use crate::memory::AgentMemory;
 use crate::notify::{AnnounceCells, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
+use crate::wake;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
 use pd_abi::pipe::{link, LinkPath};
 use pd_shm::copy::copy;
@@ -109,7 +110,7 @@ pub struct End {
     notifications: u64,
     /// Set if the ring was full at the last append.
     short: bool,
-    /// Kernel pipe that is written with each ring of the program's doorbell.
+    /// Agent's end of a pair that wakes the program, with each ring of its doorbell.
     wake_fd: Option<OwnedFd>,
     linked: Linked,
 }
@@ -320,7 +321,7 @@ impl End {
         Told { announced: announced.is_some(), rung }
     }
 
-    /// Sets the kernel pipe that wakes the program: see [`super::Agent::set_wake_fd`].
+    /// Sets the agent's end of a pair that wakes the program: see [`super::Agent::set_wake_fd`].
     pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
         self.wake_fd = Some(wake_fd);
         // The program may already have asked for a wake-up, and wait for earlier events.
@@ -330,8 +331,7 @@ impl End {
     /// Wakes a program that waits in `poll` or `epoll`.
     pub fn wake(&self) {
         if let Some(wake_fd) = &self.wake_fd {
-            // A full pipe is readable, so that the program wakes.
-            let _ = rustix::io::write(wake_fd, &[1]);
+            wake::wake(wake_fd);
         }
     }
 

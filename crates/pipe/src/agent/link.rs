@@ -221,7 +221,9 @@ impl Agent {
     /// Wakes a sender that has begun to wait in `poll` on a path that gave it no bell, and that its receiver has not left yet.
     fn wake_without_bell(&mut self, index: usize) -> bool {
         let pair = &mut self.links.pairs[index];
-        let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else { return false };
+        let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else {
+            return false;
+        };
         let given = self.pipes[pair.receiver].as_ref().map_or(0, |slot| slot.end.given_back_directly());
         let is_news = std::mem::replace(&mut pair.given, given) != given;
         let sender = self.pipes[sender].as_ref().filter(|slot| is_news && slot.end.has_wake_fd());
@@ -329,9 +331,7 @@ impl Agent {
     fn receiver_of(&self, sender: usize, senders: &[usize]) -> Option<(usize, usize, usize)> {
         let needs_no_agent = |slot: &Slot| {
             let shape = slot.end.shape();
-            shape.unit() == Unit::Frames
-                && slot.end.is_open()
-                && !self.taps.are_of_pipe(slot.generation)
+            shape.unit() == Unit::Frames && slot.end.is_open() && !self.taps.are_of_pipe(slot.generation)
         };
         let slot =
             self.pipes[sender].as_ref().filter(|slot| slot.end.shape().direction() == Direction::Send)?;

@@ -384,8 +384,8 @@ impl Agent {
         }
     }
 
-    /// Sets the kernel pipe by which a pipe wakes a program that waits in `poll` or `epoll`. `wake_fd` is the writing end and does not
-    /// block; the program has the reading end. A byte is written with each ring of the program's doorbell.
+    /// Sets the agent's end of a pair ([`crate::wake_pair`]) by which a pipe wakes a program that waits in `poll` or `epoll`. A byte is sent with
+    /// each ring of the program's doorbell.
     pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
         self.links.judge();
         if let Some(slot) = self.slot(id) {

@@ -1,6 +1,6 @@
 //! Waiting in `poll` or `epoll`: the descriptor of a pipe, and bells of the direct path.
 //!
-//! The descriptor is an epoll instance of this process, so that it stays the same whoever wakes the program: the agent by a pipe of the kernel,
+//! The descriptor is an epoll instance of this process, so that it stays the same whoever wakes the program: the agent by a pair of sockets,
 //! the other end of a link by a *bell*. A bell is an eventfd of one offer and one side, made by the agent. The two ends share its
 //! description: each can fill the counter, empty it, or make it block. So the side that sleeps never reads it and takes each signal as an edge; the
 //! side that wakes never writes it ([`crate::signaller`]). A peer can withhold a wake-up, as it can withhold frames, or wake in vain
@@ -21,7 +21,7 @@ const PEER: u64 = 1;
 #[derive(Debug)]
 pub(super) struct Wakes {
     epoll: Arc<OwnedFd>,
-    /// Reading end of the agent's pipe of the kernel.
+    /// Program's end of the agent's pair.
     wake_fd: OwnedFd,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Rung {
 }
 
 impl Wakes {
-    /// Makes the descriptor over the reading end of the agent's pipe.
+    /// Makes the descriptor over the program's end of the agent's pair.
     ///
     /// # Errors
     /// `EMFILE` and others of making an epoll instance.
@@ -56,7 +56,8 @@ impl Wakes {
 
     /// Takes note of all wake-ups so far: the descriptor becomes readable with the next one. Comes before the look at shared words.
     pub fn clear(&self) {
-        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(PEER) };
+        let nothing =
+            epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(PEER) };
         let mut found = [nothing; 4];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let count = epoll::wait(&self.epoll, &mut found, Some(&at_once)).unwrap_or_default();
@@ -122,7 +123,6 @@ mod tests {
     use super::*;
     use rustix::event::{eventfd, poll, EventfdFlags, PollFd, PollFlags};
     use rustix::io::{read, write};
-    use rustix::pipe::{pipe_with, PipeFlags};
 
     fn is_readable(wakes: &Wakes) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -130,8 +130,8 @@ mod tests {
     }
 
     fn stand() -> (Wakes, OwnedFd, OwnedFd) {
-        let (reading, writing) = pipe_with(PipeFlags::NONBLOCK).unwrap();
-        (Wakes::new(reading).unwrap(), writing, eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+        let (theirs, own) = crate::wake_pair().unwrap();
+        (Wakes::new(theirs).unwrap(), own, eventfd(0, EventfdFlags::NONBLOCK).unwrap())
     }
 
     #[test]
@@ -145,9 +145,7 @@ mod tests {
             assert!(is_readable(&wakes) && is_readable(&wakes));
             wakes.clear();
             assert!(!is_readable(&wakes));
-            for _ in 0..100 {
-                write(&agent, &[1]).unwrap();
-            }
+            (0..100).for_each(|_| crate::wake::wake(&agent));
             assert!(is_readable(&wakes));
             wakes.clear();
         }
@@ -155,7 +153,7 @@ mod tests {
         drop(heard);
         rung.signaller.signal(&rung.bell).unwrap();
         assert!(!is_readable(&wakes));
-        write(&agent, &[1]).unwrap();
+        crate::wake::wake(&agent);
         assert!(is_readable(&wakes));
     }
 
