@@ -302,6 +302,18 @@ fn the_policy_says_who_has_pipes_and_what_their_frames_come_from() {
 /// something does.
 #[test]
 fn a_link_goes_directly_between_processes_while_nothing_needs_the_agent() {
+    goes_directly("pipe-number", "pipe-check");
+}
+
+/// The same with programs that sleep in the kernel's epoll: both of them, and each beside one that waits by its calls.
+#[test]
+fn a_link_goes_directly_between_processes_in_epoll() {
+    goes_directly("pipe-number-in-epoll", "pipe-check-in-epoll");
+    goes_directly("pipe-number-in-epoll", "pipe-check");
+    goes_directly("pipe-number", "pipe-check-in-epoll");
+}
+
+fn goes_directly(sends: &str, checks: &str) {
     let stand = Stand::new(&[("wire", PortSpec::Link)]);
     let start = |what, port| {
         let mut puppet = Puppet::new(stand.driver.peer(&[what, port]));
@@ -320,8 +332,8 @@ fn a_link_goes_directly_between_processes_while_nothing_needs_the_agent() {
                 && port("wire.1").frames_received > before + 20_000
         })
     };
-    let mut receiver = start("pipe-check", "wire.1");
-    let mut sender = start("pipe-number", "wire.0");
+    let mut receiver = start(checks, "wire.1");
+    let mut sender = start(sends, "wire.0");
     let report = goes("direct");
     // Accounts of both agree.
     let of = |direction: &str| report.pipes.iter().find(|pipe| pipe.direction == direction).unwrap().counts;
@@ -347,8 +359,8 @@ fn a_link_goes_directly_between_processes_while_nothing_needs_the_agent() {
     let mut random = Random(31);
     for turn in 0..20 {
         let (dead, what, port) = match turn % 2 {
-            0 => (&mut receiver, "pipe-check", "wire.1"),
-            _ => (&mut sender, "pipe-number", "wire.0"),
+            0 => (&mut receiver, checks, "wire.1"),
+            _ => (&mut sender, sends, "wire.0"),
         };
         std::thread::sleep(Duration::from_micros(random.below(10_000)));
         dead.kill();

@@ -14,13 +14,16 @@
 //! `peer pipe-forward PORT`: opens a forwarding pipe, and passes each frame on until killed.
 //! `peer pipe-number PORT`: opens a sending pipe, and sends numbered frames until killed.
 //! `peer pipe-check PORT`: opens a receiving pipe, and fails unless each frame has the number after the last, or begins anew with 0.
+//! `peer pipe-number-in-epoll PORT`, `peer pipe-check-in-epoll PORT`: the same, with sleeps in the kernel's epoll.
 //! `peer puppet`: carries out commands from its standard input. See `puppet` below.
 //! `peer driver SOCKET ADMIN_SOCKET [SETTING=NUMBER ...]`: a driver, until its standard input ends.
 use pd_client::pipe::{Direction, Options, Pipe, BACK};
 use pd_client::{Epoll, Interest, Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
+use rustix::event::epoll;
 use std::collections::HashMap;
 use std::hash::Hasher as _;
 use std::io::{BufRead, Read};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,8 +43,10 @@ fn main() {
         "compare" => compare(&args[1], number(2)),
         "absorb" => absorb(&args[1]),
         "pipe-forward" => pipe_forward(&args[1]),
-        "pipe-number" => pipe_number(&args[1]),
-        "pipe-check" => pipe_check(&args[1]),
+        "pipe-number" => pipe_number(&args[1], false),
+        "pipe-check" => pipe_check(&args[1], false),
+        "pipe-number-in-epoll" => pipe_number(&args[1], true),
+        "pipe-check-in-epoll" => pipe_check(&args[1], true),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
@@ -150,8 +155,31 @@ fn pipe_forward(port: &str) -> ! {
     }
 }
 
-fn pipe_number(port: &str) -> ! {
+/// An instance of the kernel's epoll with a pipe.
+struct Instance(OwnedFd);
+
+impl Instance {
+    fn new(pipe: &mut Pipe, flags: epoll::EventFlags) -> Self {
+        let instance = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an instance");
+        let events = epoll::EventFlags::IN | flags;
+        epoll::add(&instance, pipe.fd().expect("a descriptor"), epoll::EventData::new_u64(1), events)
+            .expect("add");
+        Self(instance)
+    }
+
+    /// Sleeps until the pipe has something to do.
+    fn sleep(&self, pipe: &mut Pipe) {
+        while !pipe.arm().expect("a pipe") {
+            let nothing =
+                epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+            epoll::wait(&self.0, &mut [nothing], None).expect("a wait");
+        }
+    }
+}
+
+fn pipe_number(port: &str, in_epoll: bool) -> ! {
     let mut pipe = Pipe::open(&Options::new(Direction::Send, port).ring_bytes(64 << 10)).expect("pipe");
+    let instance = in_epoll.then(|| Instance::new(&mut pipe, epoll::EventFlags::ET));
     println!("ready");
     let mut number = 0u64;
     loop {
@@ -159,7 +187,10 @@ fn pipe_number(port: &str) -> ! {
         frame[..8].copy_from_slice(&number.to_ne_bytes());
         while let Err(errno) = pipe.send(&frame, BACK) {
             assert_eq!(errno.raw_os_error(), libc::EAGAIN);
-            pipe.wait_room(16 << 10, None).expect("room");
+            match &instance {
+                Some(instance) => instance.sleep(&mut pipe),
+                None => pipe.wait_room(16 << 10, None).expect("room"),
+            }
         }
         number += 1;
         if number % 64 == 0 {
@@ -168,13 +199,22 @@ fn pipe_number(port: &str) -> ! {
     }
 }
 
-fn pipe_check(port: &str) -> ! {
+fn pipe_check(port: &str, in_epoll: bool) -> ! {
     let mut pipe = Pipe::open(&Options::new(Direction::Receive, port).ring_bytes(64 << 10)).expect("pipe");
+    let instance = in_epoll.then(|| Instance::new(&mut pipe, epoll::EventFlags::empty()));
     println!("ready");
     let mut expected = None;
     loop {
-        pipe.wait(None).expect("frames");
-        let mut frames = pipe.frames().expect("frames");
+        match &instance {
+            Some(instance) => instance.sleep(&mut pipe),
+            None => pipe.wait(None).expect("frames"),
+        }
+        let mut frames = match pipe.frames() {
+            Ok(frames) => frames,
+            // What woke it was news of the path.
+            Err(errno) if errno.raw_os_error() == libc::EAGAIN => continue,
+            Err(errno) => panic!("no frames: {errno}"),
+        };
         while let Some(frame) = frames.next() {
             let (number, rest) = frame.bytes().split_first_chunk().expect("a number");
             let number = u64::from_ne_bytes(*number);
