@@ -415,6 +415,11 @@ impl Socket {
         })
     }
 
+    /// Has waits on the socket look at it again: what they wait for may be elsewhere now.
+    pub fn notify_waits(&self) {
+        self.watch.notify();
+    }
+
     /// Claims the peer's mark in the kernel's connection. The socket or its peer has left. Returns whether this process is to take the mark
     /// off: another one has, or there is none, otherwise.
     ///

@@ -69,12 +69,14 @@ impl Poller {
     }
 }
 
-/// Sleeps until something may have happened to one of these, or in the kernel; a signal ends that.
+/// Sleeps until something may have happened to one of these, or in the kernel; a signal ends that. `is_old` tells, once events
+/// end the sleep, that what is waited for is no longer the right thing. Who makes it so has the ends looked at again after that.
 pub(crate) fn sleep_on(
     wanted: Vec<(Arc<Socket>, u32)>,
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
+    is_old: &dyn Fn() -> bool,
 ) -> Outcome<()> {
     if closed::is_closed() {
         let left = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
@@ -101,7 +103,7 @@ pub(crate) fn sleep_on(
             spin::slept();
             return slept.map(drop);
         };
-        if armed.ready {
+        if armed.ready || is_old() {
             poller.fabric.disarm(armed, false);
             return Ok(());
         }

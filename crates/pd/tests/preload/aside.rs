@@ -112,3 +112,16 @@ fn nothing_tells_where_a_connection_left_the_fabric() {
     }
     assert!(said(&site, "leaves the fabric: an option of the kernel's") > 10);
 }
+
+/// A thread in `poll` or `select` is told of what comes by the kernel, whichever thread has followed the peer, and at whichever instant.
+#[test]
+fn a_thread_that_polls_goes_on_when_another_one_has_left() {
+    let site = Site::new(144);
+    let program = site.compiled("left_in_poll", &[]);
+    let command = [program.as_str(), "300"];
+    let expected = "poll: 0 late, 0 wrong\nselect: 0 late, 0 wrong\n";
+    for has in [With::Nothing, With::Library, With::Mediated] {
+        assert_eq!(site.answer(has, &command), expected, "{has:?}");
+    }
+    assert!(said(&site, "leaves the fabric: the peer has left") > 10);
+}

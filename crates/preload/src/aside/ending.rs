@@ -57,6 +57,7 @@ pub(crate) fn taken_aside(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> pd_c
     }
     twin.progress().owed.store(left.owed, Ordering::Relaxed);
     twin.progress().set(SENDS);
+    end.notify_waits();
     Ok(())
 }
 

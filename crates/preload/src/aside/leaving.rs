@@ -74,6 +74,8 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         }
         end.look_exactly();
         twin.progress().set(SENDS);
+        // A thread that sleeps in `poll` watches the fabric alone; the driver's answer came too early for it.
+        end.notify_waits();
         Ok(())
     });
     match left {

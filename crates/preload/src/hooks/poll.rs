@@ -315,7 +315,8 @@ fn wait(
         } else {
             left
         };
-        sleep(members, kernel, left, mask)?;
+        let has_moved = || members.iter().any(|it| it.has_moved(fds[it.place].fd));
+        sleep(members, kernel, left, mask, &has_moved)?;
     }
 }
 
@@ -343,6 +344,7 @@ fn sleep(
     kernel: &mut Vec<pollfd>,
     left: Option<Duration>,
     mask: *const sigset_t,
+    has_moved: &dyn Fn() -> bool,
 ) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
@@ -353,7 +355,7 @@ fn sleep(
             None => wanted.push((socket, member.wanted)),
         }
     }
-    sleep_on(wanted, kernel, left, mask)
+    sleep_on(wanted, kernel, left, mask, has_moved)
 }
 
 /// One of `select`'s sets.

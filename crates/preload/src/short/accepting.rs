@@ -167,7 +167,7 @@ unsafe fn wait(
         return Err(AGAIN);
     }
     let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null()) {
+    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null(), &|| false) {
         Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => return Ok(None),
         other => other?,
     }

@@ -134,7 +134,7 @@ fn connect_with_room(local: SocketAddr, to: SocketAddr, limit_ns: Option<u64>) -
         if left.is_zero() {
             return Err(Failure::Errno(libc::ETIMEDOUT));
         }
-        match sleep_on(Vec::new(), &mut Vec::new(), Some(left.min(pause)), std::ptr::null()) {
+        match sleep_on(Vec::new(), &mut Vec::new(), Some(left.min(pause)), std::ptr::null(), &|| false) {
             Err(Failure::Errno(libc::EINTR)) if !interrupts(limit_ns != 0) => {}
             other => other?,
         }

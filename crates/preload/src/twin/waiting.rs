@@ -78,7 +78,7 @@ impl Twin {
             let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
             let wanted = vec![(end, libc::POLLIN as u32)];
             let limit = (limit < Duration::MAX).then_some(limit);
-            return match sleep_on(wanted, &mut kernel, limit, std::ptr::null()) {
+            return match sleep_on(wanted, &mut kernel, limit, std::ptr::null(), &|| false) {
                 Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
                 slept => slept,
             };
