@@ -81,6 +81,10 @@ impl Twin {
             }
             let socket = self.socket.load();
             let Some(socket) = socket.as_ref() else {
+                if self.is_abandoned() {
+                    // Another thread has given it up just now.
+                    return Err(Failure::Kernel);
+                }
                 let elsewhere = if self.names.is_some() { libc::ENOTCONN } else { libc::EBADF };
                 return Err(Failure::Errno(elsewhere));
             };
