@@ -276,7 +276,7 @@
 #define PD_ABI_FRAME_SEND_REGION 6ull
 /* Driver: passes a receive region. */
 #define PD_ABI_FRAME_RECEIVE_REGION 7ull
-/* Client: asks for a pipe that becomes readable with events on channel id. Driver: passes it. */
+/* Client: asks for a socket that becomes readable with events on channel id, its wake pipe. Driver: passes it. */
 #define PD_ABI_FRAME_WAKE_PIPE 8ull
 /* Driver: refuses a request, with the reason. */
 #define PD_ABI_FRAME_ERROR 9ull

@@ -21,7 +21,7 @@ entry! {
     ///                               ←  Ready (id)          now spans of it may be sent
     ///                               ←  ReceiveRegion (id, bytes, page_bytes) + memfd   at any time
     /// WakePipe (channel)            →
-    ///                               ←  WakePipe (channel) + read end of a pipe
+    ///                               ←  WakePipe (channel) + a socket, readable with each wake-up
     /// Twin (channel, request)       →                        answered by an event on the channel
     /// DirectRing (socket)           →            a connection on the direct path: the own ring
     ///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
@@ -91,7 +91,7 @@ kinds! {
         SendRegion = 6,
         /// Driver: passes a receive region.
         ReceiveRegion = 7,
-        /// Client: asks for a pipe that becomes readable with events on channel `id`. Driver: passes it.
+        /// Client: asks for a socket that becomes readable with events on channel `id`, its wake pipe. Driver: passes it.
         WakePipe = 8,
         /// Driver: refuses a request, with the reason.
         Error = 9,

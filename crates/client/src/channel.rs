@@ -475,7 +475,7 @@ impl Channel {
         }
     }
 
-    /// The read end of the wake pipe, asked for at first use.
+    /// The client's end of the wake pipe, a socket, asked for at first use.
     pub(crate) fn pipe(&self) -> Result<BorrowedFd<'_>> {
         if let Some(pipe) = self.pipe.get() {
             return Ok(pipe.as_fd());

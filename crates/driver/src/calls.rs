@@ -14,7 +14,6 @@ pub enum Call {
     /// Sending on a client's attach socket.
     Send,
     EventFd,
-    Pipe,
     SocketPair,
     /// `memfd_create`, and the calls that make the file a region.
     MakeMemory,

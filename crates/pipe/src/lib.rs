@@ -54,7 +54,6 @@ mod port;
 mod shape;
 mod signaller;
 mod violation;
-mod wake;
 
 pub use agent::{
     Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
@@ -71,4 +70,3 @@ pub use port::{
 };
 pub use shape::{Direction, Shape, Unit};
 pub use violation::Violation;
-pub use wake::wake_pair;

@@ -175,7 +175,7 @@ fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     let opened = agent.open(shape(Direction::Receive), gen, &[], None).unwrap();
     let id = opened.0;
     let mut pipe = map(&mut agent, opened);
-    let (theirs, wake_fd) = pd_pipe::wake_pair().unwrap();
+    let (theirs, wake_fd) = pd_shm::wake::pair().unwrap();
     pipe.set_wake_fd(theirs).unwrap();
     assert!(!pipe.arm().unwrap());
     let readable = |pipe: &Pipe| {

@@ -10,6 +10,7 @@ mod frames;
 mod held;
 mod hoards;
 mod kills;
+mod locks;
 mod program;
 mod regions;
 mod rings;

@@ -10,10 +10,10 @@ use crate::messages::{NewChannel, Violation};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
+use pd_shm::wake;
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
-use rustix::pipe::{pipe_with, PipeFlags};
 use std::sync::Arc;
 
 /// Returns the tokens of a payer ([`super::turns`]) that a frame of this kind costs: about the driver's microseconds.
@@ -257,7 +257,7 @@ impl Door {
         if channel >= guest.channels {
             return Err(Violation::Frame);
         }
-        match may(Call::Pipe).and_then(|()| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)) {
+        match may(Call::SocketPair).and_then(|()| wake::pair()) {
             Ok((theirs, pipe)) => {
                 self.conductor.send(FromDoor::AddPipe { client: id, channel, pipe, theirs })
             }

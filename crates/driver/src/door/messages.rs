@@ -135,7 +135,7 @@ pub enum FromDoor {
     Attached { client: ClientId },
     /// The client gets a channel. The conductor answers, as it does the next four.
     AddChannel(Box<NewChannel>, OwnedFd),
-    /// The client gets a wake pipe: the ends to write and to read.
+    /// The client gets a wake pipe: the driver's end and the client's.
     AddPipe { client: ClientId, channel: usize, pipe: OwnedFd, theirs: OwnedFd },
     /// The client gets a file socket: the driver's end, with the lease of that, and the client's.
     AddFileSocket { client: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd },

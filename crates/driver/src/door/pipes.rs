@@ -9,7 +9,8 @@ use crate::messages::{Payer, Violation};
 use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
 use pd_abi::pipe::{peer_has, PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_pipe::{wake_pair, Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_pipe::{Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_shm::wake;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -129,7 +130,7 @@ impl Door {
             self.refuse(id, Errno::EXIST, "a pipe has one descriptor for waits");
             return Ok(());
         }
-        match may(Call::SocketPair).and_then(|()| wake_pair()) {
+        match may(Call::SocketPair).and_then(|()| wake::pair()) {
             Ok((theirs, wake_fd)) => {
                 self.pipes.send(ToNic::WakeFd { client: id, number, wake_fd });
                 self.answer(id, Frame::new(FrameKind::PipeWakeFd).with_id(number), vec![theirs]);

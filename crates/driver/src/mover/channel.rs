@@ -5,6 +5,7 @@ use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, SOCKETS_MAX};
 use pd_abi::{Event, Operation, Request, SocketId, Span};
 use pd_shm::wait::Waker;
+use pd_shm::wake;
 use pd_shm::Pod;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -43,6 +44,7 @@ pub struct Channel {
     doorbell: OwnedFd,
     /// Set if the mover's epoll watches the doorbell. False if the doorbell could not be added.
     is_heard: bool,
+    /// The driver's end of the wake pipe.
     pipe: Option<OwnedFd>,
     /// Set while the mover looks at the channel: then `need_wakeup` is 0, and the scheduler has it.
     active: bool,
@@ -57,7 +59,7 @@ pub struct Channel {
 pub struct ChannelState {
     /// Eventfd that the client rings.
     doorbell: Fd,
-    /// Wake pipe of the client.
+    /// The driver's end of the wake pipe.
     pipe: Option<Fd>,
     /// Number of requests read.
     read: u64,
@@ -111,6 +113,10 @@ impl Channel {
             return Err(Wrong::of("an entry of a ring"));
         };
         let pipe = pipe.map(|pipe| fds.take(pipe)).transpose()?;
+        // A send to another kind of socket, or a write to another kind of file, may wait.
+        if let Some(Err(errno)) = pipe.as_ref().map(wake::check) {
+            return Err(Wrong::of(format!("a wake pipe: {errno}")));
+        }
         let fresh = Self::new(requests, events, fds.take(doorbell)?, false);
         Ok(Self { open: open.flatten(), waiting, pipe, ..fresh })
     }
@@ -306,8 +312,7 @@ impl Channel {
     /// Wakes a reader that waits for the wake pipe, if there is one.
     fn ring_pipe(&self) {
         if let Some(pipe) = &self.pipe {
-            // The driver's end does not block; a full pipe is readable already.
-            let _ = rustix::io::write(pipe, &[1]);
+            wake::wake(pipe);
         }
     }
 }

@@ -105,7 +105,7 @@ fn errors(call: Call) -> &'static [Errno] {
         Call::Watch => &[Errno::NOMEM, Errno::NOSPC],
         Call::Receive => &[Errno::INTR, Errno::AGAIN],
         Call::Send => &[Errno::AGAIN, Errno::AGAIN, Errno::TOOMANYREFS, Errno::NOBUFS],
-        Call::Diag | Call::EventFd | Call::Pipe | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
+        Call::Diag | Call::EventFd | Call::SocketPair | Call::MakeMemory | Call::Reopen => {
             &[Errno::MFILE, Errno::NFILE, Errno::NOMEM]
         }
         Call::Map | Call::Populate => &[Errno::NOMEM],

@@ -48,7 +48,6 @@ use peers::{Line, Party, Peer};
 use program::Program;
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::Errno;
-use rustix::pipe::{pipe_with, PipeFlags};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

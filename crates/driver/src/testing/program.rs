@@ -217,7 +217,7 @@ impl World {
             7 if !self.disconnected && !std::mem::replace(&mut self.closed, true) => self.end_sides(None),
             8 if program.byte() % 8 == 0 => self.disconnect(),
             9 => {
-                let Ok((reader, pipe)) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK) else { return };
+                let Ok((reader, pipe)) = pd_shm::wake::pair() else { return };
                 self.pipe = Some(reader);
                 self.inbox.send(ToMover::AddPipe { client: A, channel: 0, pipe: Some(pipe) });
             }

@@ -8,11 +8,11 @@ use crate::memory::AgentMemory;
 use crate::notify::{AnnounceCells, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
-use crate::wake;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
 use pd_abi::pipe::{link, LinkPath};
 use pd_shm::copy::copy;
 use pd_shm::wait::{SharedCells, Waker};
+use pd_shm::wake::wake;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 
@@ -331,7 +331,7 @@ impl End {
     /// Wakes a program that waits in `poll` or `epoll`.
     pub fn wake(&self) {
         if let Some(wake_fd) = &self.wake_fd {
-            wake::wake(wake_fd);
+            wake(wake_fd);
         }
     }
 

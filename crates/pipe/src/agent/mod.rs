@@ -384,7 +384,7 @@ impl Agent {
         }
     }
 
-    /// Sets the agent's end of a pair ([`crate::wake_pair`]) by which a pipe wakes a program that waits in `poll` or `epoll`. A byte is sent with
+    /// Sets the agent's end of a pair ([`pd_shm::wake::pair`]) by which a pipe wakes a program that waits in `poll` or `epoll`. A byte is sent with
     /// each ring of the program's doorbell.
     pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
         self.links.judge();

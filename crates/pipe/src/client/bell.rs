@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn stand() -> (Wakes, OwnedFd, OwnedFd) {
-        let (theirs, own) = crate::wake_pair().unwrap();
+        let (theirs, own) = pd_shm::wake::pair().unwrap();
         (Wakes::new(theirs).unwrap(), own, eventfd(0, EventfdFlags::NONBLOCK).unwrap())
     }
 
@@ -145,7 +145,7 @@ mod tests {
             assert!(is_readable(&wakes) && is_readable(&wakes));
             wakes.clear();
             assert!(!is_readable(&wakes));
-            (0..100).for_each(|_| crate::wake::wake(&agent));
+            (0..100).for_each(|_| pd_shm::wake::wake(&agent));
             assert!(is_readable(&wakes));
             wakes.clear();
         }
@@ -153,7 +153,7 @@ mod tests {
         drop(heard);
         rung.signaller.signal(&rung.bell).unwrap();
         assert!(!is_readable(&wakes));
-        crate::wake::wake(&agent);
+        pd_shm::wake::wake(&agent);
         assert!(is_readable(&wakes));
     }
 

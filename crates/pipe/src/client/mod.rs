@@ -351,7 +351,7 @@ impl Pipe {
         Err(end.unwrap_or(Errno::AGAIN))
     }
 
-    /// Sets the program's end of a pair ([`crate::wake_pair`]) for [`Self::arm`]. The agent has the other.
+    /// Sets the program's end of a pair ([`pd_shm::wake::pair`]) for [`Self::arm`]. The agent has the other.
     ///
     /// # Errors
     /// `EMFILE` and others of making an epoll instance.

@@ -17,7 +17,7 @@ fn waits_at_most(pipe: &Pipe, time: Duration) -> bool {
 
 /// Has a pipe's program wait by its descriptor from now on.
 fn begin_to_poll(agent: &mut Agent, id: PipeId, pipe: &mut Pipe) {
-    let (theirs, own) = pd_pipe::wake_pair().unwrap();
+    let (theirs, own) = pd_shm::wake::pair().unwrap();
     pipe.set_wake_fd(theirs).unwrap();
     agent.set_wake_fd(id, own);
 }
