@@ -7,6 +7,7 @@
 #include "pd_abi.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -128,6 +129,7 @@ static void attach(const char *path)
     CHECK(mprotect(status.at, status.bytes, PROT_READ | PROT_WRITE) != 0);
     CHECK(load64(&status, PD_ABI_HEADER_MAGIC) == PD_ABI_MAGIC);
     CHECK(load32(&status, PD_ABI_HEADER_VERSION) == PD_ABI_VERSION);
+    CHECK(fcntl(control.fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0);
     ask((struct pd_abi_frame){.kind = PD_ABI_FRAME_MAPPED, .id = PD_ABI_REGION_CONTROL}, PD_ABI_FRAME_READY, fds);
     CHECK(mmap(NULL, control.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, control.fd, 0) == MAP_FAILED);
     CHECK(ask((struct pd_abi_frame){.kind = PD_ABI_FRAME_CHANNEL}, PD_ABI_FRAME_CHANNEL, fds).id == 0);

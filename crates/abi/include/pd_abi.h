@@ -266,7 +266,7 @@
 #define PD_ABI_FRAME_HELLO 1ull
 /* Driver: the client is attached, with the number id. */
 #define PD_ABI_FRAME_WELCOME 2ull
-/* Client: region id is mapped and can be sealed. */
+/* Client: region id is mapped, and can be sealed. The control region is sealed already. */
 #define PD_ABI_FRAME_MAPPED 3ull
 /* Driver: region id is sealed and in use. */
 #define PD_ABI_FRAME_READY 4ull
@@ -286,7 +286,7 @@
 #define PD_ABI_FRAME_TWIN 11ull
 /* Client: asks for the ring that it is to write for socket id. Driver: passes it, bytes behind an index page of page_bytes. */
 #define PD_ABI_FRAME_DIRECT_RING 12ull
-/* Client: the direct ring of socket id is mapped and can be sealed. */
+/* Client: the direct ring of socket id is mapped and sealed. */
 #define PD_ABI_FRAME_DIRECT_MAPPED 13ull
 /* Client: asks for the ring that the peer of socket id writes. Driver: passes it. */
 #define PD_ABI_FRAME_PEER_RING 14ull

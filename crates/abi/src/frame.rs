@@ -11,7 +11,7 @@ entry! {
     /// ```text
     /// Hello                         →
     ///                               ←  Welcome   + control memfd, status memfd
-    /// Mapped (region CONTROL)       →            the control region is mapped: seal it
+    /// Mapped (region CONTROL)       →            the control region is mapped, and sealed by the client: `F_SEAL_FUTURE_WRITE | F_SEAL_SEAL`
     ///                               ←  Ready (region CONTROL)
     /// Channel                       →
     ///                               ←  Channel (id) + doorbell eventfd
@@ -25,7 +25,7 @@ entry! {
     /// Twin (channel, request)       →                        answered by an event on the channel
     /// DirectRing (socket)           →            a connection on the direct path: the own ring
     ///                               ←  DirectRing (socket, bytes, page_bytes) + memfd
-    /// DirectMapped (socket)         →
+    /// DirectMapped (socket)         →            mapped, and sealed by the client likewise
     ///                               ←  Ready (socket)       now the peer may ask for it
     /// PeerRing (socket)             →
     ///                               ←  PeerRing (socket, bytes, page_bytes) + memfd
@@ -81,7 +81,7 @@ kinds! {
         Hello = 1,
         /// Driver: the client is attached, with the number `id`.
         Welcome = 2,
-        /// Client: region `id` is mapped and can be sealed.
+        /// Client: region `id` is mapped, and can be sealed. The control region is sealed already.
         Mapped = 3,
         /// Driver: region `id` is sealed and in use.
         Ready = 4,
@@ -102,7 +102,7 @@ kinds! {
         /// Client: asks for the ring that it is to write for socket `id`. Driver: passes it, `bytes` behind an index page of
         /// `page_bytes`.
         DirectRing = 12,
-        /// Client: the direct ring of socket `id` is mapped and can be sealed.
+        /// Client: the direct ring of socket `id` is mapped and sealed.
         DirectMapped = 13,
         /// Client: asks for the ring that the peer of socket `id` writes. Driver: passes it.
         PeerRing = 14,

@@ -12,7 +12,7 @@ use crate::turn::lock;
 use pd_abi::layout::{header, REGION_BYTES};
 use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, RING_BYTES_MAX};
 use pd_abi::{Frame, FrameKind, KernelReason, Operation, Request, SocketId};
-use pd_shm::{attach, Own, Region, Spin, Theirs};
+use pd_shm::{attach, memfd, Own, Region, Spin, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -129,7 +129,9 @@ impl Attachment {
         let (Some(status), Some(control), true) = (fds.pop(), fds.pop(), fds.is_empty()) else {
             return Err(unreachable(Errno::PROTO));
         };
-        let control = Region::<Own>::new(control, REGION_BYTES).map_err(unreachable)?;
+        let control_fd = control;
+        let control = Region::<Own>::new(&control_fd, REGION_BYTES).map_err(unreachable)?;
+        memfd::seal_against_all(control_fd).map_err(unreachable)?;
         let status = Region::<Theirs>::new(status, REGION_BYTES).map_err(unreachable)?;
         if status.load_u64(header::MAGIC, Ordering::Relaxed) != pd_abi::MAGIC {
             return Err(unreachable(Errno::PROTO));

@@ -15,7 +15,7 @@ use pd_abi::layout::{
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId};
-use pd_shm::{attach, passed, Own, Pod, Region, Theirs};
+use pd_shm::{attach, memfd, passed, Own, Pod, Region, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
@@ -152,8 +152,7 @@ impl Raw {
 
     fn attached(self, channels: usize) -> Self {
         let mut raw = self;
-        let mapped = Frame::new(FrameKind::Mapped).with_id(Frame::REGION_CONTROL);
-        raw.ask(&mapped, FrameKind::Ready).expect("ready");
+        raw.mapped(Frame::REGION_CONTROL);
         for _ in 0..channels {
             raw.add_channel();
         }
@@ -237,11 +236,14 @@ impl Raw {
         SentRegion { id: frame.id, fd: fds.pop().expect("memory"), bytes: frame.bytes as usize }
     }
 
-    /// Says that a region is mapped, and waits until it is in use.
+    /// Says that a region is mapped, and waits until it is in use. Seals the control region before.
     ///
     /// # Panics
     /// If the driver refuses.
     pub fn mapped(&mut self, id: u32) {
+        if id == Frame::REGION_CONTROL {
+            memfd::seal_against_all(&self.control_fd).expect("seal");
+        }
         self.ask(&Frame::new(FrameKind::Mapped).with_id(id), FrameKind::Ready).expect("ready");
     }
 

@@ -3,7 +3,8 @@
 //! The driver makes every region. Memory that only the driver writes is sealed before its descriptor
 //! leaves the driver ([`seal_against_all`]): from then on the client can map it read-only and in no
 //! other way, also through `/proc`. Memory that the client writes is passed on, mapped by the
-//! client, and then sealed the same way: existing writable mappings stay, new ones, `write`,
+//! client, and then sealed the same way, by the client or by a thread of the driver that may wait for it (sealing takes the
+//! file's lock, which a writer holds): existing writable mappings stay, new ones, `write`,
 //! truncation and hole punching are refused by the kernel for good.
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::fs::{

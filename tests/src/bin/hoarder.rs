@@ -155,6 +155,7 @@ fn connect(raw: &mut Raw, random: &mut Random, kept: &mut Kept) {
     let (fd, len) = (fds.pop().expect("memory"), (frame.bytes + frame.page_bytes) as usize);
     if random.below(2) == 0 {
         kept.regions.extend(Region::<Own>::new(&fd, len));
+        let _ = pd_shm::memfd::seal_against_all(&fd);
         drop(raw.ask(&Frame::new(FrameKind::DirectMapped).with_id(socket.0), FrameKind::Ready));
     } else {
         kept.descriptors.push(fd);

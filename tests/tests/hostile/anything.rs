@@ -129,7 +129,11 @@ impl Client<'_> {
             match frame.checked_kind() {
                 Some(FrameKind::DirectRing) if self.rings.len() < 8 => {
                     let len = (frame.bytes + frame.page_bytes) as usize;
-                    self.rings.extend(fds.pop().and_then(|fd| Region::<Own>::new(fd, len).ok()));
+                    let ring = fds.pop();
+                    self.rings.extend(ring.as_ref().and_then(|fd| Region::<Own>::new(fd, len).ok()));
+                    if !self.is_wild || self.random.below(2) == 0 {
+                        let _ = ring.map(pd_shm::memfd::seal_against_all);
+                    }
                 }
                 Some(FrameKind::FileSocket) => self.raw.file_socket = fds.pop(),
                 _ => {}

@@ -2,11 +2,15 @@
 use super::stage;
 use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
-use pd_tests::Raw;
+use pd_driver::Violation;
+use pd_shm::{Own, Region};
+use pd_tests::{is_root, Raw};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use rustix::io::write;
+use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
 use rustix::pipe::{splice, SpliceFlags};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -59,5 +63,104 @@ fn wake_pipes_that_are_spliced() {
         let _ = splicing.join();
     });
     drop((raw, pipe, full));
+    scene.end();
+}
+
+const PAGE: usize = 4096;
+
+/// A page of memory that does not come before this is dropped (userfaultfd(2)). It stays mapped.
+struct Withheld {
+    at: usize,
+    faults: OwnedFd,
+}
+
+impl Withheld {
+    fn new() -> Self {
+        // SAFETY: makes a descriptor.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: nobody else has it.
+        let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: new memory, of which there are no references.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE) };
+        let at = at.unwrap() as usize;
+        // `struct uffdio_api`, and `struct uffdio_register` for missing pages.
+        let mut api = [0xaa_u64, 0, 0];
+        let mut register = [at as u64, PAGE as u64, 1, 0];
+        // SAFETY: the kernel writes the two arrays, of the sizes in the requests' numbers.
+        unsafe {
+            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()), 0);
+            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc020_aa00, register.as_mut_ptr()), 0);
+        }
+        Self { at, faults }
+    }
+
+    /// Waits until somebody wants the page.
+    fn wait_wanted(&self) {
+        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&self.faults, PollFlags::IN)], Some(&limit)), Ok(1), "no fault");
+    }
+}
+
+/// Holds the lock of a file in a write whose bytes do not come, and calls a function meanwhile.
+fn while_held(file: &OwnedFd, run: impl FnOnce()) {
+    let page = Withheld::new();
+    let at = page.at;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // SAFETY: the kernel reads a byte of memory that stays mapped.
+            let _ = unsafe { libc::pwrite(file.as_raw_fd(), at as *const libc::c_void, 1, 0) };
+        });
+        // Dropped before the thread is waited for, also by a panic.
+        let page = page;
+        page.wait_wanted();
+        run();
+    });
+}
+
+/// A client holds the lock of its control region, and says that it has sealed it.
+#[test]
+fn control_regions_that_are_being_written() {
+    if !is_root("userfaultfd") {
+        return;
+    }
+    let scene = stage();
+    let mut raw = Raw::welcomed(&scene.driver);
+    let fd = raw.control_fd.try_clone().unwrap();
+    while_held(&fd, || {
+        pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Mapped).with_id(Frame::REGION_CONTROL))
+            .unwrap();
+        scene.expect_cut_off(&mut raw, Violation::Frame);
+        scene.bystander.check(&scene.driver);
+        drop(Raw::attach(&scene.driver, 1));
+    });
+    drop((raw, fd));
+    scene.end();
+}
+
+/// The same with a direct ring, which the conductor is asked to take into use.
+#[test]
+fn direct_rings_that_are_being_written() {
+    if !is_root("userfaultfd") {
+        return;
+    }
+    let scene = stage();
+    assert_eq!(scene.driver.apply("path = \"direct\""), 0);
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let (listener, addr) = raw.listen(0, 8);
+    let socket = raw.connect(0, addr);
+    raw.accept(0, listener);
+    let wish = Frame::new(FrameKind::DirectRing).with_id(socket.0);
+    let (frame, mut fds) = raw.ask(&wish, FrameKind::DirectRing).expect("a ring");
+    let fd = fds.pop().expect("memory");
+    let map = Region::<Own>::new(&fd, (frame.bytes + frame.page_bytes) as usize).expect("map");
+    while_held(&fd, || {
+        pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::DirectMapped).with_id(socket.0)).unwrap();
+        scene.expect_cut_off(&mut raw, Violation::Frame);
+        scene.bystander.check(&scene.driver);
+        drop(Raw::attach(&scene.driver, 1));
+    });
+    drop((raw, fd, map));
     scene.end();
 }

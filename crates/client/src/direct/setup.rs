@@ -8,7 +8,7 @@ use crate::turn::lock;
 use pd_abi::layout::direct;
 use pd_abi::limits::RING_BYTES_MAX;
 use pd_abi::{Frame, FrameKind, SocketId};
-use pd_shm::memfd::Pages;
+use pd_shm::memfd::{self, Pages};
 use pd_shm::{barrier, Own, Region, Theirs};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -45,7 +45,8 @@ impl Direct {
         }
         let (fd, pages, bytes) = ask(attachment, FrameKind::DirectRing, id)?;
         let len = pages.bytes() + bytes as usize;
-        let map = Region::<Own>::new(fd, len).map_err(unmapped)?;
+        let map = Region::<Own>::new(&fd, len).map_err(unmapped)?;
+        memfd::seal_against_all(fd).map_err(unmapped)?;
         if barrier::register() {
             map.store_u32(direct::BARRIERS, 1, Ordering::Relaxed);
         }

@@ -318,7 +318,7 @@ impl Conductor {
                 self.peer_doorbell(id, at);
                 return Ok(());
             }
-            (Some(at), FrameKind::DirectMapped) => return self.seal_ring(id, at, socket),
+            (Some(at), FrameKind::DirectMapped) => return self.use_ring(id, at, socket),
             (Some(at), _) => self.peer_ring(at),
         };
         match answer {
@@ -435,14 +435,15 @@ impl Conductor {
         }
     }
 
-    fn seal_ring(
+    /// Takes a ring into use that its owner has mapped and sealed.
+    fn use_ring(
         &mut self,
         id: ClientId,
         (index, side): (ConnectionId, Side),
         socket: u32,
     ) -> Result<(), Violation> {
         let ring = self.direct_mut(index).and_then(|direct| direct.rings[side].as_mut());
-        ring.ok_or(Violation::Frame)?.seal().map_err(|_| Violation::Frame)?;
+        ring.ok_or(Violation::Frame)?.check_sealed().map_err(|_| Violation::Frame)?;
         if self.connection(index).is_some_and(Connection::is_direct) {
             self.say(index, side.other(), path::PEER_READY);
         }

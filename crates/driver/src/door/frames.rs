@@ -131,7 +131,7 @@ impl Door {
             (Phase::Greeting, FrameKind::Hello) => self.greet(id),
             (Phase::Mapping, FrameKind::Mapped) if frame.id == Frame::REGION_CONTROL => {
                 let memory = guest.memory.as_ref().ok_or(Violation::Frame)?;
-                memory.seal_control().map_err(|_| Violation::Frame)?;
+                memory.check_control().map_err(|_| Violation::Frame)?;
                 guest.phase = Phase::Attached;
                 self.conductor.send(FromDoor::Attached { client: id });
                 self.answer(id, Frame::new(FrameKind::Ready).with_id(frame.id), Vec::new());

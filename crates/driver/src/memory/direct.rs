@@ -190,7 +190,7 @@ impl DirectRing {
         &self.file.fd
     }
 
-    /// Opens the file for its owner, to be mapped before [`Self::seal`].
+    /// Opens the file for its owner, which maps and seals it before [`Self::check_sealed`].
     ///
     /// # Errors
     /// Errors of opening a file.
@@ -199,13 +199,15 @@ impl DirectRing {
         memfd::reopen(&self.file.fd, OFlags::RDWR)
     }
 
-    /// Seals the file, which the owner has mapped: it cannot be mapped writable any more.
+    /// Checks that the owner has sealed the file: it cannot be mapped writable any more. To seal it here would wait for the owner, which can
+    /// hold the file's lock as long as it likes.
     ///
     /// # Errors
-    /// `EPERM` if somebody else has sealed it. `EFAULT` if its owner has punched a hole before: without memory to fill it,
-    /// the reader would be killed.
-    pub fn seal(&mut self) -> Result<()> {
-        memfd::seal_against_all(&self.file.fd)?;
+    /// `EPERM` if it is not sealed. `EFAULT` if its owner has punched a hole before: without memory to fill it, the reader would be killed.
+    pub fn check_sealed(&mut self) -> Result<()> {
+        if !memfd::is_sealed(&self.file.fd) {
+            return Err(Errno::PERM);
+        }
         if !memfd::is_whole(&self.file.fd, self.file.pages.bytes() + self.file.bytes as usize)? {
             return Err(Errno::FAULT);
         }
@@ -298,8 +300,9 @@ mod tests {
             let len = bytes as usize + 4096;
             let owner = ring.for_owner().unwrap();
             let map = Mapping::new(&owner, len, Protection::ReadWrite).unwrap();
-            ring.seal().unwrap();
-            assert!(ring.seal().is_err());
+            assert_eq!(ring.check_sealed(), Err(Errno::PERM));
+            memfd::seal_against_all(&owner).unwrap();
+            ring.check_sealed().unwrap();
             map.store_u64(direct::PRODUCER, 5, Ordering::Relaxed);
             assert_eq!(ring.said(), (5, 0));
             let peer = ring.for_peer().unwrap();

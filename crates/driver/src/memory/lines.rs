@@ -125,12 +125,16 @@ impl ClientMemory {
         &self.files
     }
 
-    /// Seals the control region, which the client has mapped.
+    /// Checks that the client has sealed the control region. To seal it here would wait for the client, which can hold the file's lock as
+    /// long as it likes.
     ///
     /// # Errors
-    /// If the client has sealed it.
-    pub fn seal_control(&self) -> Result<()> {
-        memfd::seal_against_all(&self.files[0])
+    /// `EPERM` if it is not sealed.
+    pub fn check_control(&self) -> Result<()> {
+        match memfd::is_sealed(&self.files[0]) {
+            true => Ok(()),
+            false => Err(Errno::PERM),
+        }
     }
 
     /// Keeps the lease for pages of the two regions until nobody holds them.

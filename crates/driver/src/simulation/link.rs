@@ -7,7 +7,7 @@ use pd_abi::layout::{
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, FileId, Frame, FrameKind, Request, SocketId};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
-use pd_shm::{attach, Own, Region, Theirs};
+use pd_shm::{attach, memfd, Own, Region, Theirs};
 use rustix::io::{Errno, Result};
 use rustix::net::{
     bind, connect, socket_with, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -97,9 +97,9 @@ impl Link {
         match (frame.checked_kind(), fds.pop(), fds.pop()) {
             (Some(FrameKind::Welcome), Some(status), Some(control)) => {
                 let status = Arc::new(Region::<Theirs>::new(status, REGION_BYTES).expect("a mapping"));
-                // Mapping fails after the client has said `Mapped`.
-                if let Ok(control) = Region::<Own>::new(control, REGION_BYTES) {
-                    self.shared = Some(Shared { control: Arc::new(control), status });
+                if let Ok(map) = Region::<Own>::new(&control, REGION_BYTES) {
+                    memfd::seal_against_all(control).expect("a seal");
+                    self.shared = Some(Shared { control: Arc::new(map), status });
                 }
             }
             (Some(FrameKind::Channel), Some(doorbell), None) if self.shared.is_some() => {

@@ -91,7 +91,8 @@ mod tests {
         let mut rings: Vec<_> = (0..3).map(|_| pool.direct_ring(pool.root(), 8192).unwrap()).collect();
         let owner = Mapping::new(rings[1].for_owner().unwrap(), 8192 + 4096, Protection::ReadWrite);
         assert!(owner.is_ok());
-        rings[1].seal().unwrap();
+        pd_shm::memfd::seal_against_all(rings[1].file()).unwrap();
+        rings[1].check_sealed().unwrap();
         let mut given = Given::default();
         rings.iter().for_each(|ring| given.add(ring));
         let (bytes, files, numbers) = given.into_parts().unwrap();

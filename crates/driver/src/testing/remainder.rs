@@ -30,9 +30,10 @@ impl Moved {
         let pool = Pool::new(1 << 20, HugepageUse::Off);
         let mut ring = pool.direct_ring(pool.root(), RING_BYTES).expect("a ring");
         let len = PAGE_BYTES + RING_BYTES as usize;
-        let map =
-            Mapping::new(ring.for_owner().expect("a file"), len, Protection::ReadWrite).expect("a mapping");
-        ring.seal().expect("a seal");
+        let owner = ring.for_owner().expect("a file");
+        let map = Mapping::new(&owner, len, Protection::ReadWrite).expect("a mapping");
+        memfd::seal_against_all(&owner).expect("a seal");
+        ring.check_sealed().expect("a sealed ring");
         for at in (0..RING_BYTES).step_by(8) {
             map.store_u64(PAGE_BYTES + at as usize, at, Ordering::Relaxed);
         }

@@ -7,7 +7,7 @@ use super::*;
 use crate::simulation::kernel::Hold;
 use pd_abi::layout::{direct, path};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
-use pd_shm::{Access, Own, Region, Theirs};
+use pd_shm::{memfd, Access, Own, Region, Theirs};
 
 /// Interval at which a thread of a direct connection looks again without a wake-up.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -338,7 +338,8 @@ impl Honest {
         let len = || head + bytes as usize;
         match (exchange.kind, kind, came) {
             (FrameKind::DirectRing, FrameKind::DirectRing, Some((fd, hold))) => {
-                let map = Region::<Own>::new(fd, len()).expect("a mapping");
+                let map = Region::<Own>::new(&fd, len()).expect("a mapping");
+                memfd::seal_against_all(fd).expect("a seal");
                 if let Some(rings) = rings {
                     rings.own = Some(Half { map, _hold: hold, head, bytes });
                 }
