@@ -361,12 +361,13 @@ def isolation(results):
             if "kept" in row:
                 jain = f"{row['jain_index']:.3f}{missed(row, row['jain_index'] < 0.99)}" if "jain_index" in row else ""
                 yield [
-                    named(row), kept(row, "kept", 0.45), kept(row, "kept_below_share", 0.9), gap(row),
+                    named(row), kept(row, "kept", 0.45), pair(row, "throughput_gbit_per_s", "throughput_gbit_per_s_alone"),
+                    kept(row, "kept_below_share", 0.9), gap(row),
                     f"{number(row['latency_us_p99'])} ({number(row['latency_us_p99_alone'])})", jain, number(row.get("attacks_per_s")),
                     *cores(row),
                 ]
 
-    heading = ["keeps, busy", "below its share", "longest gap, ms", "round trip P99, µs (alone)", "Jain", "attacks/s"]
+    heading = ["keeps, busy", "Gbit/s (alone)", "below its share", "longest gap, ms", "round trip P99, µs (alone)", "Jain", "attacks/s"]
     heading += ["cores: driver (alone)", "its mover waits", "attacker"] if has_cores else []
     paths = [(title, list(lines(scheme))) for title, scheme in (("offloaded", OFFLOADED), ("direct", DIRECT), ("kernel TCP", "tcp"))]
     tables = [table([title] + heading, rows) for title, rows in paths if rows]
