@@ -200,7 +200,7 @@ impl Socket {
     }
 
     /// Returns whether it was closed.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 

@@ -50,22 +50,30 @@ impl Poller {
         Self { process: own_id(), fabric: Epoll::new(), members: Vec::new() }
     }
 
-    /// Makes it watch just these.
-    fn watch(&mut self, wanted: Vec<(Arc<Socket>, u32)>) -> Outcome<()> {
+    /// Makes it watch just these. False: one of them was closed meanwhile.
+    fn watch(&mut self, wanted: Vec<(Arc<Socket>, u32)>) -> Outcome<bool> {
         for (known, _) in &self.members {
             if !wanted.iter().any(|(socket, _)| Arc::ptr_eq(socket, known)) {
                 let _ = self.fabric.remove(known);
             }
         }
         for (socket, events) in &wanted {
-            match self.members.iter().find(|(known, _)| Arc::ptr_eq(socket, known)) {
-                Some((_, known)) if known == events => {}
-                Some(_) => self.fabric.modify(socket, *events, 0)?,
-                None => self.fabric.add(socket, *events, 0)?,
+            let watched = match self.members.iter().find(|(known, _)| Arc::ptr_eq(socket, known)) {
+                Some((_, known)) if known == events => Ok(()),
+                Some(_) => self.fabric.modify(socket, *events, 0),
+                None => self.fabric.add(socket, *events, 0),
+            };
+            match watched {
+                Ok(()) => {}
+                Err(_) if socket.is_closed() => {
+                    *self = Self::new();
+                    return Ok(false);
+                }
+                Err(error) => return Err(error.into()),
             }
         }
         self.members = wanted;
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -83,7 +91,10 @@ pub(crate) fn sleep_on(
         return kernel_poll(kernel, Some(left), mask).map(drop);
     }
     let sleep = |poller: &mut Poller| -> Outcome<()> {
-        poller.watch(wanted)?;
+        if !poller.watch(wanted)? {
+            // Another thread has had its connection go on in the kernel.
+            return Ok(());
+        }
         // Descriptors are added before a thread sleeps on the instance, so that nothing is missed in between.
         let host = poller.fabric.host_fd().ok();
         if poller.fabric.look(1, &mut |_, _| {})? > 0 {
