@@ -73,18 +73,15 @@ impl Twin {
             return Err(Failure::Kernel);
         }
         loop {
-            if self.abandoned.load(Ordering::Acquire) {
+            // Loaded first: an end that another thread has given up is gone only after that is noted.
+            let socket = self.socket.load();
+            if self.is_abandoned() {
                 return Err(Failure::Kernel);
             }
             if self.lost {
                 return Err(Failure::Errno(libc::ECONNRESET));
             }
-            let socket = self.socket.load();
             let Some(socket) = socket.as_ref() else {
-                if self.is_abandoned() {
-                    // Another thread has given it up just now.
-                    return Err(Failure::Kernel);
-                }
                 let elsewhere = if self.names.is_some() { libc::ENOTCONN } else { libc::EBADF };
                 return Err(Failure::Errno(elsewhere));
             };
