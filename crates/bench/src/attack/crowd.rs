@@ -28,7 +28,7 @@ pub(super) const FILE_BYTES: u64 = 1 << 20;
 /// Most bytes received of a connection at a time.
 pub(super) const RECV_BYTES: usize = 64 << 10;
 /// After a look at all connections of which none could go on.
-pub(super) const PAUSE: Duration = Duration::from_micros(100);
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Both ends of the attacker's connections.
 type Ends = (Vec<Stream>, Vec<Stream>);
@@ -39,6 +39,7 @@ fn connect(scene: &Scene) -> Result<Ends> {
     let pair = |_| -> Result<(Stream, Stream)> { Ok((Stream::connect(to)?, listener.accept()?)) };
     let ends = (0..scene.attack.connections).map(pair).collect::<Result<Vec<_>>>()?;
     anyhow::ensure!(ends.iter().all(|(from, _)| from.path() == Path::Offloaded), "the driver moves nothing");
+    ends.iter().flat_map(|(from, to)| [from, to]).for_each(|stream| stream.set_nonblocking(true));
     Ok(ends.into_iter().unzip())
 }
 
@@ -49,13 +50,15 @@ pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
         stream.set_send_ring_bytes(RING_BYTES)?;
         stream.set_recv_ring_bytes(RING_BYTES)?;
     }
-    receive(scene, receivers, |bytes| {
-        black_box(xxh3(bytes));
+    receive(scene, receivers, |stream| {
+        lend(stream, |bytes| {
+            black_box(xxh3(bytes));
+        })
     });
     let buffer = |_| SendBuffer::new(BULK_BYTES).context("no send memory");
     let mut window = (0..WINDOW.max(2 * senders.len())).map(buffer).collect::<Result<Vec<_>>>()?;
     let (mut next, mut number) = (0, 0u64);
-    send(scene, &senders, |stream| {
+    send(scene, senders, |_, stream| {
         let buffer = &mut window[next];
         let Some(message) = buffer.try_mut() else { return false };
         rewrite(message, number);
@@ -69,9 +72,9 @@ pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
 
 pub(super) fn tiny(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
-    receive(scene, receivers, |_| {});
+    receive(scene, receivers, |stream| lend(stream, |_| {}));
     let buffer = SendBuffer::new(TINY_BYTES).context("no send memory")?;
-    send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
+    send(scene, senders, |_, stream| stream.send(&buffer, ..).is_ok())
 }
 
 /// Sends one message at a time on a ring that takes all of it.
@@ -81,18 +84,18 @@ pub(super) fn huge(scene: &Scene) -> Result<Infallible> {
         stream.set_send_ring_bytes(HUGE_BYTES as u64)?;
         stream.set_recv_ring_bytes(HUGE_BYTES as u64)?;
     }
-    receive(scene, receivers, |_| {});
+    receive(scene, receivers, |stream| lend(stream, |_| {}));
     let buffer = SendBuffer::new(HUGE_BYTES).context("no send memory")?;
-    send(scene, &senders, |stream| stream.send(&buffer, ..).is_ok())
+    send(scene, senders, |_, stream| stream.send(&buffer, ..).is_ok())
 }
 
 /// Pieces of `file`, which is dropped from the page cache after each pass: half of them are on the disk.
 pub(super) fn files(scene: &Scene, file: &File) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
-    receive(scene, receivers, |_| {});
+    receive(scene, receivers, |stream| lend(stream, |_| {}));
     let bytes = file.metadata()?.len();
     let mut offset = 0;
-    send(scene, &senders, |stream| {
+    send(scene, senders, |_, stream| {
         if offset >= bytes {
             offset = 0;
             // Pages that are mapped stay.
@@ -131,34 +134,42 @@ pub(super) fn churn(scene: &Scene) -> Result<Infallible> {
     }
 }
 
-/// Lets `work` send on all connections in turn, and pauses when none takes a message.
-fn send(scene: &Scene, senders: &[Stream], mut work: impl FnMut(&Stream) -> bool) -> Result<Infallible> {
-    senders.iter().for_each(|stream| stream.set_nonblocking(true));
+/// Lets `work` send on all connections in turn, and pauses when none takes a message. `work` gets the number of the connection, too.
+pub(super) fn send<S>(
+    scene: &Scene,
+    mut senders: Vec<S>,
+    mut work: impl FnMut(usize, &mut S) -> bool,
+) -> Result<Infallible> {
     scene.begin();
     loop {
-        let sent = senders.iter().filter(|stream| work(stream)).count();
-        scene.tally.tries.fetch_add(sent as u64, Ordering::Relaxed);
+        let sent = senders.iter_mut().enumerate().map(|(at, sender)| u64::from(work(at, sender))).sum();
+        scene.tally.tries.fetch_add(sent, Ordering::Relaxed);
         if sent == 0 {
             sleep(PAUSE);
         }
     }
 }
 
-/// Lends whatever comes to `look`, in a thread of its own.
-fn receive(scene: &Scene, receivers: Vec<Stream>, look: impl Fn(&[u8]) + Send + 'static) {
-    receivers.iter().for_each(|stream| stream.set_nonblocking(true));
+/// Lets `take` receive on all connections in turn, in a thread of its own, and pauses when nothing comes. `take` returns the number of bytes.
+pub(super) fn receive<R: Send + 'static>(
+    scene: &Scene,
+    mut receivers: Vec<R>,
+    mut take: impl FnMut(&mut R) -> usize + Send + 'static,
+) {
     let tally = Arc::clone(&scene.tally);
     std::thread::spawn(move || loop {
-        let mut bytes = 0;
-        for stream in &receivers {
-            if let Ok(received) = stream.recv(RECV_BYTES) {
-                look(&received);
-                bytes += received.len() as u64;
-            }
-        }
+        let bytes = receivers.iter_mut().map(|receiver| take(receiver) as u64).sum();
         tally.came(bytes);
         if bytes == 0 {
             sleep(PAUSE);
         }
     });
+}
+
+/// Lends whatever comes of a connection to `look`. Returns the number of bytes.
+fn lend(stream: &Stream, look: impl Fn(&[u8])) -> usize {
+    stream.recv(RECV_BYTES).map_or(0, |received| {
+        look(&received);
+        received.len()
+    })
 }

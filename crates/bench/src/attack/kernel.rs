@@ -5,16 +5,13 @@ use std::fs::File;
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::Ordering;
-use std::sync::Arc;
-use std::thread::sleep;
 
 use anyhow::{Context, Result};
 use pd_harness::digest::rewrite;
 use pd_harness::processor::xxh3;
 use rustix::fs::{fadvise, sendfile, Advice};
 
-use super::crowd::{BULK_BYTES, FILE_BYTES, PAUSE, RECV_BYTES};
+use super::crowd::{receive, send, BULK_BYTES, FILE_BYTES, RECV_BYTES};
 use super::Scene;
 
 /// A sending end, and the bytes of its message that are still to be sent.
@@ -35,8 +32,11 @@ fn connect(scene: &Scene) -> Result<(Vec<Sender>, Vec<TcpStream>)> {
 /// Sends in bulk. Both ends process each byte, as `crowd::bulk` does.
 pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
-    receive(scene, receivers, |bytes| {
-        black_box(xxh3(bytes));
+    let mut buffer = vec![0; RECV_BYTES];
+    receive(scene, receivers, move |stream| {
+        take(stream, &mut buffer, |bytes| {
+            black_box(xxh3(bytes));
+        })
     });
     let mut messages = vec![vec![0; BULK_BYTES]; senders.len()];
     let mut number = 0;
@@ -56,7 +56,8 @@ pub(super) fn bulk(scene: &Scene) -> Result<Infallible> {
 /// Pieces of `file`, which is dropped from the page cache after each pass.
 pub(super) fn files(scene: &Scene, file: &File) -> Result<Infallible> {
     let (senders, receivers) = connect(scene)?;
-    receive(scene, receivers, |_| {});
+    let mut buffer = vec![0; RECV_BYTES];
+    receive(scene, receivers, move |stream| take(stream, &mut buffer, |_| {}));
     let bytes = file.metadata()?.len();
     let mut offset = 0;
     send(scene, senders, |_, (stream, _)| {
@@ -68,38 +69,9 @@ pub(super) fn files(scene: &Scene, file: &File) -> Result<Infallible> {
     })
 }
 
-/// Lets `work` send on all connections in turn, and pauses when none takes anything. `work` says whether a message has ended.
-fn send(
-    scene: &Scene,
-    mut senders: Vec<Sender>,
-    mut work: impl FnMut(usize, &mut Sender) -> bool,
-) -> Result<Infallible> {
-    scene.begin();
-    loop {
-        let sent =
-            senders.iter_mut().enumerate().filter_map(|(at, sender)| work(at, sender).then_some(())).count();
-        scene.tally.tries.fetch_add(sent as u64, Ordering::Relaxed);
-        if sent == 0 {
-            sleep(PAUSE);
-        }
-    }
-}
-
-/// Gives whatever comes to `look`, in a thread of its own.
-fn receive(scene: &Scene, mut receivers: Vec<TcpStream>, look: impl Fn(&[u8]) + Send + 'static) {
-    let tally = Arc::clone(&scene.tally);
-    let mut buffer = vec![0; RECV_BYTES];
-    std::thread::spawn(move || loop {
-        let mut bytes = 0;
-        for stream in &mut receivers {
-            if let Ok(len) = stream.read(&mut buffer) {
-                look(&buffer[..len]);
-                bytes += len as u64;
-            }
-        }
-        tally.came(bytes);
-        if bytes == 0 {
-            sleep(PAUSE);
-        }
-    });
+/// Receives what comes of a connection, and gives it to `look`. Returns the number of bytes.
+fn take(stream: &mut TcpStream, buffer: &mut [u8], look: impl Fn(&[u8])) -> usize {
+    let len = stream.read(buffer).unwrap_or(0);
+    look(&buffer[..len]);
+    len
 }
