@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Sender};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::Duration;
 
 const RING: u64 = 32 << 10;
@@ -564,9 +564,12 @@ proptest! {
     }
 }
 
+/// Question of a pipe for the memory of the other end, with the way of the answer.
+type Question = (PipeId, Sender<Option<PeerOffer>>);
+
 /// A way to the thread of the agent.
 #[derive(Debug)]
-struct Far(PipeId, Sender<(PipeId, Sender<Option<PeerOffer>>)>);
+struct Far(PipeId, Sender<Question>);
 
 impl Broker for Far {
     fn peer(&mut self) -> Option<PeerOffer> {
@@ -579,10 +582,38 @@ impl Broker for Far {
     }
 }
 
+/// Runs an agent that answers questions and changes the path all the time until `stop`. Sets `enough` after 40 changes.
+fn change_paths(
+    agent: &mut Agent,
+    ids: (PipeId, PipeId),
+    asked: &Receiver<Question>,
+    [enough, stop]: [&AtomicBool; 2],
+) {
+    let (mut changes, mut was, mut turns) = (0, false, 0);
+    while !stop.load(Ordering::Acquire) {
+        while let Ok((id, reply)) = asked.try_recv() {
+            let _ = reply.send(agent.peer(id).ok());
+        }
+        let is_direct = agent.is_direct(ids.0);
+        if is_direct != was {
+            (changes, was, turns) = (changes + 1, is_direct, 0);
+            enough.fetch_or(changes >= 40, Ordering::Release);
+            // Allowed at once, and recalled after some turns.
+            agent.set_owner(ids.1, Some(7));
+        }
+        turns += 1;
+        if is_direct && turns == 5 {
+            agent.set_owner(ids.1, Some(8));
+        }
+        if !agent.turn() {
+            agent.wait(Duration::from_micros(300));
+        }
+    }
+}
+
 /// Two programs and an agent, each in a thread that sleeps, while the path changes all the time.
 #[test]
 fn programs_that_sleep_lose_no_frame_while_the_path_changes() {
-    const CHANGES: usize = 40;
     let stand = Stand::new();
     let Stand { mut agent, ids, mut sender, mut receiver, .. } = stand;
     let (ask, asked) = channel();
@@ -592,26 +623,7 @@ fn programs_that_sleep_lose_no_frame_while_the_path_changes() {
     let (enough, stop) = (&enough, &stop);
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
-            let (mut changes, mut was, mut turns) = (0, false, 0);
-            while !stop.load(Ordering::Acquire) {
-                while let Ok((id, reply)) = asked.try_recv() {
-                    let _ = reply.send(agent.peer(id).ok());
-                }
-                let is_direct = agent.is_direct(ids.0);
-                if is_direct != was {
-                    (changes, was, turns) = (changes + 1, is_direct, 0);
-                    enough.fetch_or(changes >= CHANGES, Ordering::Release);
-                    // Allowed at once, and recalled after some turns.
-                    agent.set_owner(ids.1, Some(7));
-                }
-                turns += 1;
-                if is_direct && turns == 5 {
-                    agent.set_owner(ids.1, Some(8));
-                }
-                if !agent.turn() {
-                    agent.wait(Duration::from_micros(300));
-                }
-            }
+            change_paths(&mut agent, ids, &asked, [enough, stop]);
             [ids.0, ids.1].map(|id| agent.counts(id).unwrap())
         });
         let sender = scope.spawn(move || {

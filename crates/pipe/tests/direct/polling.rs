@@ -324,7 +324,7 @@ proptest! {
                 }
                 Step::ArmReceiver | Step::ArmSender => {}
             }
-            // What the agent has to do it does.
+            // The agent does all that it has to.
             if armed != [false; 2] {
                 (0..50).find(|_| !stand.agent.turn());
             }
@@ -341,7 +341,6 @@ proptest! {
 /// Two programs, each of which sleeps in `poll` whenever it has nothing to do, and an agent, while the path changes all the time.
 #[test]
 fn programs_in_poll_lose_no_frame_while_the_path_changes() {
-    const CHANGES: usize = 40;
     let stand = Stand::polling();
     let Stand { mut agent, ids, mut sender, mut receiver, .. } = stand;
     let (ask, asked) = channel();
@@ -357,25 +356,7 @@ fn programs_in_poll_lose_no_frame_while_the_path_changes() {
     }
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
-            let (mut changes, mut was, mut turns) = (0, false, 0);
-            while !stop.load(Ordering::Acquire) {
-                while let Ok((id, reply)) = asked.try_recv() {
-                    let _ = reply.send(agent.peer(id).ok());
-                }
-                let is_direct = agent.is_direct(ids.0);
-                if is_direct != was {
-                    (changes, was, turns) = (changes + 1, is_direct, 0);
-                    enough.fetch_or(changes >= CHANGES, Ordering::Release);
-                    agent.set_owner(ids.1, Some(7));
-                }
-                turns += 1;
-                if is_direct && turns == 5 {
-                    agent.set_owner(ids.1, Some(8));
-                }
-                if !agent.turn() {
-                    agent.wait(Duration::from_micros(300));
-                }
-            }
+            change_paths(&mut agent, ids, &asked, [enough, stop]);
         });
         let sender = scope.spawn(move || {
             let mut count = 0;
