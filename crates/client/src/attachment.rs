@@ -126,12 +126,11 @@ impl Attachment {
 
         let mut wire = Wire::default();
         let (_, mut fds) = wire.ask(&socket, &Frame::new(FrameKind::Hello), FrameKind::Welcome)?;
-        let (Some(status), Some(control), true) = (fds.pop(), fds.pop(), fds.is_empty()) else {
+        let (Some(status), Some(file), true) = (fds.pop(), fds.pop(), fds.is_empty()) else {
             return Err(unreachable(Errno::PROTO));
         };
-        let control_fd = control;
-        let control = Region::<Own>::new(&control_fd, REGION_BYTES).map_err(unreachable)?;
-        memfd::seal_against_all(control_fd).map_err(unreachable)?;
+        let control = Region::<Own>::new(&file, REGION_BYTES).map_err(unreachable)?;
+        memfd::seal_against_all(file).map_err(unreachable)?;
         let status = Region::<Theirs>::new(status, REGION_BYTES).map_err(unreachable)?;
         if status.load_u64(header::MAGIC, Ordering::Relaxed) != pd_abi::MAGIC {
             return Err(unreachable(Errno::PROTO));

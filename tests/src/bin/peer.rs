@@ -211,7 +211,7 @@ fn pipe_check(port: &str, in_epoll: bool) -> ! {
         }
         let mut frames = match pipe.frames() {
             Ok(frames) => frames,
-            // What woke it was news of the path.
+            // News of the path woke it.
             Err(errno) if errno.raw_os_error() == libc::EAGAIN => continue,
             Err(errno) => panic!("no frames: {errno}"),
         };

@@ -30,7 +30,7 @@ struct Pair {
     sender: Option<usize>,
     receiver: usize,
     path: LinkPath,
-    /// Whether the program of the sender, and that of the receiver, waits in `poll` or `epoll`.
+    /// Set if the program waits in `poll` or `epoll`: the sender's, and the receiver's.
     polls: [bool; 2],
     /// Bells of those that do, while the path is offered.
     bells: [Option<OwnedFd>; 2],
