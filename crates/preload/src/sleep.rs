@@ -97,12 +97,12 @@ pub(crate) fn sleep_on(
         }
         // Descriptors are added before a thread sleeps on the instance, so that nothing is missed in between.
         let host = poller.fabric.host_fd().ok();
-        if poller.fabric.look(1, &mut |_, _| {})? > 0 {
+        if poller.fabric.look(1, &mut |_, _, _| {})? > 0 {
             return Ok(());
         }
         let found = spin::until(|| {
             let kernel_too = kernel.iter().any(|poll| poll.fd >= 0);
-            Ok(poller.fabric.look(1, &mut |_, _| {})? > 0
+            Ok(poller.fabric.look(1, &mut |_, _, _| {})? > 0
                 || kernel_too && kernel_poll(kernel, Some(Duration::ZERO), std::ptr::null())? > 0)
         })?;
         if found {

@@ -35,11 +35,11 @@ impl Epoll {
         Ok(self.ready.kernel.get().ok_or_else(bad_socket)?.raw_fd())
     }
 
-    /// Reports at most `max` events, `(events, data)` each, without waiting. Returns how many.
+    /// Reports at most `max` events, `(events, data, name)` each, without waiting: the name is the registration's. Returns how many.
     ///
     /// # Errors
     /// `EBADF` in a forked child.
-    pub fn look(&self, max: usize, report: &mut dyn FnMut(u32, u64)) -> Result<usize> {
+    pub fn look(&self, max: usize, report: &mut dyn FnMut(u32, u64, u64)) -> Result<usize> {
         self.check_usable()?;
         let mut lost = false;
         for home in lock(&self.homes).iter() {

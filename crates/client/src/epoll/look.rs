@@ -19,13 +19,13 @@ pub(crate) fn sift(queue: &Mutex<Queue>) {
     }
 }
 
-/// Looks once at everything queued; reports at most `max` events. Returns how many. The queue is not
-/// locked while an item is looked at.
+/// Looks once at everything queued; reports at most `max` events, with the program's data and the registration's name. Returns how many.
+/// The queue is not locked while an item is looked at.
 pub(crate) fn collect(
     queue: &Mutex<Queue>,
     resting: &Mutex<Resting>,
     max: usize,
-    report: &mut dyn FnMut(u32, u64),
+    report: &mut dyn FnMut(u32, u64, u64),
 ) -> usize {
     let mut count = 0;
     let mut again: Vec<Arc<Item>> = Vec::new();
@@ -48,7 +48,7 @@ pub(crate) fn collect(
             }
         }
         if let Some((events, data, look_again)) = found {
-            report(events, data);
+            report(events, data, item.name);
             count += 1;
             if look_again {
                 again.push(item);
@@ -159,7 +159,7 @@ mod tests {
                     }
                     Step::Wait(max) => {
                         let mut got = Vec::new();
-                        let count = collect(&queue, &resting, max, &mut |events, data| got.push((events, data as usize)));
+                        let count = collect(&queue, &resting, max, &mut |events, data, _| got.push((events, data as usize)));
                         prop_assert_eq!(count, got.len());
                         let due = model.iter().filter(|item| item.due() != 0).count();
                         prop_assert_eq!(count, due.min(max), "{} due", due);

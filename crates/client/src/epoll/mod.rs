@@ -267,7 +267,8 @@ impl Epoll {
         loop {
             let seen = self.ready.changes.load(Ordering::Acquire);
             self.take_events(&found);
-            let count = collect(&self.ready.queue, &self.resting, max, report);
+            let count =
+                collect(&self.ready.queue, &self.resting, max, &mut |events, data, _| report(events, data));
             self.ready.signal(&mut lock(&self.ready.queue));
             if self.exported.load(Ordering::Relaxed) {
                 self.ask_when_exported();

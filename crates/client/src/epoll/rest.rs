@@ -132,7 +132,7 @@ mod tests {
         let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
         let item = Item::new(weak, Weak::new(), 0, Interest::new(IN, 9));
         let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());
-        let looks = || collect(&queue, &resting, 10, &mut |_, _| {});
+        let looks = || collect(&queue, &resting, 10, &mut |_, _, _| {});
         let armed = || source.armed.load(Ordering::Relaxed);
         lock(&queue).push(&item);
         assert_eq!((looks(), lock(&resting).items.len(), armed()), (0, 1, 0));
@@ -182,7 +182,7 @@ mod tests {
         let weak: Weak<dyn Source> = Arc::downgrade(&(source.clone() as Arc<dyn Source>));
         let item = Item::new(weak, Weak::new(), 0, Interest::new(IN | OUT | EDGE, 9));
         let (queue, resting) = (Mutex::new(Queue::default()), Mutex::<Resting>::default());
-        let looks = || collect(&queue, &resting, 10, &mut |_, _| {});
+        let looks = || collect(&queue, &resting, 10, &mut |_, _, _| {});
         let sleeps = || {
             let rested = lock(&resting).begin_sleep();
             let is_ready = rested.iter().any(|(rest, item)| item.arm_rested(rest));

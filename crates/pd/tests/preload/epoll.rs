@@ -11,6 +11,14 @@ fn epoll_instances_answer_the_same_whatever_happens_to_their_numbers() {
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 
+#[test]
+fn a_batch_has_each_registration_once_also_of_connections_that_leave() {
+    let site = Site::new(199);
+    let program = site.compiled("once", &[]);
+    let program = program.as_str();
+    site.compare_moving(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
+}
+
 /// A program that replaces its image, and one whose children are other images.
 #[test]
 fn another_image_goes_on_with_its_epoll_instances() {

@@ -13,6 +13,8 @@ const ONCE: u32 = libc::EPOLLONESHOT as u32;
 enum Leaves {
     /// The program's.
     Program(epoll_event),
+    /// The program's, of a registration with this name that the fabric may tell of, too.
+    InBoth(epoll_event, u64),
     Nothing,
     /// Another process's.
     Other,
@@ -55,7 +57,7 @@ fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves 
         if let Some((set, end)) = once {
             set.fabric.spend(&end, name(fd));
         }
-        return Leaves::Program(epoll_event { events: told, u64: data });
+        return Leaves::InBoth(epoll_event { events: told, u64: data }, name(fd));
     }
     if wanted & ONCE != 0 {
         // It has told nothing yet.
@@ -78,7 +80,8 @@ pub(crate) unsafe fn has_tokens(at: *const epoll_event, found: usize) -> bool {
     })
 }
 
-/// Takes tokens out of what the kernel has told of `instance`. Returns how much is left.
+/// Takes tokens out of what the kernel has told of `instance`. Returns how much is left. `in_both` gets the name and the place of each
+/// registration that the fabric may tell of, too.
 ///
 /// # Safety
 /// `at` has so many events.
@@ -87,6 +90,7 @@ pub(crate) unsafe fn take_tokens(
     found: usize,
     own: u64,
     instance: Option<&Arc<Entry>>,
+    in_both: &mut dyn FnMut(u64, usize),
 ) -> (usize, Told) {
     let (mut left, mut told) = (0, Told::default());
     for place in 0..found {
@@ -100,6 +104,10 @@ pub(crate) unsafe fn take_tokens(
             }
             match told_of_leaving(instance, event) {
                 Leaves::Program(theirs) => event = theirs,
+                Leaves::InBoth(theirs, name) => {
+                    in_both(name, left);
+                    event = theirs;
+                }
                 Leaves::Nothing => continue,
                 Leaves::Other => {
                     told.other = true;

@@ -26,6 +26,8 @@ struct Events<'a> {
     at: *mut epoll_event,
     max: usize,
     len: usize,
+    /// Names of registrations that the kernel and the fabric tell of, with the places of the kernel's events.
+    leaving: Vec<(u64, usize)>,
 }
 
 impl Events<'_> {
@@ -37,6 +39,19 @@ impl Events<'_> {
         // SAFETY: the program's array has room for `max`, and `len` is less.
         unsafe { self.at.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
         self.len += 1;
+    }
+
+    /// Adds what the fabric has of a registration to what the kernel has told of it: a wait reports each registration once.
+    fn join(&mut self, events: u32, data: u64, name: u64) {
+        let Some(&(_, place)) = self.leaving.iter().find(|(known, _)| *known == name) else {
+            return self.push(events, data);
+        };
+        // SAFETY: an event that was put there, inside the program's array.
+        unsafe {
+            let mut event = self.at.add(place).read_unaligned();
+            event.events |= events;
+            self.at.add(place).write_unaligned(event);
+        }
     }
 
     /// Waits in the kernel; takes tokens out. Says which there were.
@@ -52,9 +67,11 @@ impl Events<'_> {
         if found < 0 {
             return Err(Failure::Errno(errno()));
         }
+        let (len, leaving) = (self.len, &mut self.leaving);
+        let mut note = |name, place| leaving.push((name, len + place));
         // SAFETY: the kernel has written so many.
         let (left, told) =
-            unsafe { take_tokens(self.at.add(self.len), found as usize, own, Some(self.instance)) };
+            unsafe { take_tokens(self.at.add(len), found as usize, own, Some(self.instance), &mut note) };
         self.len += left;
         Ok(told)
     }
@@ -75,10 +92,10 @@ impl EpollSet {
             self.fabric.disarm(armed, true);
         }
         let (room, mut strays) = (events.room(), false);
-        let found = self.fabric.look(room, &mut |flags, data| {
+        let found = self.fabric.look(room, &mut |flags, data, name| {
             // The kernel reports the other events of a connection that follows, with the rest.
             match flags & ASIDE {
-                0 => events.push(flags, data),
+                0 => events.join(flags, data, name),
                 _ => strays = true,
             }
         });
@@ -89,7 +106,8 @@ impl EpollSet {
         found?;
         if strays {
             self.follow(events);
-            if events.room() > 0 {
+            // A later wait finds it otherwise: what the kernel has told already it would tell twice.
+            if events.len == 0 {
                 in_kernel(events)?;
             }
         }
@@ -182,7 +200,7 @@ pub(crate) unsafe fn wait(
     set.take_members(&instance);
     begun::settle_all();
     listener::resume(|| lock(&set.members).values().cloned().collect());
-    let events = Events { instance: &instance, at, max: max as usize, len: 0 };
+    let events = Events { instance: &instance, at, max: max as usize, len: 0, leaving: Vec::new() };
     let result = wait_for(epoll, set, events, timeout, mask);
     let before = errno();
     set.fabric.pass_on();

@@ -120,7 +120,8 @@ unsafe fn wait(
     }
     let instance = table::epoll(epoll);
     // SAFETY: the kernel has written so many.
-    let (left, _) = unsafe { tokens::take_tokens(events, found as usize, 0, instance.as_ref()) };
+    let (left, _) =
+        unsafe { tokens::take_tokens(events, found as usize, 0, instance.as_ref(), &mut |_, _| {}) };
     if left > 0 || instance.is_none() {
         return left as c_int;
     }
