@@ -306,6 +306,17 @@ def fairness(results):
     return table(["", "Gbit/s", "least share", "most", "Jain's index"], lines)
 
 
+def movers(results):
+    """What several pairs of containers have together and each, by movers of the driver."""
+    lines = []
+    for count in results.values("movers", "movers"):
+        for row in results.of("movers", movers=count):
+            rate = f"{number(row['throughput_gbit_per_s'])} [{number(row['throughput_gbit_per_s_min'])}..{number(row['throughput_gbit_per_s_max'])}]"
+            shares = f"{number(row['share_gbit_per_s_least'])}..{number(row['share_gbit_per_s_most'])}"
+            lines.append([f"{count}", rate, shares, f"{row['jain_index']:.3f}"])
+    return table(["movers", "Gbit/s of all pairs [least..most]", "Gbit/s of a pair, the least and the most", "Jain's index"], lines)
+
+
 def memory(results):
     lines = [
         [LABELS.get(row["scheme"], row["scheme"]) + ", " + named(row)]
@@ -435,25 +446,47 @@ PIPES = [
     ("kv", {"requests_under_way": None}, "kv, 95 % gets", 1.3), ("logmon", {}, "logmon, pieces of 1,448 B", 1.2),
 ]
 
+# Two schemes beside each other: what they are called, application, parameters, schemes, the least ratio that was aimed at.
+PIPE_PAIRS = [
+    ("echo: pipe, and memif", "echo", {"frame_bytes": "64"}, "pipe", "memif", 3.5),
+    ("echo: notified when idle, and of each packet", "echo", {"frame_bytes": "64"}, "pipe", "pipe-each", 3.0),
+    ("link of one tenant: by shared rings, and memif", "link", {"frame_bytes": "64"}, "link", "memif", 4.0),
+    ("link of two tenants: the agent copies, and memif", "link", {"frame_bytes": "64"}, "link-agent", "memif", 2.0),
+]
+
 
 def pipes(results):
     """Packets of each application over both interfaces, times, and latency."""
     def spread(row, figure):
         return f"{row[figure]:.2f} [{row[figure + '_min']:.2f}..{row[figure + '_max']:.2f}]" if figure in row else MISSING
 
+    def judged(ratio, bar):
+        return f"{ratio:.2f}" + (f" of {bar:g}" if bar else "") + (" **missed**" if bar and ratio < bar else "")
+
     lines, shares = [], []
     for app, wanted, name, bar in PIPES:
-        twin, pipe = (results.one("pipe", scheme, app=app, **wanted) for scheme in ("packetised", "pipe"))
+        twin, memif, pipe = (results.one("pipe", scheme, app=app, **wanted) for scheme in ("packetised", "memif", "pipe"))
         if "packets_per_s" not in pipe:
             continue
         reached = MISSING if bar is None else f"{bar:g}" + ("" if pipe["over_packetised"] >= bar else " **missed**")
-        lines.append([name] + [number(row["packets_per_s"] / 1e6) for row in (twin, pipe)] + [spread(pipe, "over_packetised"), reached])
-        shares.append([name] + [number(row.get("program_cycles_per_packet")) for row in (twin, pipe)] + [spread(pipe, "program_time_over_packetised")]
+        lines.append([name] + [number(row["packets_per_s"] / 1e6) if row else MISSING for row in (twin, memif, pipe)]
+                     + [spread(pipe, "over_packetised"), reached])
+        shares.append([name] + [number(row.get("program_cycles_per_packet")) if row else MISSING for row in (twin, memif, pipe)]
+                      + [spread(pipe, "program_time_over_packetised")]
                       + [f"{row['cpu_share_percent_nic']:.1f}, {row['cpu_share_percent_program']:.1f}" for row in (twin, pipe)])
     parts = [
-        table(["million packets/s", "packetised", "pipe", "ratio [least..most]", "bar"], lines),
-        table(["cycles of the program's core for a packet", "packetised", "pipe", "ratio [least..most]", "shares of NIC's and program's core, %: packetised", "pipe"], shares),
+        table(["million packets/s", "packetised", "memif", "pipe", "pipe to packetised [least..most]", "bar"], lines),
+        table(["cycles of the program's core for a packet", "packetised", "memif", "pipe", "pipe to packetised [least..most]",
+               "shares of NIC's and program's core, %: packetised", "pipe"], shares),
     ]
+    lines = []
+    for name, app, wanted, ours, other, bar in PIPE_PAIRS:
+        pair = [results.one("pipe", scheme, app=app, **wanted) for scheme in (ours, other)]
+        if all("packets_per_s" in row for row in pair):
+            rates = [row["packets_per_s"] for row in pair]
+            lines.append([name] + [number(rate / 1e6) for rate in rates] + [judged(rates[0] / rates[1], bar), number(pair[0].get("cpu_share_percent_agent"))])
+    if lines:
+        parts.append(table(["million packets/s, 64 B", "the first", "the second", "ratio of the medians, and bar", "agent's core, %, with the first"], lines))
     lines = []
     for window in results.values("pipe", "requests_under_way"):
         twin, pipe = (results.one("pipe", scheme, app="kv", requests_under_way=window) for scheme in ("packetised", "pipe"))
@@ -568,7 +601,7 @@ TABLES = {
     "waiting": (waiting, ("latency",)),
     "pipes": (pipes, ("pipe",)),
     **{t.__name__: (t, (t.__name__,)) for t in (
-        demo, throughput, latency, programs, connections, cpu, setup, fairness, memory, breakdown, tune, isolation, sidecar)},
+        demo, throughput, latency, programs, connections, cpu, setup, fairness, movers, memory, breakdown, tune, isolation, sidecar)},
 }
 
 
