@@ -125,6 +125,11 @@ static void options(void) {
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     char byte;
     TELL("SO_RCVTIMEO", read(fd, &byte, 1));
+    limit = (struct timeval){-1, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    TELL("no time", read(fd, &byte, 1));
+    limit.tv_sec = 0;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     int on = 1;
     ioctl(fd, FIONBIO, &on);
     TELL("FIONBIO", read(fd, &byte, 1));

@@ -191,6 +191,12 @@ hooks! {
         if (level, name) == (libc::SOL_SOCKET, libc::SO_LINGER) {
             crate::twin::may_linger();
         }
+        // The kernel takes a negative time for a wait of none, and says later that it never ends.
+        let shortest = libc::timeval { tv_sec: 0, tv_usec: 1 };
+        let value = match level == libc::SOL_SOCKET && is_negative(name, value, len) {
+            true => (&raw const shortest).cast(),
+            false => value,
+        };
         if may_make_unfit(level, name) || (level, name) == (libc::IPPROTO_TCP, libc::TCP_ULP) {
             calls::stays(fd);
         }
@@ -505,6 +511,16 @@ unsafe fn set_option(
         set_timeouts(fd, name, &entry, twin);
     }
     Ok(result)
+}
+
+/// Tells whether the option is a time-out below nothing.
+fn is_negative(name: c_int, value: *const c_void, len: socklen_t) -> bool {
+    let is_time = TIMEOUTS.contains(&name) && len as usize >= size_of::<libc::timeval>();
+    let time = value.cast::<libc::timeval>();
+    // SAFETY: so much is readable.
+    is_time
+        && reach::is_readable(time, size_of::<libc::timeval>())
+        && unsafe { time.read_unaligned() }.tv_sec < 0
 }
 
 /// Returns whether a program may set the option so that the socket is not for the fabric.
