@@ -25,6 +25,34 @@ static void become(int fd, int number) {
     checked("dup2", dup2(fd, number));
 }
 
+// Names that the C library has for its own sake.
+extern ssize_t __read(int, void *, size_t), __write(int, const void *, size_t), __send(int, const void *, size_t, int);
+extern int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
+extern int __dup2(int, int), __close(int), __fcntl(int, int, ...);
+
+// Calls functions by their second names.
+static void call_by_second_names(int fd) {
+    char line[100];
+    fd_set readable;
+    struct pollfd one = {fd, POLLIN, 0};
+    int other = __dup2(fd, 50);
+    for (unsigned n = 0;; n++) {
+        FD_ZERO(&readable);
+        FD_SET(fd, &readable);
+        if ((n % 2 ? __poll(&one, 1, -1) : __select(fd + 1, &readable, NULL, NULL, NULL)) != 1) die("no line");
+        // One byte at a time: a line may come in parts.
+        size_t len = 0;
+        while (__read(other, line + len, 1) == 1 && line[len++] != '\n') {}
+        if (!len) die("end");
+        if (n % 2) __write(fd, line, len);
+        else __send(fd, line, len, 0);
+        if (len == 5 && !memcmp(line, "last\n", 5)) break;
+    }
+    int third = __fcntl(fd, F_DUPFD, 60);
+    __close(other);
+    __write(third, "end\n", 4);
+}
+
 // Serves one connection in a process of its own, in the way that its first byte names.
 static void serve(int fd, const char *self) {
     char way;
@@ -70,6 +98,9 @@ static void serve(int fd, const char *self) {
             _exit(0);
         }
         wait(NULL);
+        break;
+    case 's': // Second names.
+        call_by_second_names(fd);
         break;
     case 'i': // Another image.
         become(fd, 0), become(fd, 1);
@@ -161,7 +192,7 @@ int main(int argc, char **argv) {
         serve_both(atoi(argv[2]), argv[3], argv[0]);
     } else if (argc == 5 && !strcmp(argv[1], "client")) {
         signal(SIGPIPE, SIG_IGN);
-        for (const char *way = "dfperci"; *way; way++) {
+        for (const char *way = "dfpercis"; *way; way++) {
             ask(*way, argv[2], atoi(argv[3]), NULL);
             ask(*way, argv[2], atoi(argv[3]), argv[4]);
         }

@@ -182,6 +182,19 @@ hooks! {
             plain,
         )
     }
+
+    // glibc has some functions by a second name, too.
+    fn __close(fd: c_int) -> c_int {
+        close(fd)
+    }
+
+    fn __dup2(fd: c_int, to: c_int) -> c_int {
+        dup2(fd, to)
+    }
+
+    fn __fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+        fcntl(fd, command, argument)
+    }
 }
 
 /// `fcntl` on a pipe, if it is about its size.

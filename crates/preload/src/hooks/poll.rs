@@ -89,6 +89,18 @@ hooks! {
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
         call(|| select_fds(&sets, limit, mask), || real::pselect(count, read, write, except, timeout, mask))
     }
+
+    // glibc has some functions by a second name, too.
+    fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        poll(fds, count, timeout)
+    }
+
+    fn __select(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, except: *mut libc::fd_set,
+        timeout: *mut timeval,
+    ) -> c_int {
+        select(count, read, write, except, timeout)
+    }
 }
 
 /// Returns whether the kernel can read the time-out, if there is one.

@@ -130,6 +130,11 @@ hooks! {
             |received| super::send::bytes_of(messages, received),
         )
     }
+
+    // glibc has some functions by a second name, too.
+    fn __read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+        read(fd, buffer, len)
+    }
 }
 
 fn dont_wait(flags: c_int) -> c_int {

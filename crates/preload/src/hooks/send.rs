@@ -92,6 +92,15 @@ hooks! {
             |sent| bytes_of(messages, sent),
         )
     }
+
+    // glibc has some functions by a second name, too.
+    fn __write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+        write(fd, buffer, len)
+    }
+
+    fn __send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+        send(fd, buffer, len, flags)
+    }
 }
 
 /// `sendmsg` of the kernel's. It cannot hand on a connection that it does not have.

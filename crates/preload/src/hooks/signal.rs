@@ -65,6 +65,11 @@ hooks! {
         }
         result
     }
+
+    // glibc has some functions by a second name, too.
+    fn __sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+        sigaction(signal, action, old)
+    }
 }
 
 /// Handlers that were installed before the library was there, by what begins before it.

@@ -225,6 +225,11 @@ hooks! {
         }
         result
     }
+
+    // glibc has some functions by a second name, too.
+    fn __connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+        connect(fd, address, len)
+    }
 }
 
 /// `SO_ORIGINAL_DST`, and `IP6T_SO_ORIGINAL_DST`.
