@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include "serve.h"
@@ -25,10 +26,40 @@ static void become(int fd, int number) {
     checked("dup2", dup2(fd, number));
 }
 
-// Names that the C library has for its own sake.
+// What a program compiled with checks calls, and names that the C library has for its own sake.
+extern int __dprintf_chk(int, int, const char *, ...);
 extern ssize_t __read(int, void *, size_t), __write(int, const void *, size_t), __send(int, const void *, size_t, int);
 extern int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
 extern int __dup2(int, int), __close(int), __fcntl(int, int, ...);
+
+static int print_list(int fd, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    int printed = vdprintf(fd, format, list);
+    va_end(list);
+    return printed;
+}
+
+// Prints on a descriptor, without a stream: short and long texts, arguments in all kinds of registers and on the stack.
+static void print_on(int fd) {
+    char line[100];
+    FILE *from = fdopen(dup(fd), "r");
+    while (fgets(line, sizeof line, from) && strcmp(line, "last\n")) dprintf(fd, "got %s", line);
+    static char text[100000];
+    memset(text, 'x', sizeof text - 1);
+    for (int at = 60; at < (int)sizeof text; at += 61) text[at] = '\n';
+    int lens[] = {
+        dprintf(fd, "%d %s %.2f %c\n", 7, "seven", 7.5, '7'),
+        dprintf(fd, "%d %d %d %d %d %d %d %s\n", 1, 2, 3, 4, 5, 6, 7, "eight"),
+        dprintf(fd, "%g %g %g %g %g %g %g %g %g %g\n", .1, .2, .3, .4, .5, .6, .7, .8, .9, 1.),
+        dprintf(fd, "%s%.3Lf\n", text, 1.25L),
+        __dprintf_chk(fd, 1, "%d %s %g %d %d %d\n", 1, text, 2.5, 3, 4, 5),
+        print_list(fd, "%s %d %g\n", "in a list", 1, .5),
+        dprintf(fd, "%s", ""),
+    };
+    for (size_t n = 0; n < sizeof lens / sizeof *lens; n++) dprintf(fd, "%d\n", lens[n]);
+    fclose(from);
+}
 
 // Calls functions by their second names.
 static void call_by_second_names(int fd) {
@@ -98,6 +129,9 @@ static void serve(int fd, const char *self) {
             _exit(0);
         }
         wait(NULL);
+        break;
+    case 'o': // No stream.
+        print_on(fd);
         break;
     case 's': // Second names.
         call_by_second_names(fd);
@@ -192,7 +226,7 @@ int main(int argc, char **argv) {
         serve_both(atoi(argv[2]), argv[3], argv[0]);
     } else if (argc == 5 && !strcmp(argv[1], "client")) {
         signal(SIGPIPE, SIG_IGN);
-        for (const char *way = "dfpercis"; *way; way++) {
+        for (const char *way = "dfpercios"; *way; way++) {
             ask(*way, argv[2], atoi(argv[3]), NULL);
             ask(*way, argv[2], atoi(argv[3]), argv[4]);
         }

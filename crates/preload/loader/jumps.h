@@ -36,6 +36,43 @@ __asm__(".pushsection .text\n"
 #include "hooks.inc"
 #undef HOOK
 
+/* A function with an ellipsis behind `named` arguments goes on in the slot of the one that takes a list of them. It is no jump:
+   the list leads to registers that are saved on this stack. */
+#define ELLIPSIS(name, listed, named, list_register)              \
+    __asm__(".pushsection .text\n"                                \
+            ".globl " #name "\n"                                  \
+            ".type " #name ", @function\n"                        \
+            ".p2align 4\n" #name ":\n"                            \
+            "  .cfi_startproc\n"                                  \
+            "  sub $216, %rsp\n"                                  \
+            "  .cfi_adjust_cfa_offset 216\n"                      \
+            "  mov %rdx, 48(%rsp)\n  mov %rcx, 56(%rsp)\n"         \
+            "  mov %r8, 64(%rsp)\n  mov %r9, 72(%rsp)\n"           \
+            "  test %al, %al\n"                                   \
+            "  je 1f\n"                                           \
+            "  movaps %xmm0, 80(%rsp)\n  movaps %xmm1, 96(%rsp)\n"    \
+            "  movaps %xmm2, 112(%rsp)\n  movaps %xmm3, 128(%rsp)\n"  \
+            "  movaps %xmm4, 144(%rsp)\n  movaps %xmm5, 160(%rsp)\n"  \
+            "  movaps %xmm6, 176(%rsp)\n  movaps %xmm7, 192(%rsp)\n"  \
+            "1:\n"                                                \
+            "  movl $(8 * " #named "), 8(%rsp)\n"                 \
+            "  movl $48, 12(%rsp)\n"                              \
+            "  lea 224(%rsp), %rax\n"                             \
+            "  mov %rax, 16(%rsp)\n"                              \
+            "  lea 32(%rsp), %rax\n"                              \
+            "  mov %rax, 24(%rsp)\n"                              \
+            "  lea 8(%rsp), %" #list_register "\n"                \
+            "  call *pd_slot_of_" #listed "(%rip)\n"              \
+            "  add $216, %rsp\n"                                  \
+            "  .cfi_adjust_cfa_offset -216\n"                     \
+            "  ret\n"                                             \
+            "  .cfi_endproc\n"                                    \
+            ".size " #name ", . - " #name "\n"                    \
+            ".popsection\n");
+ELLIPSIS(dprintf, vdprintf, 2, rdx)
+ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, rcx)
+#undef ELLIPSIS
+
 enum { PD_WRITE = 1, PD_OPEN = 2, PD_CLOSE = 3, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108 };
 
 static long pd_call(long number, long a, long b, long c) {
@@ -104,6 +141,43 @@ __asm__(".pushsection .text\n"
 #include "hooks.inc"
 #undef HOOK
 
+/* A function with an ellipsis behind `named` arguments goes on in the slot of the one that takes a list of them. It is no jump:
+   the list leads to registers that are saved on this stack. */
+#define ELLIPSIS(name, listed, named, list_register)              \
+    __asm__(".pushsection .text\n"                                \
+            ".globl " #name "\n"                                  \
+            ".type " #name ", %function\n"                        \
+            ".p2align 4\n" #name ":\n"                            \
+            "  .cfi_startproc\n"                                  \
+            "  stp x29, x30, [sp, #-240]!\n"                      \
+            "  .cfi_def_cfa_offset 240\n"                         \
+            "  .cfi_offset 29, -240\n  .cfi_offset 30, -232\n"    \
+            "  mov x29, sp\n"                                     \
+            "  stp x2, x3, [sp, #64]\n  stp x4, x5, [sp, #80]\n  stp x6, x7, [sp, #96]\n"   \
+            "  stp q0, q1, [sp, #112]\n  stp q2, q3, [sp, #144]\n"  \
+            "  stp q4, q5, [sp, #176]\n  stp q6, q7, [sp, #208]\n"  \
+            "  add x9, sp, #240\n"                                \
+            "  add x10, sp, #112\n"                               \
+            "  stp x9, x10, [sp, #16]\n"                          \
+            "  str x9, [sp, #32]\n"                               \
+            "  mov w9, #-(8 * (8 - " #named "))\n"                \
+            "  mov w10, #-128\n"                                  \
+            "  stp w9, w10, [sp, #40]\n"                          \
+            "  add " #list_register ", sp, #16\n"                 \
+            "  adrp x16, pd_slot_of_" #listed "\n"                \
+            "  ldr x16, [x16, :lo12:pd_slot_of_" #listed "]\n"    \
+            "  blr x16\n"                                         \
+            "  ldp x29, x30, [sp], #240\n"                        \
+            "  .cfi_def_cfa_offset 0\n"                           \
+            "  .cfi_restore 29\n  .cfi_restore 30\n"              \
+            "  ret\n"                                             \
+            "  .cfi_endproc\n"                                    \
+            ".size " #name ", . - " #name "\n"                    \
+            ".popsection\n");
+ELLIPSIS(dprintf, vdprintf, 2, x2)
+ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, x3)
+#undef ELLIPSIS
+
 enum { PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177 };
 
 static long pd_call4(long number, long a, long b, long c, long d) {
@@ -141,7 +215,7 @@ __asm__(".pushsection .data\n"
         ".hidden pd_slots\n"
         ".globl pd_slots\n"
         "pd_slots:\n"
-#define HOOK(number, name) "  .quad pd_first_" #number "\n"
+#define HOOK(number, name) "pd_slot_of_" #name ":\n  .quad pd_first_" #number "\n"
 #include "hooks.inc"
 #undef HOOK
         ".popsection\n");

@@ -7,6 +7,7 @@ mod limit;
 mod move_data;
 mod names;
 pub(crate) mod poll;
+mod print;
 mod receive;
 mod sandbox;
 mod send;

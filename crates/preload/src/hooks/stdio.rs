@@ -48,7 +48,7 @@ const UNBUFFERED: c_int = 2;
 
 hooks! {
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        if ![table::SOCKET, table::INHERITED, table::FRESH, table::AWAY].contains(&table::look(fd)) {
+        if !is_known(fd) {
             numbers::passes(fd);
             return real::fdopen(fd, mode);
         }
@@ -68,6 +68,11 @@ hooks! {
             None => real::fileno_unlocked(stream),
         }
     }
+}
+
+/// Tells whether the number is a socket of which the library may know more than the kernel.
+pub(super) fn is_known(fd: c_int) -> bool {
+    [table::SOCKET, table::INHERITED, table::FRESH, table::AWAY].contains(&table::look(fd))
 }
 
 /// A stream that reads and writes by the hooks.
