@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <wchar.h>
 #include "serve.h"
 
 enum { LINES = 3000 };
@@ -84,6 +86,33 @@ static void call_by_second_names(int fd) {
     __write(third, "end\n", 4);
 }
 
+// Has streams of connections lead to files instead.
+static void reopen(int fd) {
+    become(fd, 0), become(fd, 1);
+    char line[100];
+    for (int n = 0; n < 10 && fgets(line, sizeof line, stdin); n++) printf("got %s", line), fflush(stdout);
+    errno = 0;
+    long place = ftell(stdout);
+    printf("place %ld, errno %d\n", place, errno);
+    bool is_new = freopen("/dev/null", "w", stdout) == stdout;
+    printf("nowhere\n");
+    fflush(stdout);
+    int out = fileno(stdout), left = ftell(stdout);
+    bool is_ended = freopen("/etc/hostname", "r", stdin) && fgetc(stdin) != EOF;
+    FILE *own = fdopen(dup(fd), "w");
+    fprintf(own, "before\n");
+    int number = fileno(own);
+    bool again = freopen("/dev/null", "w", own) == own;
+    bool same = fileno(own) == number;
+    bool closed = !freopen(NULL, "w", fdopen(dup(fd), "w"));
+    char text[200];
+    int len = snprintf(text, sizeof text, "%d %d %d %d %d %d %d\n", is_new, out, left, is_ended, again, same, closed);
+    write(fd, text, len);
+    shutdown(fd, SHUT_WR);
+    // The rest that the client sends.
+    while (read(fd, text, sizeof text) > 0) {}
+}
+
 // Serves one connection in a process of its own, in the way that its first byte names.
 static void serve(int fd, const char *self) {
     char way;
@@ -135,6 +164,9 @@ static void serve(int fd, const char *self) {
         break;
     case 's': // Second names.
         call_by_second_names(fd);
+        break;
+    case 'n': // Files, later.
+        reopen(fd);
         break;
     case 'i': // Another image.
         become(fd, 0), become(fd, 1);
@@ -199,7 +231,9 @@ static void ask(char way, const char *ip, int port, const char *file) {
     FILE *to = fdopen(fd, "w"), *from = fdopen(dup(fd), "r");
     fprintf(to, "%c", way);
     fflush(to);
-    if (!strchr("er", way)) {
+    if (way == 'n') {
+        for (int n = 0; n < 10; n++) fprintf(to, "line %d\n", n);
+    } else if (!strchr("er", way)) {
         // In turns at first, then without waiting.
         for (int n = 0; n < LINES; n++) {
             char line[100];
@@ -215,6 +249,7 @@ static void ask(char way, const char *ip, int port, const char *file) {
     }
     fflush(to);
     print_rest(way, file ? "AF_UNIX" : "TCP", from);
+    SAY("a wide character %d", fgetwc(from) != WEOF);
     fclose(to);
     fclose(from);
 }
@@ -226,7 +261,7 @@ int main(int argc, char **argv) {
         serve_both(atoi(argv[2]), argv[3], argv[0]);
     } else if (argc == 5 && !strcmp(argv[1], "client")) {
         signal(SIGPIPE, SIG_IGN);
-        for (const char *way = "dfpercios"; *way; way++) {
+        for (const char *way = "dfperciosn"; *way; way++) {
             ask(*way, argv[2], atoi(argv[3]), NULL);
             ask(*way, argv[2], atoi(argv[3]), argv[4]);
         }

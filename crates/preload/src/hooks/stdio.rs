@@ -1,12 +1,13 @@
 //! Streams of the C library on sockets: it reads and writes behind the hooks, so such a stream gets
 //! functions of its own.
 use super::hooks;
-use crate::call::lock;
+use crate::call::{lock, set_errno};
 use crate::pipe::numbers;
 use crate::{address, real, table, unix};
-use libc::{c_char, c_int, c_void, size_t, ssize_t, FILE};
+use libc::{c_char, c_int, c_void, loff_t, size_t, ssize_t, FILE};
 use pd_client::core::Inside;
 use std::ffi::CStr;
+use std::mem::offset_of;
 use std::sync::Mutex;
 
 /// Streams made here, and their descriptors.
@@ -16,7 +17,7 @@ static STREAMS: Mutex<Vec<(usize, c_int)>> = Mutex::new(Vec::new());
 struct Functions {
     read: unsafe extern "C-unwind" fn(*mut c_void, *mut c_char, size_t) -> ssize_t,
     write: unsafe extern "C-unwind" fn(*mut c_void, *const c_char, size_t) -> ssize_t,
-    seek: *const c_void,
+    seek: unsafe extern "C-unwind" fn(*mut c_void, *mut loff_t, c_int) -> c_int,
     close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
@@ -32,7 +33,7 @@ extern "C" {
     fn fwrite_unlocked(bytes: *const c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t;
 }
 
-/// How a stream of glibc's begins, which is part of its interface.
+/// How a stream of glibc's begins, which is part of its interface (`bits/types/struct_FILE.h`).
 #[repr(C)]
 struct Beginning {
     flags: c_int,
@@ -41,7 +42,19 @@ struct Beginning {
     read_base: *const c_char,
     write_base: *const c_char,
     write_ptr: *const c_char,
+    rest: [*const c_void; 8],
+    fileno: c_int,
+    between: [u8; 44],
+    wide: *const c_void,
 }
+
+const _: () = assert!(offset_of!(Beginning, fileno) == 0x70 && offset_of!(Beginning, wide) == 0xa0);
+
+/// What a stream needs for wide characters, in words; glibc's `struct _IO_wide_data` is smaller.
+const WIDE_WORDS: usize = 128;
+
+/// That of streams that have none. glibc's own mark for these is no address, and functions for wide characters look there.
+static NO_WIDE: [u64; WIDE_WORDS] = [0; WIDE_WORDS];
 
 /// Flag of a stream without a buffer.
 const UNBUFFERED: c_int = 2;
@@ -68,6 +81,54 @@ hooks! {
             None => real::fileno_unlocked(stream),
         }
     }
+
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+        match known(stream) {
+            Some(fd) => become_file(fd, stream, path, |path| real::freopen(path, mode, stream)),
+            None => real::freopen(path, mode, stream),
+        }
+    }
+
+    fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+        match known(stream) {
+            Some(fd) => become_file(fd, stream, path, |path| real::freopen64(path, mode, stream)),
+            None => real::freopen64(path, mode, stream),
+        }
+    }
+}
+
+/// Makes a stream of the C library's own out of one that was made here, for `open` to open a file in its place. The connection is closed,
+/// and its number stands for a file that holds nothing until then.
+///
+/// # Safety
+/// `stream` was made here, for `fd`.
+unsafe fn become_file(
+    fd: c_int,
+    stream: *mut FILE,
+    path: *const c_char,
+    open: impl Fn(*const c_char) -> *mut FILE,
+) -> *mut FILE {
+    // SAFETY: the caller's promise.
+    unsafe {
+        libc::fflush(stream);
+        let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+        if nothing >= 0 {
+            super::descriptor::dup2(nothing, fd);
+            super::descriptor::close(nothing);
+        }
+        forget(|&(known, _)| known == stream as usize);
+        let own = stream.cast::<Beginning>();
+        (*own).fileno = fd;
+        let wide = libc::calloc(WIDE_WORDS, size_of::<u64>());
+        (*own).wide = if wide.is_null() { NO_WIDE.as_ptr().cast() } else { wide };
+        if path.is_null() {
+            // A socket has no file that could be opened again.
+            let none = open(c"".as_ptr());
+            set_errno(libc::ENXIO);
+            return none;
+        }
+        open(path)
+    }
 }
 
 /// Tells whether the number is a socket of which the library may know more than the kernel.
@@ -81,10 +142,12 @@ pub(super) fn is_known(fd: c_int) -> bool {
 /// `mode` is one of `fopen`'s.
 unsafe fn open_stream(fd: c_int, mode: *const c_char) -> *mut FILE {
     let functions =
-        Functions { read: read_stream, write: write_stream, seek: std::ptr::null(), close: close_stream };
+        Functions { read: read_stream, write: write_stream, seek: seek_stream, close: close_stream };
     // SAFETY: functions that live as long as the program, and the caller's mode.
     let stream = unsafe { fopencookie(fd as usize as *mut c_void, mode, functions) };
     if !stream.is_null() {
+        // SAFETY: a stream of glibc's, which nobody else knows yet.
+        unsafe { (*stream.cast::<Beginning>()).wide = NO_WIDE.as_ptr().cast() };
         let _inside = Inside::enter();
         lock(&STREAMS).push((stream as usize, fd));
     }
@@ -171,6 +234,11 @@ fn known(stream: *mut FILE) -> Option<c_int> {
     streams.iter().find(|(known, _)| *known == stream as usize).map(|(_, fd)| *fd)
 }
 
+fn forget(is_gone: impl Fn(&(usize, c_int)) -> bool) {
+    let _inside = Inside::enter();
+    lock(&STREAMS).retain(|it| !is_gone(it));
+}
+
 unsafe extern "C-unwind" fn read_stream(cookie: *mut c_void, buffer: *mut c_char, len: size_t) -> ssize_t {
     // SAFETY: the C library's buffer.
     unsafe { super::receive::read(cookie as usize as c_int, buffer.cast(), len) }
@@ -183,11 +251,15 @@ unsafe extern "C-unwind" fn write_stream(cookie: *mut c_void, buffer: *const c_c
     written.max(0)
 }
 
+/// A connection has no places.
+unsafe extern "C-unwind" fn seek_stream(_: *mut c_void, _: *mut loff_t, _: c_int) -> c_int {
+    set_errno(libc::ESPIPE);
+    -1
+}
+
 unsafe extern "C-unwind" fn close_stream(cookie: *mut c_void) -> c_int {
     let fd = cookie as usize as c_int;
-    let inside = Inside::enter();
-    lock(&STREAMS).retain(|(_, known)| *known != fd);
-    drop(inside);
+    forget(|&(_, known)| known == fd);
     // SAFETY: the stream's descriptor.
     unsafe { super::descriptor::close(fd) }
 }
