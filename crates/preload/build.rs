@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Functions by which another process gets descriptors, or another image. They are called as they are, after the library proper
-/// was told.
-const LEAVES: [&str; 14] = [
+/// Functions by which another process gets descriptors, or another image, or this one an object. They are called as they are, after
+/// the library proper was told.
+const LEAVES: [&str; 15] = [
+    "dlopen",
     "execl",
     "execle",
     "execlp",

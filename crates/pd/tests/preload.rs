@@ -376,6 +376,18 @@ fn python_answers_the_same_whatever_carries_the_bytes() {
     compare_python(&Site::new(72));
 }
 
+/// Extensions of PHP are such objects.
+#[test]
+fn objects_that_are_bound_deeply_use_connections_whatever_carries_the_bytes() {
+    let site = Site::new(199);
+    let made = site.compiled("deep", &["-shared", "-fPIC", "-DPLUGIN", "-Wl,-z,lazy"]);
+    let plugin = format!("{made}.so");
+    std::fs::rename(made, &plugin).unwrap();
+    let program = site.compiled("deep", &[]);
+    let (program, plugin, ip) = (program.as_str(), plugin.as_str(), site.address(2));
+    site.compare(&[program, "server", PORT, plugin], &[program, "client", &ip, PORT, plugin]);
+}
+
 /// Compares a server and a client of a program in Python, also with short connections.
 fn compare_both_modes(site: &Site, program: &str, compare: impl Fn(&Site, &[&str], &[&str])) {
     let program = programs().join(program);

@@ -15,14 +15,23 @@
  *
  * docs/design/portability.md has the reasons.
  */
+#include <elf.h>
 #include <stddef.h>
 
 #define WEAK __attribute__((weak))
 #define LOCAL __attribute__((visibility("hidden"), used))
 
-enum { RTLD_LAZY_ = 1, RTLD_NOW_ = 2, RTLD_NODELETE_ = 0x1000, DLOPEN_PRIVATE = (int)0x80000000 };
-enum { AT_SECURE_ = 23, ENOSYS_ = 38, TEXT_BYTES = 1024 };
+enum { RTLD_LAZY_ = 1, RTLD_NOW_ = 2, RTLD_DEEPBIND_ = 8, RTLD_NODELETE_ = 0x1000, DLOPEN_PRIVATE = (int)0x80000000 };
+enum { AT_PAGESZ_ = 6, AT_SECURE_ = 23, ENOSYS_ = 38, TEXT_BYTES = 1024 };
 static void *const NEXT = (void *)-1L;
+
+/* How `struct dl_phdr_info` begins. */
+struct loaded {
+    size_t base;
+    const char *name;
+    const Elf64_Phdr *parts;
+    Elf64_Half count;
+};
 
 /* Any may be missing; a reference without a version takes what there is. */
 extern void *dlsym(void *, const char *) WEAK;
@@ -31,6 +40,7 @@ extern int dladdr(const void *, void *) WEAK;
 extern char *dlerror(void) WEAK;
 extern int *__errno_location(void) WEAK;
 extern unsigned long getauxval(unsigned long) WEAK;
+extern int dl_iterate_phdr(int (*)(struct loaded *, size_t, void *), void *) WEAK;
 extern char **environ WEAK;
 extern const char *gnu_get_libc_version(void) WEAK;
 /* glibc's own: what else has gnu_get_libc_version (gcompat) has not this. */
@@ -84,6 +94,7 @@ static const char *const names[] = {
 enum { HOOKS = sizeof names / sizeof *names };
 #include "jumps.h"
 extern void *pd_slots[HOOKS] __attribute__((visibility("hidden")));
+extern void *const pd_hooks[HOOKS] __attribute__((visibility("hidden")));
 
 /* Of functions from FIRST_LEAVING on: found before the program begins, for some are called where dlsym must not be. */
 static void *leaving_found[HOOKS - FIRST_LEAVING];
@@ -117,10 +128,112 @@ static void keep_library(const char *name, void **saved) {
     }
 }
 
+/*
+ * An object that is loaded with RTLD_DEEPBIND finds the C library's functions before the hooks: what a program has made by
+ * these would be used past them. So its references are led to the hooks, before the next socket.
+ */
+static struct {
+    void *function[HOOKS];
+    size_t lowest, highest;
+} behind;
+/* The library proper calls what is put there. */
+static void (**deep)(void);
+
+/* The hook that a reference should lead to; -1 if it is none to a function behind the hooks. */
+static long hook_of(size_t value, int may_be_name, const char *name) {
+    if (value >= behind.lowest && value <= behind.highest)
+        for (long n = 0; n < HOOKS; n++)
+            if ((size_t)behind.function[n] == value)
+                return n;
+    for (long n = 0; may_be_name && n < HOOKS; n++)
+        if (is(name, names[n]))
+            return n;
+    return -1;
+}
+
+static int bind_object(struct loaded *info, size_t size, void *unused) {
+    (void)size, (void)unused;
+    size_t from = (size_t)-1, to = 0, fixed_from = 0, fixed_to = 0;
+    const Elf64_Dyn *dynamic = NULL;
+    for (int n = 0; n < info->count; n++) {
+        const Elf64_Phdr *part = &info->parts[n];
+        size_t begin = info->base + part->p_vaddr, end = begin + part->p_memsz;
+        if (part->p_type == PT_DYNAMIC)
+            dynamic = (const void *)begin;
+        if (part->p_type == PT_GNU_RELRO)
+            fixed_from = begin, fixed_to = end;
+        if (part->p_type == PT_LOAD)
+            from = begin < from ? begin : from, to = end > to ? end : to;
+    }
+    const Elf64_Sym *symbols = NULL;
+    const char *texts = NULL;
+    struct { size_t at, bytes; } tables[2] = {{0, 0}, {0, 0}};
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        switch (dynamic->d_tag) {
+        case DT_SYMTAB: symbols = (const void *)dynamic->d_un.d_ptr; break;
+        case DT_STRTAB: texts = (const void *)dynamic->d_un.d_ptr; break;
+        case DT_RELA: tables[0].at = dynamic->d_un.d_ptr; break;
+        case DT_RELASZ: tables[0].bytes = dynamic->d_un.d_val; break;
+        case DT_JMPREL: tables[1].at = dynamic->d_un.d_ptr; break;
+        case DT_PLTRELSZ: tables[1].bytes = dynamic->d_un.d_val; break;
+        }
+    }
+    size_t page = getauxval ? getauxval(AT_PAGESZ_) : 4096;
+    for (int table = 0; table < 2 && symbols && texts; table++) {
+        const Elf64_Rela *each = (const void *)tables[table].at, *end = (const void *)(tables[table].at + tables[table].bytes);
+        /* The kernel's own object has addresses that nobody has moved, and no references. */
+        for (; tables[table].at >= from && each < end; each++) {
+            unsigned long type = ELF64_R_TYPE(each->r_info);
+            const Elf64_Sym *symbol = &symbols[ELF64_R_SYM(each->r_info)];
+            if ((type != PD_JUMP && type != PD_DATA && type != PD_ABSOLUTE) || symbol->st_shndx != SHN_UNDEF)
+                continue;
+            size_t *place = (size_t *)(info->base + each->r_offset), value = *place;
+            /* One that was not used yet leads into its own object. */
+            int is_open = type == PD_JUMP && value >= from && value < to;
+            long hook = hook_of(value, is_open, texts + symbol->st_name);
+            if (hook < 0)
+                continue;
+            int is_fixed = (size_t)place >= fixed_from && (size_t)place < fixed_to;
+            size_t start = (size_t)place & ~(page - 1);
+            if (is_fixed && pd_call(PD_MPROTECT, (long)start, (long)page, 3) != 0)
+                continue;
+            __atomic_store_n(place, (size_t)pd_hooks[hook], __ATOMIC_RELEASE);
+            if (is_fixed)
+                pd_call(PD_MPROTECT, (long)start, (long)page, 1);
+        }
+    }
+    return 0;
+}
+
+static void bind_deep_objects(void) {
+    if (!behind.highest) {
+        size_t lowest = (size_t)-1, highest = 0;
+        for (int n = 0; n < HOOKS; n++) {
+            void *found = next(names[n]);
+            if (found == (void *)missing)
+                continue;
+            behind.function[n] = found;
+            lowest = (size_t)found < lowest ? (size_t)found : lowest;
+            highest = (size_t)found > highest ? (size_t)found : highest;
+        }
+        behind.lowest = lowest, behind.highest = highest;
+    }
+    if (dl_iterate_phdr)
+        dl_iterate_phdr(bind_object, NULL);
+}
+
 static void *leave(unsigned long number, void **saved) {
     void **found = &leaving_found[number - FIRST_LEAVING];
     if (!*found)
         *found = next(names[number]);
+    if (is(names[number], "dlopen")) {
+        /* An old glibc has it in a library that came later, and is asked for it another way. */
+        if (*found == (void *)missing && open_object && open_object != dlopen)
+            *found = open_object;
+        if (deep && (size_t)PD_ARGUMENT(saved, 1) & RTLD_DEEPBIND_)
+            __atomic_store_n(deep, bind_deep_objects, __ATOMIC_RELEASE);
+        return *found;
+    }
     if (leaving)
         leaving();
     if (environment)
@@ -266,6 +379,7 @@ __attribute__((constructor)) static void begin(void) {
     if (keep)
         keep();
     environment = sym(core, "pd_preload_environment");
+    deep = sym(core, "pd_preload_deep");
     for (int number = 0; number < FIRST_LEAVING; number++) {
         void *hook = sym(core, names[number]);
         if (hook)

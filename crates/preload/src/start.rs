@@ -13,7 +13,7 @@ use pd_client::core::setting;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::Arc;
 
 /// Lowest number of the library's own descriptors where the limit permits. The kernel's table of
@@ -82,6 +82,28 @@ pub extern "C" fn pd_preload_leaving() {
     }
     call::aside(mark_twins);
     call::aside(carrying::carry);
+}
+
+/// The loader's function that leads references of objects to the hooks, while there may be some that were bound past them.
+#[no_mangle]
+#[allow(non_upper_case_globals)] // As the loader has it.
+pub static pd_preload_deep: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Called before the program gets another socket.
+#[inline]
+pub(crate) fn bind_deep_objects() {
+    if !pd_preload_deep.load(Ordering::Relaxed).is_null() {
+        bind_now();
+    }
+}
+
+#[cold]
+fn bind_now() {
+    let function = pd_preload_deep.swap(std::ptr::null_mut(), Ordering::Acquire);
+    if !function.is_null() {
+        // SAFETY: what the loader puts there.
+        unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(function)() };
+    }
 }
 
 /// Marks the sockets of all twins for whoever gets them. A child of `vfork` finds those of its parent marked.

@@ -228,9 +228,10 @@ mod images {
         on_the_kernel(&site, &["env", &order], &program, "libpd_preload_core.so");
     }
 
-    /// Functions that the loader stands for by itself: a process or an image comes of them, or they have arguments without end.
-    const LEAVES: [&str; 16] = [
+    /// Functions that the loader stands for by itself: a process, an image or an object comes of them, or they have arguments without end.
+    const LEAVES: [&str; 17] = [
         "__dprintf_chk",
+        "dlopen",
         "dprintf",
         "execl",
         "execle",

@@ -12,7 +12,7 @@ use crate::lookup::attach_twin;
 use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
 use crate::unix::connecting::connect_to_file;
-use crate::{address, ending, fabric, lookup, port, reach, real, short, table, unix};
+use crate::{address, ending, fabric, lookup, port, reach, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use pd_client::core::{outside, KernelReason};
 use pd_client::Shutdown;
@@ -31,6 +31,7 @@ const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_
 
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+        start::bind_deep_objects();
         let (fd, spare) = connecting::socket(domain, kind, protocol);
         if fd >= 0 {
             ending::is_new(fd);
@@ -90,6 +91,7 @@ hooks! {
             }
             return accepted;
         }
+        start::bind_deep_objects();
         call(|| accepting::accept(fd, address, len, 0), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));
@@ -109,6 +111,7 @@ hooks! {
             }
             return accepted;
         }
+        start::bind_deep_objects();
         call(|| accepting::accept(fd, address, len, flags), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));
