@@ -379,7 +379,7 @@ fn python_answers_the_same_whatever_carries_the_bytes() {
 /// Extensions of PHP are such objects.
 #[test]
 fn objects_that_are_bound_deeply_use_connections_whatever_carries_the_bytes() {
-    let site = Site::new(199);
+    let site = Site::new(200);
     let made = site.compiled("deep", &["-shared", "-fPIC", "-DPLUGIN", "-Wl,-z,lazy"]);
     let plugin = format!("{made}.so");
     std::fs::rename(made, &plugin).unwrap();
