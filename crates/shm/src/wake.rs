@@ -107,6 +107,8 @@ mod tests {
         rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::NONBLOCK).unwrap();
         while write(&full, &[0; 4096]).is_ok() {}
         rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::empty()).unwrap();
+        // The loop below reads more than there is, if the client's end shows late.
+        rustix::fs::fcntl_setfl(&reading, rustix::fs::OFlags::NONBLOCK).unwrap();
         rustix::fs::fcntl_setfl(&theirs, rustix::fs::OFlags::empty()).unwrap();
         wake(&own);
         std::thread::scope(|scope| {
