@@ -10,12 +10,14 @@ mod network;
 mod puppet;
 pub mod talker;
 mod twin;
+mod withheld;
 
 pub use bystander::Bystander;
 pub use network::{ip, Network};
 pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
 pub use twin::TwinSide;
+pub use withheld::Withheld;
 
 /// Converts to the attach socket.
 impl AsRef<Path> for TestDriver {

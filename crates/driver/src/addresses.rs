@@ -3,8 +3,9 @@
 //! A user may add any number of addresses. The kernel takes a microsecond and more for each, after it has waited for its one lock of the
 //! interfaces of all namespaces. The helper of the tenant that pays for the request reads the list ([`list`]), and the request waits.
 use crate::hash::FastMap;
+use pd_shm::procfs;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{fstat, stat};
+use rustix::fs::fstat;
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::io::{Error, Result};
 use std::net::IpAddr;
@@ -41,7 +42,7 @@ pub fn list(namespace: &OwnedFd) -> Result<Addresses> {
 }
 
 fn is_own(namespace: &OwnedFd) -> Result<bool> {
-    let (own, other) = (stat("/proc/thread-self/ns/net")?, fstat(namespace)?);
+    let (own, other) = (procfs::stat("thread-self/ns/net")?, fstat(namespace)?);
     Ok((own.st_dev, own.st_ino) == (other.st_dev, other.st_ino))
 }
 

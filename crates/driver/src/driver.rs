@@ -212,6 +212,9 @@ impl Driver {
             }
             Err(why) => (Err(why), None),
         };
+        if let Err(error) = pd_shm::procfs::mount() {
+            tracing::debug!(%error, "processes that share /proc with the driver can hold up its look-ups there");
+        }
         rights::drop_others(rights::Part::Driver)?;
         let holds = Holds {
             descriptors: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),

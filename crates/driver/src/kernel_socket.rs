@@ -5,8 +5,8 @@
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
 use crate::wanted::Wanted;
+use pd_shm::procfs;
 use rustix::fd::AsFd;
-use rustix::fs::readlink;
 use rustix::io::{Errno, Result};
 use rustix::net::{
     netlink, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
@@ -44,7 +44,7 @@ impl SocketDiag {
             socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))
         };
         let same = |fd: &OwnedFd| {
-            let own = rustix::fs::stat("/proc/thread-self/ns/net")?;
+            let own = procfs::stat("thread-self/ns/net")?;
             let other = rustix::fs::fstat(fd)?;
             Ok::<_, Errno>((own.st_dev, own.st_ino) == (other.st_dev, other.st_ino))
         };
@@ -118,7 +118,7 @@ pub fn inode_of_descriptor(pid: u32, descriptor: u32) -> Result<u32> {
     if let Some(found) = simulated::descriptor(pid, descriptor) {
         return found;
     }
-    let target = readlink(format!("/proc/{pid}/fd/{descriptor}"), Vec::new())?;
+    let target = procfs::read_link(&format!("{pid}/fd/{descriptor}"))?;
     let inode = target.to_str().ok().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
     inode.and_then(|text| text.parse().ok()).ok_or(Errno::NOTSOCK)
 }

@@ -10,8 +10,9 @@
 use crate::calls::{may, simulated, Call};
 use crate::identity::{Identity, NamespaceId};
 use crate::process::{control_groups, has_exited};
+use pd_shm::procfs;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use rustix::fs::{fstat, open, stat, Mode, OFlags};
+use rustix::fs::{fstat, OFlags};
 use rustix::io::{Errno, Result};
 use rustix::net::sockopt;
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
@@ -44,7 +45,7 @@ impl Peer {
         let pidfd = match peer_pidfd(&socket) {
             Err(Errno::NOPROTOOPT) => {
                 let pidfd = pidfd_open(credentials.pid, PidfdFlags::NONBLOCK)?;
-                let known = stat(format!("/proc/{}", credentials.pid.as_raw_nonzero()))?;
+                let known = procfs::stat(&credentials.pid.as_raw_nonzero().to_string())?;
                 let ids = (credentials.uid.as_raw(), credentials.gid.as_raw());
                 if (known.st_uid, known.st_gid) != ids {
                     return Err(Errno::SRCH);
@@ -100,8 +101,8 @@ impl Peer {
             unsafe { OwnedFd::from_raw_fd(fd) }
         } else {
             // Before Linux 6.11.
-            let path = format!("/proc/{}/ns/net", self.pid.as_raw_nonzero());
-            let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let path = format!("{}/ns/net", self.pid.as_raw_nonzero());
+            let fd = procfs::open(&path, OFlags::RDONLY)?;
             self.check_alive()?;
             fd
         };
@@ -113,8 +114,8 @@ impl Peer {
     /// # Errors
     /// `ESRCH` if the process has died; errors of `stat`.
     pub fn shares_pid_namespace(&self) -> Result<bool> {
-        let theirs = stat(format!("/proc/{}/ns/pid", self.pid.as_raw_nonzero()))?;
-        let ours = stat("/proc/self/ns/pid")?;
+        let theirs = procfs::stat(&format!("{}/ns/pid", self.pid.as_raw_nonzero()))?;
+        let ours = procfs::stat("self/ns/pid")?;
         self.check_alive()?;
         Ok(NamespaceId::of(&theirs) == NamespaceId::of(&ours))
     }
@@ -209,7 +210,7 @@ mod tests {
         let peer = Peer::of(listener.accept().unwrap().0).unwrap();
         assert_eq!(peer.pid, rustix::process::getpid());
         assert!(peer.shares_pid_namespace().unwrap());
-        let own = stat("/proc/self/ns/net").unwrap();
+        let own = procfs::stat("self/ns/net").unwrap();
         assert_eq!(peer.network_namespace().unwrap().0, NamespaceId::of(&own));
     }
 

@@ -3,8 +3,9 @@
 use crate::calls::simulated;
 use crate::containers::{self, Container};
 use crate::identity::NamespaceId;
+use pd_shm::procfs;
 use rustix::fd::OwnedFd;
-use rustix::fs::{fstat, open, Mode, OFlags};
+use rustix::fs::{fstat, OFlags};
 use rustix::io::Result;
 use rustix::process::Pid;
 
@@ -25,7 +26,7 @@ pub fn container_group(pid: Pid, name: &str) -> Option<String> {
 
 /// Returns the control group of a process, if it can be read, and the container that its control groups name.
 pub fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
-    let text = std::fs::read_to_string(format!("/proc/{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+    let text = procfs::read(&format!("{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
     let (path, container) = containers::read(&text);
     (path.map(str::to_owned), container)
 }
@@ -35,7 +36,7 @@ pub fn parent(pid: u32) -> Option<u32> {
     if let Some(known) = simulated::parent(pid) {
         return known;
     }
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let text = procfs::read(&format!("{pid}/status")).ok()?;
     let number = text.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     number.trim().parse().ok().filter(|&parent| parent != 0)
 }
@@ -53,7 +54,6 @@ pub fn namespace_of_file(path: &std::path::Path) -> Result<NamespaceId> {
 /// # Errors
 /// Errors of opening its file in `/proc`.
 pub fn network_namespace(pid: Pid) -> Result<(NamespaceId, OwnedFd)> {
-    let path = format!("/proc/{}/ns/net", pid.as_raw_nonzero());
-    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let fd = procfs::open(&format!("{}/ns/net", pid.as_raw_nonzero()), OFlags::RDONLY)?;
     Ok((NamespaceId::of(&fstat(&fd)?), fd))
 }

@@ -93,8 +93,7 @@ pub fn seal_against_all(fd: impl AsFd) -> Result<()> {
 /// # Errors
 /// The errors of opening it, with `/proc`.
 pub fn reopen(fd: impl AsFd, flags: OFlags) -> Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    rustix::fs::open(path, flags | OFlags::CLOEXEC, rustix::fs::Mode::empty())
+    crate::procfs::open(&format!("self/fd/{}", fd.as_fd().as_raw_fd()), flags)
 }
 
 /// Returns whether no other party has the file open or mapped. `fd` and the descriptors of others come from [`reopen`].

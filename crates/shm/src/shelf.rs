@@ -59,8 +59,9 @@ impl Shelf {
         ftruncate(&own, bytes as u64)?;
         // It needs a name for as long as it is opened by the other mount.
         let name = self.named.fetch_add(1, Ordering::Relaxed).to_string();
-        let path = format!("/proc/self/fd/{}", own.as_raw_fd());
-        linkat(CWD, &path, &self.writable, &name, AtFlags::SYMLINK_FOLLOW)?;
+        crate::procfs::at(&format!("self/fd/{}", own.as_raw_fd()), |folder, path| {
+            linkat(folder, path, &self.writable, &name, AtFlags::SYMLINK_FOLLOW)
+        })?;
         let theirs = openat(&self.readable, &name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         unlinkat(&self.writable, &name, AtFlags::empty())?;
         Ok((own, theirs?))

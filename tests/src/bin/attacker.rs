@@ -5,12 +5,14 @@
 //! `channels`: attaches and takes all channels, and stays. `regions`: asks for send regions of 64 MiB and gives them up.
 //! `ports`: binds to any port, COUNT times after the last one was taken. `addresses`: binds to an address that its namespace does not hold.
 //! `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! `lists`: attaches while it holds the lock of its folder in `/proc`.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
 use pd_client::{Listener, SendBuffer, Stream};
-use pd_tests::Raw;
+use pd_tests::{Raw, Withheld};
 use std::io::Read;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -102,9 +104,28 @@ fn main() {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
         "crowd" => crowd(path, count as usize),
+        "lists" => refused += count - lists(path).min(count),
         other => panic!("no such attack: {other}"),
     }
     println!("done {} {refused}", count.saturating_sub(refused));
+}
+
+/// Has listings of its folder in `/proc` never end, and somebody wait to change that folder. Returns 1 if it can attach meanwhile.
+fn lists(path: &Path) -> u64 {
+    let page = Withheld::new();
+    let at = page.address();
+    std::thread::spawn(move || {
+        let folder = std::fs::File::open("/proc/self").expect("open");
+        // SAFETY: the kernel writes to memory that stays mapped.
+        unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), at, 4096) };
+    });
+    page.wait_wanted();
+    std::thread::spawn(|| std::fs::create_dir("/proc/self/new"));
+    std::thread::sleep(Duration::from_millis(200));
+    let (attached, result) = std::sync::mpsc::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || attached.send(Raw::try_attach(&path, 1).is_ok()));
+    u64::from(result.recv_timeout(Duration::from_secs(5)) == Ok(true))
 }
 
 /// Sends as much as possible on all connections, and receives everything.

@@ -200,3 +200,18 @@ fn broken_protocols_do_not_flood_the_log() {
     assert!(lines("unexpected message on the attach socket") == 1, "{text}");
     assert!(lines("the same again") <= counts, "{text}");
 }
+
+/// A client has the kernel wait, with the lock of its folder in `/proc`, which the driver looks into for each client.
+#[test]
+fn folders_of_proc_that_are_being_listed() {
+    if !is_root("userfaultfd") {
+        return;
+    }
+    let scene = stage();
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args(["lists", "1", "0"]).stdout(Stdio::piped());
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "done 1 0\n");
+    drop(Raw::attach(&scene.driver, 1));
+    scene.end();
+}

@@ -4,13 +4,11 @@ use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
 use pd_driver::Violation;
 use pd_shm::{Own, Region};
-use pd_tests::{is_root, Raw};
-use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use pd_tests::{is_root, Raw, Withheld};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use rustix::io::write;
-use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
 use rustix::pipe::{splice, SpliceFlags};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -66,47 +64,10 @@ fn wake_pipes_that_are_spliced() {
     scene.end();
 }
 
-const PAGE: usize = 4096;
-
-/// A page of memory that does not come before this is dropped (userfaultfd(2)). It stays mapped.
-struct Withheld {
-    at: usize,
-    faults: OwnedFd,
-}
-
-impl Withheld {
-    fn new() -> Self {
-        // SAFETY: makes a descriptor.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
-        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: nobody else has it.
-        let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: new memory, of which there are no references.
-        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE, protection, MapFlags::PRIVATE) };
-        let at = at.unwrap() as usize;
-        // `struct uffdio_api`, and `struct uffdio_register` for missing pages.
-        let mut api = [0xaa_u64, 0, 0];
-        let mut register = [at as u64, PAGE as u64, 1, 0];
-        // SAFETY: the kernel writes the two arrays, of the sizes in the requests' numbers.
-        unsafe {
-            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc018_aa3f, api.as_mut_ptr()), 0);
-            assert_eq!(libc::ioctl(faults.as_raw_fd(), 0xc020_aa00, register.as_mut_ptr()), 0);
-        }
-        Self { at, faults }
-    }
-
-    /// Waits until somebody wants the page.
-    fn wait_wanted(&self) {
-        let limit = Timespec { tv_sec: 10, tv_nsec: 0 };
-        assert_eq!(poll(&mut [PollFd::new(&self.faults, PollFlags::IN)], Some(&limit)), Ok(1), "no fault");
-    }
-}
-
 /// Holds the lock of a file in a write whose bytes do not come, and calls a function meanwhile.
 fn while_held(file: &OwnedFd, run: impl FnOnce()) {
     let page = Withheld::new();
-    let at = page.at;
+    let at = page.address();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             // SAFETY: the kernel reads a byte of memory that stays mapped.

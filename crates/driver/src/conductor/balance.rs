@@ -443,7 +443,7 @@ fn idle_time() -> Option<Duration> {
     if let Some(simulated) = simulated::idle_time() {
         return Some(simulated);
     }
-    let text = std::fs::read_to_string("/proc/stat").ok()?;
+    let text = pd_shm::procfs::read("stat").ok()?;
     // "cpu user nice system idle ...", in hundredths of a second.
     let ticks: u64 = text.lines().next()?.split_ascii_whitespace().nth(4)?.parse().ok()?;
     Some(Duration::from_millis(ticks * 10))

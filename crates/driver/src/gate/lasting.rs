@@ -6,8 +6,8 @@
 //! nowhere, and goes away afterwards.
 use aya::maps::{Map, MapData, MapType};
 use aya::Ebpf;
+use pd_shm::procfs;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
-use rustix::fs::readlink;
 use rustix::io::{fcntl_dupfd_cloexec, Errno};
 use rustix::mount::{fsconfig_create, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags};
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ fn open(fd: impl AsFd) -> Result<MapData, String> {
 fn check(fd: &OwnedFd, (name, kind, key, value, entries, flags): Shape) -> Result<(), String> {
     let wrong = |why: &str| format!("{name} of the kernel's half: {why}");
     // Objects of other kinds answer the same question.
-    let link = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    let link = procfs::read_link(&format!("self/fd/{}", fd.as_raw_fd()));
     if link.map_err(|errno| wrong(&errno.to_string()))?.as_bytes() != b"anon_inode:bpf-map" {
         return Err(wrong("no map"));
     }

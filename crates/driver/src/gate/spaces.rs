@@ -178,8 +178,11 @@ fn cookie(socket: &OwnedFd) -> Result<u64> {
 /// # Errors
 /// Errors of opening it.
 pub fn open_file(path: &Path) -> Result<(NamespaceId, Arc<OwnedFd>)> {
-    let fd = open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    Ok((NamespaceId::of(&fstat(&fd)?), Arc::new(fd)))
+    namespace(open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn namespace(file: OwnedFd) -> Result<(NamespaceId, Arc<OwnedFd>)> {
+    Ok((NamespaceId::of(&fstat(&file)?), Arc::new(file)))
 }
 
 /// Returns the number of a control group, by its path in the hierarchy.
@@ -197,7 +200,8 @@ pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<Own
         // One process is enough: those of a container share its namespace.
         let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         if let Some(first) = processes.lines().next() {
-            if let Ok((id, file)) = open_file(Path::new(&format!("/proc/{first}/ns/net"))) {
+            let opened = pd_shm::procfs::open(&format!("{first}/ns/net"), OFlags::RDONLY);
+            if let Ok((id, file)) = opened.map_err(Into::into).and_then(namespace) {
                 spaces.entry(id).or_insert(file);
             }
         }

@@ -17,7 +17,7 @@ use self::waker::Waker;
 use super::device::{Device, Taken};
 use pd_abi::pipe::FRAME_BYTES_MAX;
 use rustix::event::epoll;
-use rustix::fs::{fcntl_get_seals, readlinkat, CWD};
+use rustix::fs::fcntl_get_seals;
 use rustix::io::{Errno, Result};
 use rustix::net::{
     accept_with, recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
@@ -87,7 +87,7 @@ fn closes_at_once(fd: &OwnedFd) -> bool {
 }
 
 fn is_doorbell(fd: &OwnedFd) -> bool {
-    let link = readlinkat(CWD, format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new());
+    let link = pd_shm::procfs::read_link(&format!("self/fd/{}", fd.as_raw_fd()));
     link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]")
 }
 
