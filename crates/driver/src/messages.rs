@@ -13,6 +13,7 @@ use crate::refusal::Refusal;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -230,7 +231,7 @@ pub enum ToMover {
     /// The client passes files by this socket, which the lease covers.
     AddFileSocket { client: ClientId, payer: Payer, socket: Option<Box<(OwnedFd, Lease)>> },
     /// The mover writes this pipe when the channel's reader asks for it.
-    AddPipe { client: ClientId, channel: usize, pipe: Option<OwnedFd> },
+    AddPipe { client: ClientId, channel: usize, pipe: Option<Arc<WakeEnd>> },
     /// Spans of this region may be sent.
     AddRegion { client: ClientId, region: u16, map: Arc<Mapping> },
     /// A socket exists; its events go to `channel`.

@@ -9,13 +9,14 @@ use crate::violation::Violation;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::pipe::{table_bytes, FRAME_TABLE_OFFSET};
 use pd_shm::memfd::{self, Pages};
+use pd_shm::ringer::Ringer;
 use pd_shm::{Own, Region, Theirs};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::OFlags;
 use rustix::io::Result;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Descriptors that a program maps to use a pipe, with the shape.
 #[derive(Debug)]
@@ -85,6 +86,8 @@ pub(crate) struct AgentMemory {
     pub status: Region<Own>,
     pub control: Region<Theirs>,
     pub ring: Ring,
+    /// Makes wake-ups that may take long, if the program is not trusted.
+    pub ringer: OnceLock<Arc<Ringer>>,
 }
 
 /// The agent's descriptors of a pipe's memory.
@@ -125,6 +128,11 @@ fn file(name: &str, bytes: usize) -> Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Made {
+    /// Has `ringer` make wake-ups of the program that may take long. Only the first call has an effect.
+    pub fn set_ringer(&self, ringer: Arc<Ringer>) {
+        let _ = self.memory.ringer.set(ringer);
+    }
+
     /// Makes the memory and the doorbell of a pipe. Nothing moves before [`Files::seal`].
     ///
     /// # Errors
@@ -138,6 +146,7 @@ impl Made {
             status: Region::<Own>::new(&own_status, words)?,
             control: Region::<Theirs>::new(&own_control, words)?,
             ring: Ring::map(&own_ring, ring_bytes, shape.receives())?,
+            ringer: OnceLock::new(),
         };
         memfd::seal_against_all(&own_status)?;
         if !shape.sends() {

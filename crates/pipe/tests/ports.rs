@@ -186,7 +186,7 @@ fn a_doorbell_is_rung_when_its_program_is_to_be_woken() {
     assert!(!readable(&pipe));
     // Frames come before the agent has its end.
     agent.turn();
-    agent.set_wake_fd(id, wake_fd);
+    agent.set_wake_fd(id, pd_shm::ringer::WakeEnd::new(wake_fd, None));
     assert!(readable(&pipe));
     assert!(pipe.arm().unwrap() && !readable(&pipe));
     assert_eq!(read(&mut pipe).len(), 1);

@@ -10,7 +10,8 @@
 //! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
 //! [`copy`] the copy of the data path,
-//! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`procfs`] looks into `/proc`, [`wake`] wakes who waits for descriptors, [`counters`] writes and reads the
+//! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`procfs`] looks into `/proc`, [`wake`] wakes who waits for descriptors, [`ringer`] makes wake-ups whose cost
+//! another party chooses, [`counters`] writes and reads the
 //! driver's counter region.
 //! The ring and the wait protocol are written over traits for the words they touch, so that the
 //! same code runs over shared memory, over a model, and under loom.
@@ -26,6 +27,7 @@ pub mod passed;
 mod pod;
 pub mod procfs;
 pub mod ring;
+pub mod ringer;
 pub mod shelf;
 mod sleep;
 mod spin;

@@ -76,6 +76,12 @@ pub fn wake_all(word: &AtomicU32) {
     let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), i32::MAX as u32);
 }
 
+/// Wakes up to `count` that sleep on `word`. Returns the number woken.
+pub(crate) fn wake_some(word: &AtomicU32, count: u32) -> u32 {
+    let woken = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::empty(), count);
+    woken.map_or(0, |woken| woken as u32)
+}
+
 impl<A: Access> Region<A> {
     /// [`sleep_on`] the futex at `offset`.
     pub fn futex_wait(

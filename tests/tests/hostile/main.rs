@@ -14,6 +14,7 @@ mod locks;
 mod program;
 mod regions;
 mod rings;
+mod wakes;
 mod words;
 
 use pd_abi::SocketId;

@@ -422,7 +422,8 @@ impl Conductor {
         }
         let files = [fds.take(state.control)?, fds.take(state.status)?];
         let memory = ClientMemory::resume(files, id.get().into(), pages);
-        let memory = Arc::new(memory.map_err(|errno| wrong(&format!("its lines: {errno}")))?);
+        let memory = memory.map_err(|errno| wrong(&format!("its lines: {errno}")))?;
+        let memory = Arc::new(memory.rung_by(&account));
         memory.set_cores_scarce(self.cores_scarce);
         let of_lines = std::iter::once(Amounts::LINES)
             .chain(std::iter::repeat_n(Amounts::LINES_OF_CHANNEL, channels))

@@ -10,6 +10,7 @@ use crate::messages::{NewChannel, Violation};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::wake;
 use rustix::event::{epoll, eventfd, EventfdFlags};
 use rustix::io::Errno;
@@ -168,7 +169,10 @@ impl Door {
             Err(exhausted) => return self.refuse_exhausted(id, exhausted),
         };
         let (memory, fds) = match ClientMemory::new(id.get().into(), self.pool.shelf()) {
-            Ok((memory, fds)) => (Arc::new(memory), fds),
+            Ok((memory, fds)) => match guest.account() {
+                Some(account) => (Arc::new(memory.rung_by(account)), fds),
+                None => (Arc::new(memory), fds),
+            },
             Err(errno) => {
                 return self.refuse(id, errno, "no memory or descriptors left for the control region")
             }
@@ -259,6 +263,7 @@ impl Door {
         }
         match may(Call::SocketPair).and_then(|()| wake::pair()) {
             Ok((theirs, pipe)) => {
+                let pipe = WakeEnd::new(pipe, guest.account().and_then(|account| account.ringer()));
                 self.conductor.send(FromDoor::AddPipe { client: id, channel, pipe, theirs })
             }
             Err(errno) => self.refuse(id, errno, "no descriptors left in the driver"),

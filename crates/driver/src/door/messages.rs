@@ -13,6 +13,7 @@ use crate::standing::Place;
 use crate::takeover::early::{Given, Numbers};
 use pd_abi::Frame;
 use pd_pipe::{Bells, Offer};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::net::IpAddr;
@@ -136,7 +137,7 @@ pub enum FromDoor {
     /// The client gets a channel. The conductor answers, as it does the next four.
     AddChannel(Box<NewChannel>, OwnedFd),
     /// The client gets a wake pipe: the driver's end and the client's.
-    AddPipe { client: ClientId, channel: usize, pipe: OwnedFd, theirs: OwnedFd },
+    AddPipe { client: ClientId, channel: usize, pipe: Arc<WakeEnd>, theirs: OwnedFd },
     /// The client gets a file socket: the driver's end, with the lease of that, and the client's.
     AddFileSocket { client: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd },
     /// One of the client's send regions is in use.

@@ -10,6 +10,7 @@ use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
 use pd_abi::pipe::{peer_has, PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
 use pd_pipe::{Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::wake;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
@@ -132,6 +133,8 @@ impl Door {
         }
         match may(Call::SocketPair).and_then(|()| wake::pair()) {
             Ok((theirs, wake_fd)) => {
+                let ringer = self.guests.here(id).and_then(|guest| guest.account()?.ringer());
+                let wake_fd = WakeEnd::new(wake_fd, ringer);
                 self.pipes.send(ToNic::WakeFd { client: id, number, wake_fd });
                 self.answer(id, Frame::new(FrameKind::PipeWakeFd).with_id(number), vec![theirs]);
             }

@@ -13,8 +13,10 @@
 //!
 //! All accounts of a pool share one lock. It is held for a few steps only, and never taken for each message or request.
 use super::pool::Exhausted;
+use crate::calls::simulated;
 use pd_abi::layout::CHANNEL_STRIDE;
 use pd_abi::limits::PAGE_BYTES;
+use pd_shm::ringer::Ringer;
 use std::ops::{Add, AddAssign, SubAssign};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,6 +88,8 @@ pub struct Account {
     index: usize,
     /// Node for memory that the account pays for; [`NOWHERE`]: the kernel chooses.
     near: AtomicU32,
+    /// Of a payer, for all its clients.
+    ringer: Arc<Ringer>,
 }
 
 /// No node in particular.
@@ -386,24 +390,30 @@ impl Account {
     pub fn new(total: Amounts) -> Arc<Self> {
         let mut books = Books::default();
         let index = books.open(Kind::Pool(total));
-        Arc::new(Self { books: Arc::new(Mutex::new(books)), index, near: AtomicU32::new(NOWHERE) })
+        let (near, ringer) = (AtomicU32::new(NOWHERE), Arc::default());
+        Arc::new(Self { books: Arc::new(Mutex::new(books)), index, near, ringer })
     }
 
     /// Makes a payer's account, below the pool's.
     pub fn payer(self: &Arc<Self>, caps: Caps) -> Arc<Self> {
-        let payer = self.below(Kind::Payer(Caps::default()));
+        let payer = self.below(Kind::Payer(Caps::default()), Arc::default());
         payer.set_caps(caps);
         payer
     }
 
     /// Makes a client's account, below a payer's, of up to `budget` bytes of regions.
     pub fn client(self: &Arc<Self>, budget: u64) -> Arc<Self> {
-        self.below(Kind::Client(budget, Arc::clone(self)))
+        self.below(Kind::Client(budget, Arc::clone(self)), Arc::clone(&self.ringer))
     }
 
-    fn below(&self, kind: Kind) -> Arc<Self> {
+    fn below(&self, kind: Kind, ringer: Arc<Ringer>) -> Arc<Self> {
         let index = self.lock().open(kind);
-        Arc::new(Self { books: Arc::clone(&self.books), index, near: AtomicU32::new(NOWHERE) })
+        Arc::new(Self { books: Arc::clone(&self.books), index, near: AtomicU32::new(NOWHERE), ringer })
+    }
+
+    /// Returns the payer's ringer; none in a simulation.
+    pub fn ringer(&self) -> Option<Arc<Ringer>> {
+        (!simulated::is_on()).then(|| Arc::clone(&self.ringer))
     }
 
     /// Sets the node for memory that the account pays for from now on; none: the kernel chooses.
@@ -544,6 +554,11 @@ impl Drop for Account {
 }
 
 impl Lease {
+    /// Returns the payer's ringer; none in a simulation.
+    pub fn ringer(&self) -> Option<Arc<Ringer>> {
+        self.account.ringer()
+    }
+
     /// Returns the node for the leased memory, if one is preferred.
     pub fn near(&self) -> Option<u32> {
         self.account.near()

@@ -1,5 +1,5 @@
 //! A client's control and status regions as the driver uses them.
-use super::account::Lease;
+use super::account::{Account, Lease};
 use super::Lent;
 use crate::calls::{may, simulated, Call};
 use crate::ids::Slot;
@@ -12,8 +12,8 @@ use pd_abi::limits::{EVENT_RING_ENTRIES, PAGE_BYTES, REQUEST_RING_ENTRIES};
 use pd_abi::{Event, Request, MAGIC, VERSION};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
+use pd_shm::ringer::{Ringer, RungCells};
 use pd_shm::shelf::{self, Shelf};
-use pd_shm::wait;
 use pd_shm::{Own, Region, Theirs};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
@@ -32,7 +32,7 @@ pub type Requests = Consumer<RequestCells>;
 pub type Events = Producer<EventCells>;
 
 /// The words of a client's wait, by which the driver wakes it.
-pub type WaitCells<'a> = wait::SharedCells<'a, Theirs, Own>;
+pub type WaitCells<'a> = RungCells<'a, Region<Own>>;
 
 /// The driver's mappings of one client's control region (read only) and status region.
 ///
@@ -46,6 +46,8 @@ pub struct ClientMemory {
     files: [OwnedFd; 2],
     /// Leases of the pages of both that the driver has made. Held while anybody holds the regions.
     leases: Mutex<Vec<Lease>>,
+    /// Makes wake-ups that may take long; none in a simulation.
+    ringer: Option<Arc<Ringer>>,
     /// Requests that one agent has forwarded and the other has not yet carried out.
     pub forwarded: AtomicUsize,
 }
@@ -92,7 +94,7 @@ impl ClientMemory {
         let readable = readable.map_or_else(|| for_client(&status_fd), Ok)?;
         let theirs = [for_client(&control_fd)?, readable];
         let (files, leases) = ([control_fd, status_fd], Mutex::default());
-        Ok((Self { control, status, files, leases, forwarded: AtomicUsize::new(0) }, theirs))
+        Ok((Self { control, status, files, leases, ringer: None, forwarded: AtomicUsize::new(0) }, theirs))
     }
 
     /// Takes over the regions that another driver has made for a client, in the order of [`Self::files`]. The client has mapped
@@ -117,7 +119,17 @@ impl ClientMemory {
         }
         let (control, status) = (Arc::new(control), Arc::new(status));
         let (leases, forwarded) = (Mutex::default(), AtomicUsize::new(0));
-        Ok(Self { control, status, files, leases, forwarded })
+        Ok(Self { control, status, files, leases, ringer: None, forwarded })
+    }
+
+    /// Has the ringer of an account make wake-ups that may take long.
+    pub fn rung_by(self, account: &Account) -> Self {
+        Self { ringer: account.ringer(), ..self }
+    }
+
+    /// Returns the ringer.
+    pub fn ringer(&self) -> Option<&Arc<Ringer>> {
+        self.ringer.as_ref()
     }
 
     /// Returns control and status region, for another driver.
@@ -288,6 +300,7 @@ impl ClientMemory {
         WaitCells {
             wake_at: (&self.control, at + socket_control::RECV_WAKE_AT),
             doorbell: (&self.status, at + socket_status::RECV_DOORBELL),
+            ringer: self.ringer.as_ref(),
         }
     }
 
@@ -297,6 +310,7 @@ impl ClientMemory {
         WaitCells {
             wake_at: (&self.control, at + socket_control::SEND_WAKE_AT),
             doorbell: (&self.status, at + socket_status::SEND_DOORBELL),
+            ringer: self.ringer.as_ref(),
         }
     }
 
@@ -306,6 +320,7 @@ impl ClientMemory {
         WaitCells {
             wake_at: (&self.control, at + channel_control::EVENT_WAKE_AT),
             doorbell: (&self.status, at + channel_status::EVENT_DOORBELL),
+            ringer: self.ringer.as_ref(),
         }
     }
 

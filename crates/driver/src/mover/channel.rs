@@ -4,11 +4,13 @@ use crate::messages::Violation;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, SOCKETS_MAX};
 use pd_abi::{Event, Operation, Request, SocketId, Span};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::wait::Waker;
 use pd_shm::wake;
 use pd_shm::Pod;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most events of one channel that wait for room: one for each socket, and as many answers as a request ring holds requests. A client with
@@ -45,7 +47,7 @@ pub struct Channel {
     /// Set if the mover's epoll watches the doorbell. False if the doorbell could not be added.
     is_heard: bool,
     /// The driver's end of the wake pipe.
-    pipe: Option<OwnedFd>,
+    pipe: Option<Arc<WakeEnd>>,
     /// Set while the mover looks at the channel: then `need_wakeup` is 0, and the scheduler has it.
     active: bool,
     /// Set while events are written and not published: then the outbox has the channel.
@@ -82,7 +84,7 @@ impl Channel {
         }
         Ok(ChannelState {
             doorbell: pack.add(&self.doorbell)?,
-            pipe: self.pipe.as_ref().map(|pipe| pack.add(pipe)).transpose()?,
+            pipe: self.pipe.as_ref().and_then(|pipe| pipe.fd()).map(|pipe| pack.add(pipe)).transpose()?,
             read: self.requests.position(),
             written: self.events.position(),
             open: self.open.map(|request| request.as_bytes().to_vec()),
@@ -118,6 +120,7 @@ impl Channel {
             return Err(Wrong::of(format!("a wake pipe: {errno}")));
         }
         let fresh = Self::new(requests, events, fds.take(doorbell)?, false);
+        let pipe = pipe.map(|pipe| WakeEnd::new(pipe, memory.ringer().cloned()));
         Ok(Self { open: open.flatten(), waiting, pipe, ..fresh })
     }
 
@@ -158,7 +161,7 @@ impl Channel {
     }
 
     /// Sets the wake pipe of the reader, and wakes the reader. A reader that knew of the pipe before may have missed a wake-up.
-    pub fn set_pipe(&mut self, pipe: Option<OwnedFd>) {
+    pub fn set_pipe(&mut self, pipe: Option<Arc<WakeEnd>>) {
         self.pipe = pipe;
         self.ring_pipe();
     }
@@ -312,7 +315,7 @@ impl Channel {
     /// Wakes a reader that waits for the wake pipe, if there is one.
     fn ring_pipe(&self) {
         if let Some(pipe) = &self.pipe {
-            wake::wake(pipe);
+            pipe.wake();
         }
     }
 }

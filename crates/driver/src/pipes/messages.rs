@@ -10,6 +10,7 @@ use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
 use pd_pipe::{Bells, Files, Made, Mapped, Offer, PeerOffer, Shape};
+use pd_shm::ringer::WakeEnd;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -94,6 +95,9 @@ impl NewPipe {
     pub fn make(lease: Lease, shape: Shape, request: PipeRequest) -> Result<Self, Exhausted> {
         may(Call::MakeMemory).map_err(Exhausted::Memory)?;
         let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;
+        if let Some(ringer) = lease.ringer() {
+            made.set_ringer(ringer);
+        }
         let memory = PipeMemory { files, mapped: Mutex::new(Some(made.mapped())), _lease: lease };
         Ok(Self { request, made, offer, memory })
     }
@@ -165,7 +169,7 @@ pub enum ToNic {
     WakeFd {
         client: ClientId,
         number: u32,
-        wake_fd: OwnedFd,
+        wake_fd: Arc<WakeEnd>,
     },
     /// A client asks which pipe is at the other end of a link. Answered by [`crate::door::ToDoor::PipePeer`].
     Peer {

@@ -218,6 +218,7 @@ impl World {
             8 if program.byte() % 8 == 0 => self.disconnect(),
             9 => {
                 let Ok((reader, pipe)) = pd_shm::wake::pair() else { return };
+                let pipe = pd_shm::ringer::WakeEnd::new(pipe, None);
                 self.pipe = Some(reader);
                 self.inbox.send(ToMover::AddPipe { client: A, channel: 0, pipe: Some(pipe) });
             }

@@ -11,10 +11,10 @@ use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
 use pd_abi::pipe::{link, LinkPath};
 use pd_shm::copy::copy;
-use pd_shm::wait::{SharedCells, Waker};
-use pd_shm::wake::wake;
+use pd_shm::ringer::{Rung, RungCells, WakeEnd};
+use pd_shm::wait::Waker;
+use pd_shm::{Own, Region};
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
 
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -22,18 +22,26 @@ use std::sync::Arc;
 /// Bytes of a frame that are inspected: Ethernet, IPv4 without options or ARP, and ports.
 pub const HEADER_BYTES: usize = 64;
 
+impl Rung for AgentMemory {
+    fn region(&self) -> &Region<Own> {
+        &self.status
+    }
+}
+
 impl AgentMemory {
-    fn recv_cells(&self) -> SharedCells<'_, pd_shm::Theirs, pd_shm::Own> {
-        SharedCells {
+    fn recv_cells(self: &Arc<Self>) -> RungCells<'_, Self> {
+        RungCells {
             wake_at: (&self.control, pipe_control::RECV_WAKE_AT),
-            doorbell: (&self.status, pipe_status::RECV_DOORBELL),
+            doorbell: (self, pipe_status::RECV_DOORBELL),
+            ringer: self.ringer.get(),
         }
     }
 
-    fn send_cells(&self) -> SharedCells<'_, pd_shm::Theirs, pd_shm::Own> {
-        SharedCells {
+    fn send_cells(self: &Arc<Self>) -> RungCells<'_, Self> {
+        RungCells {
             wake_at: (&self.control, pipe_control::SEND_WAKE_AT),
-            doorbell: (&self.status, pipe_status::SEND_DOORBELL),
+            doorbell: (self, pipe_status::SEND_DOORBELL),
+            ringer: self.ringer.get(),
         }
     }
 }
@@ -111,7 +119,7 @@ pub struct End {
     /// Set if the ring was full at the last append.
     short: bool,
     /// Agent's end of a pair that wakes the program, with each ring of its doorbell.
-    wake_fd: Option<OwnedFd>,
+    wake_fd: Option<Arc<WakeEnd>>,
     linked: Linked,
 }
 
@@ -322,7 +330,7 @@ impl End {
     }
 
     /// Sets the agent's end of a pair that wakes the program: see [`super::Agent::set_wake_fd`].
-    pub fn set_wake_fd(&mut self, wake_fd: OwnedFd) {
+    pub fn set_wake_fd(&mut self, wake_fd: Arc<WakeEnd>) {
         self.wake_fd = Some(wake_fd);
         // The program may already have asked for a wake-up, and wait for earlier events.
         self.wake();
@@ -331,7 +339,7 @@ impl End {
     /// Wakes a program that waits in `poll` or `epoll`.
     pub fn wake(&self) {
         if let Some(wake_fd) = &self.wake_fd {
-            wake(wake_fd);
+            wake_fd.wake();
         }
     }
 

@@ -34,10 +34,12 @@ use crate::port::{Port, Taken};
 use crate::shape::{Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::PIPE_PORTS_MAX;
+use pd_shm::ringer::WakeEnd;
 use pd_shm::Spin;
 use rustix::io::{Errno, Result};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most pipes of one agent, which has a descriptor for each: `EMFILE` beyond.
@@ -386,7 +388,7 @@ impl Agent {
 
     /// Sets the agent's end of a pair ([`pd_shm::wake::pair`]) by which a pipe wakes a program that waits in `poll` or `epoll`. A byte is sent with
     /// each ring of the program's doorbell.
-    pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: OwnedFd) {
+    pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: Arc<WakeEnd>) {
         self.links.judge();
         if let Some(slot) = self.slot(id) {
             slot.end.set_wake_fd(wake_fd);

@@ -19,7 +19,7 @@ fn waits_at_most(pipe: &Pipe, time: Duration) -> bool {
 fn begin_to_poll(agent: &mut Agent, id: PipeId, pipe: &mut Pipe) {
     let (theirs, own) = pd_shm::wake::pair().unwrap();
     pipe.set_wake_fd(theirs).unwrap();
-    agent.set_wake_fd(id, own);
+    agent.set_wake_fd(id, pd_shm::ringer::WakeEnd::new(own, None));
 }
 
 /// Signals of a bell so far, which is emptied.

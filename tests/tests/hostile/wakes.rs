@@ -1,0 +1,118 @@
+//! Clients with more waiters than the driver has time for: the kernel walks them all in the call that wakes them.
+use super::stage;
+use pd_abi::layout::{channel_control, channel_status};
+use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
+use pd_tests::{Raw, TestDriver};
+use rustix::event::epoll;
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Time that an answer may take at most, in most rounds. The kernel walks waiters without interrupts, and holds up all else on that core.
+const PROMPT: Duration = Duration::from_millis(40);
+const ROUNDS: usize = 9;
+
+/// Has the driver post an event, and waits until it is there. Returns the time that took.
+fn ask(raw: &mut Raw, wakes: bool) -> Duration {
+    let at = |word| Raw::channel_word(0, word);
+    let produced = raw.status.load_u64(at(channel_status::EVENT_PRODUCER), Ordering::Acquire);
+    let wake_at = if wakes { produced + 1 } else { 0 };
+    raw.control.store_u64(at(channel_control::EVENT_WAKE_AT), wake_at, Ordering::SeqCst);
+    let begun = Instant::now();
+    // Always answered, with `EBADF`.
+    raw.post(0, &Request::new(Operation::Adopt, SocketId(u32::MAX), 5));
+    while raw.status.load_u64(at(channel_status::EVENT_PRODUCER), Ordering::Acquire) <= produced {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the mover posts no events");
+        std::thread::yield_now();
+    }
+    begun.elapsed()
+}
+
+/// Has the driver wake `hostile` several times, and asks it for answers to another client meanwhile. Most are prompt.
+fn others_are_answered(driver: &TestDriver, hostile: &mut Raw) {
+    let mut other = Raw::attach(driver, 1);
+    let mut longest: Vec<_> = (0..ROUNDS)
+        .map(|_| {
+            ask(hostile, true);
+            (0..20).map(|_| ask(&mut other, false)).max().unwrap()
+        })
+        .collect();
+    longest.sort_unstable();
+    assert!(longest[ROUNDS / 2] < PROMPT, "{longest:?}");
+}
+
+/// Watches a descriptor with `count` entries of epoll, until they are dropped.
+fn watch(fd: &OwnedFd, count: usize) -> Vec<OwnedFd> {
+    const COPIES: usize = 1000;
+    let limit = Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let copies: Vec<_> = (0..COPIES).map(|_| fd.try_clone().unwrap()).collect();
+    let watch_all = |_| {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for copy in &copies {
+            let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
+            epoll::add(&epoll, copy, epoll::EventData::new_u64(0), events).unwrap();
+        }
+        epoll
+    };
+    let mut held: Vec<_> = (0..count / COPIES).map(watch_all).collect();
+    held.extend(copies);
+    held
+}
+
+#[test]
+fn a_wake_pipe_with_a_million_watchers() {
+    let scene = stage();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let wish = Frame::new(FrameKind::WakePipe).with_id(0);
+    let pipe = raw.ask(&wish, FrameKind::WakePipe).unwrap().1.pop().unwrap();
+    raw.control.store_u32(Raw::channel_word(0, channel_control::PIPE_WANTED), 1, Ordering::SeqCst);
+    let watchers = watch(&pipe, 1_000_000);
+    others_are_answered(&scene.driver, &mut raw);
+    scene.bystander.check(&scene.driver);
+    // To close the driver's end wakes all watchers, too.
+    raw.ask(&wish, FrameKind::WakePipe).unwrap();
+    scene.bystander.check(&scene.driver);
+    drop((raw, pipe, watchers));
+    scene.end();
+}
+
+#[test]
+fn a_word_with_a_quarter_of_a_million_sleepers() {
+    const THREADS: usize = 2000;
+    const WAITS: usize = 128;
+    let scene = stage();
+    let mut raw = Raw::attach(&scene.driver, 1);
+    let status = raw.status_fd.try_clone().unwrap();
+    let map = pd_shm::Region::<pd_shm::Theirs>::new(&status, pd_abi::layout::REGION_BYTES).unwrap();
+    let at = Raw::channel_word(0, channel_status::EVENT_DOORBELL);
+    let word = map.address(at, 4).as_ptr() as u64;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            let sleep = || {
+                while !is_over.load(Ordering::SeqCst) {
+                    // `struct futex_waitv`: value, address, flags.
+                    let value = map.load_u32(at, Ordering::SeqCst);
+                    let waits = [[u64::from(value), word, libc::FUTEX2_SIZE_U32 as u64]; WAITS];
+                    // SAFETY: waits for words that stay mapped until the thread has ended.
+                    unsafe { libc::syscall(libc::SYS_futex_waitv, waits.as_ptr(), WAITS, 0, 0, 0) };
+                }
+            };
+            let small = std::thread::Builder::new().stack_size(64 << 10);
+            small.spawn_scoped(scope, sleep).unwrap();
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        others_are_answered(&scene.driver, &mut raw);
+        scene.bystander.check(&scene.driver);
+        is_over.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            ask(&mut raw, true);
+            // SAFETY: wakes the threads above.
+            unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+        }
+    });
+    drop((raw, map, status));
+    scene.end();
+}
