@@ -10,6 +10,7 @@ mod network;
 mod puppet;
 pub mod talker;
 mod twin;
+mod watchers;
 mod withheld;
 
 pub use bystander::Bystander;
@@ -17,6 +18,7 @@ pub use network::{ip, Network};
 pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
 pub use twin::TwinSide;
+pub use watchers::watch;
 pub use withheld::Withheld;
 
 /// Converts to the attach socket.

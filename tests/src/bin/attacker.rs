@@ -5,11 +5,12 @@
 //! `channels`: attaches and takes all channels, and stays. `regions`: asks for send regions of 64 MiB and gives them up.
 //! `ports`: binds to any port, COUNT times after the last one was taken. `addresses`: binds to an address that its namespace does not hold.
 //! `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! `watched`: asks for wake pipes, with a million watchers of its attach socket.
 //! `lists`: attaches while it holds the lock of its folder in `/proc`.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request};
 use pd_client::{Listener, SendBuffer, Stream};
-use pd_tests::{Raw, Withheld};
+use pd_tests::{watch, Raw, Withheld};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -104,6 +105,15 @@ fn main() {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
         "crowd" => crowd(path, count as usize),
+        "watched" => {
+            let mut raw = attach();
+            let watchers = watch(&raw.socket, 1_000_000);
+            println!("watched {}", watchers.len());
+            for _ in 0..count {
+                let wish = Frame::new(FrameKind::WakePipe);
+                refused += u64::from(raw.ask(&wish, FrameKind::WakePipe).is_err());
+            }
+        }
         "lists" => refused += count - lists(path).min(count),
         other => panic!("no such attack: {other}"),
     }

@@ -1,11 +1,10 @@
 //! Clients with more waiters than the driver has time for: the kernel walks them all in the call that wakes them.
-use super::stage;
+use super::{stage, stage_for_anyone};
 use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
-use pd_tests::{Raw, TestDriver};
-use rustix::event::epoll;
-use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
-use std::os::fd::OwnedFd;
+use pd_tests::{is_root, program_path, watch, Raw, TestDriver};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -40,25 +39,6 @@ fn others_are_answered(driver: &TestDriver, hostile: &mut Raw) {
         .collect();
     longest.sort_unstable();
     assert!(longest[ROUNDS / 2] < PROMPT, "{longest:?}");
-}
-
-/// Watches a descriptor with `count` entries of epoll, until they are dropped.
-fn watch(fd: &OwnedFd, count: usize) -> Vec<OwnedFd> {
-    const COPIES: usize = 1000;
-    let limit = Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
-    setrlimit(Resource::Nofile, limit).unwrap();
-    let copies: Vec<_> = (0..COPIES).map(|_| fd.try_clone().unwrap()).collect();
-    let watch_all = |_| {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-        for copy in &copies {
-            let events = epoll::EventFlags::IN | epoll::EventFlags::ET;
-            epoll::add(&epoll, copy, epoll::EventData::new_u64(0), events).unwrap();
-        }
-        epoll
-    };
-    let mut held: Vec<_> = (0..count / COPIES).map(watch_all).collect();
-    held.extend(copies);
-    held
 }
 
 #[test]
@@ -114,5 +94,30 @@ fn a_word_with_a_quarter_of_a_million_sleepers() {
         }
     });
     drop((raw, map, status));
+    scene.end();
+}
+
+#[test]
+fn an_attach_socket_with_a_million_watchers() {
+    if !is_root("a user of its own") {
+        return;
+    }
+    let scene = stage_for_anyone();
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args(["watched", "1000000"]).stdout(Stdio::piped());
+    let mut attacker = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(attacker.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("watched"), "{line}");
+    // It has used up what it had.
+    std::thread::sleep(Duration::from_secs(2));
+    let begun = Instant::now();
+    (0..20).for_each(|_| drop(Raw::attach(&scene.driver, 1)));
+    let took = begun.elapsed();
+    assert!(attacker.try_wait().unwrap().is_none());
+    attacker.kill().unwrap();
+    attacker.wait().unwrap();
+    drop(attacker);
+    assert!(took < Duration::from_secs(2), "{took:?}");
     scene.end();
 }

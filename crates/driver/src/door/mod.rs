@@ -326,10 +326,13 @@ impl Door {
 
     /// Hears a guest no more.
     fn close(&mut self, client: ClientId) {
+        let begun = self.clock.now();
         if let Some(guest) = self.guests.leave(client) {
+            let payer = guest.payer();
             let _ = epoll::delete(&self.epoll, &*guest.socket);
             let _ = epoll::delete(&self.epoll, &*guest.pidfd);
             let _ = rustix::net::shutdown(&*guest.socket, rustix::net::Shutdown::Both);
+            self.charge_since(begun, payer);
             self.end_pipes(client);
         }
     }

@@ -7,13 +7,17 @@ use super::{token, Door, TOKEN_SOCKET};
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use crate::memory::Region;
-use crate::messages::Violation;
+use crate::messages::{Payer, Violation};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::attach;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Time of a send that is beyond what its frame has paid for.
+const LONG: Duration = Duration::from_micros(200);
 
 /// Result of sending a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +63,11 @@ impl Door {
     pub(super) fn send_held(&mut self, id: ClientId) {
         while let Some(guest) = self.guests.here(id) {
             let Some(held) = guest.held() else { break };
-            match send(guest, held) {
+            let (begun, payer) = (self.clock.now(), guest.payer());
+            let sent = send(guest, held);
+            self.charge_since(begun, payer);
+            let Some(guest) = self.guests.here(id) else { break };
+            match sent {
                 Sent::Done => {}
                 sent => return self.await_room(id, sent),
             }
@@ -73,6 +81,15 @@ impl Door {
         }
         if self.guests.here(id).is_some_and(|guest| guest.waits == Waits::Room) {
             self.await_message(id);
+        }
+    }
+
+    /// Charges a payer for the door's time since `begun`, if it was long. The kernel walks all waiters for a guest's socket when something
+    /// is sent there, and when it is closed.
+    pub(super) fn charge_since(&mut self, begun: Duration, payer: Payer) {
+        let took = self.clock.now().saturating_sub(begun);
+        if took > LONG {
+            self.turns.pay(payer, took.as_micros() as f64);
         }
     }
 
