@@ -115,11 +115,10 @@ impl Ringer {
 
     fn give(self: &Arc<Self>, job: Job) {
         let mut state = self.lock();
-        if job.key().is_some_and(|key| !state.waiting.insert(key)) {
-            return;
+        if job.key().is_none_or(|key| state.waiting.insert(key)) {
+            state.jobs.push_back(job);
+            self.filled.notify_one();
         }
-        state.jobs.push_back(job);
-        self.filled.notify_one();
         if !std::mem::replace(&mut state.is_served, true) {
             drop(state);
             let served = Arc::clone(self);
