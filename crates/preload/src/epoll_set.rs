@@ -60,6 +60,7 @@ pub(crate) struct EpollSet {
     unaware: AtomicU32,
     /// What was taken for instances of their own, and is this one; threads may still sleep on them.
     renamed: Mutex<Vec<Weak<Entry>>>,
+    is_renamed: AtomicBool,
     /// Somebody may have it in a message.
     sent: AtomicBool,
     /// Of a forked child, or of another image: its members are still the parent's.
@@ -100,6 +101,7 @@ impl EpollSet {
             waiter: AtomicUsize::new(0),
             unaware: AtomicU32::new(0),
             renamed: Mutex::default(),
+            is_renamed: AtomicBool::new(false),
             sent: AtomicBool::new(false),
             inherited: AtomicBool::new(false),
             carried: Mutex::default(),
@@ -170,6 +172,15 @@ impl EpollSet {
             }
             self.fabric.poke();
             pd_client::core::yield_now();
+        }
+    }
+
+    /// Call at the end of a wait on members. A thread that still sleeps as if there was nothing on the fabric has not heard of them: this
+    /// wait may have taken away what was to wake it, and nobody else may wait by now for what comes next.
+    fn tell_left(&self) {
+        let may_be = self.unaware.load(Ordering::SeqCst) > 0 || self.is_renamed.load(Ordering::Relaxed);
+        if may_be && !self.is_empty() && self.unaware() > 0 {
+            self.fabric.poke();
         }
     }
 

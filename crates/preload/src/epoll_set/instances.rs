@@ -78,6 +78,7 @@ fn rename(entry: &Arc<Entry>, known: &Arc<Entry>) {
         let mut renamed = lock(&is.renamed);
         renamed.retain(|entry| entry.strong_count() > 0);
         renamed.push(Arc::downgrade(entry));
+        is.is_renamed.store(true, Ordering::Relaxed);
     }
     for fd in entry.fds() {
         if table::epoll(fd).is_some_and(|current| Arc::ptr_eq(&current, entry)) {

@@ -204,6 +204,7 @@ pub(crate) unsafe fn wait(
     let result = wait_for(epoll, set, events, timeout, mask);
     let before = errno();
     set.fabric.pass_on();
+    set.tell_left();
     set_errno(before);
     result
 }
