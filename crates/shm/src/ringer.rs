@@ -2,8 +2,9 @@
 //! wakes them, and a process makes a million of them. A [`Ringer`] is a thread that makes such calls for one party.
 //!
 //! A thread that serves several parties wakes by [`RungCells`] and [`WakeEnd`]. Both wake at once where that takes little: up to
-//! [`AT_ONCE`] waiters of a word, and a socket whose last wake-up was a quick one and is not long ago. Everything else is the ringer's. So is,
-//! for a while, all of a party of which one wake-up took long.
+//! [`AT_ONCE`] waiters of a word, and a socket whose last wake-up was a quick one and is not long ago. Everything else is the ringer's. So are,
+//! for a while, all words of a party of which one had more waiters, or two wake-ups within a tenth of a second took long. One alone says little: time
+//! that a hypervisor takes from a processor counts as the thread's own.
 //!
 //! A wake-up that waits for the ringer stands for later ones of the same word or socket.
 use crate::sleep::wake_some;
@@ -26,10 +27,12 @@ const LONG_NS: u64 = 150_000;
 /// Age up to which a quick wake-up of a socket says that the next one is quick. A process cannot make waiters faster than they are walked: the
 /// next wake-up takes no longer than about this.
 const TRUST_NS: u64 = 10_000_000;
-/// Time for which a party's wake-ups are made apart after a long one, which doubles each time up to the second.
-const APART_NS: [u64; 2] = [1_000_000_000, 1_000_000_000 << 10];
+/// Time between two long wake-ups of words that tell of a party that means them.
+const TWICE_NS: u64 = 100_000_000;
+/// Time for which a party's wake-ups are made apart then, which doubles each time up to the second.
+const APART_NS: [u64; 2] = [1_000_000_000, 1_000_000_000 << 4];
 /// Time after which that begins anew.
-const FORGET_NS: u64 = 3600 * 1_000_000_000;
+const FORGET_NS: u64 = 60 * 1_000_000_000;
 /// Time after which a thread without work ends.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -81,6 +84,8 @@ pub struct Ringer {
     filled: Condvar,
     /// Moment until which all wake-ups are made apart.
     apart_until: AtomicU64,
+    /// Moment of the last wake-up of a word that took long.
+    long_at: AtomicU64,
 }
 
 impl Ringer {
@@ -98,7 +103,10 @@ impl Ringer {
             self.apart_until.fetch_max(now() + APART_NS[0], Ordering::Relaxed);
             self.give(later());
         } else if took_long(begun) {
-            self.keep_apart();
+            let before = self.long_at.swap(begun, Ordering::Relaxed);
+            if before != 0 && begun.saturating_sub(before) < TWICE_NS {
+                self.keep_apart();
+            }
         }
     }
 
@@ -139,7 +147,7 @@ impl Ringer {
                         state.waiting.remove(&key);
                     }
                     drop(state);
-                    job.carry_out(&self);
+                    job.carry_out();
                     state = self.lock();
                 }
                 None => {
@@ -161,7 +169,7 @@ impl Ringer {
 }
 
 impl Job {
-    fn carry_out(self, ringer: &Ringer) {
+    fn carry_out(self) {
         match self {
             Self::Word(memory, offset) => {
                 // In pieces, since others may wait for the lock that the kernel holds meanwhile.
@@ -172,10 +180,8 @@ impl Job {
                 let begun = now();
                 mark(begun);
                 end.wake_here();
-                if took_long(begun) {
-                    ringer.keep_apart();
-                }
-                end.woken.store(now(), Ordering::Relaxed);
+                let quick_at = if took_long(begun) { 0 } else { now() };
+                end.woken.store(quick_at, Ordering::Relaxed);
             }
             Self::Close(own) => drop(own),
         }
@@ -217,7 +223,7 @@ pub struct WakeEnd {
     /// Present until this is dropped.
     own: Option<OwnedFd>,
     ringer: Option<Arc<Ringer>>,
-    /// Moment of the last wake-up.
+    /// Moment of the last wake-up, if that was a quick one.
     woken: AtomicU64,
 }
 
@@ -242,10 +248,9 @@ impl WakeEnd {
         }
         mark(begun);
         self.wake_here();
-        if took_long(begun) {
-            ringer.keep_apart();
-        }
-        self.woken.store(begun, Ordering::Relaxed);
+        // After a long one the ringer makes them, until one is quick again.
+        let quick_at = if took_long(begun) { 0 } else { begun };
+        self.woken.store(quick_at, Ordering::Relaxed);
     }
 
     fn wake_here(&self) {
