@@ -38,7 +38,7 @@ pub fn mount() -> Result<()> {
 /// Calls `at` with a folder and the path there of a file of `/proc`.
 ///
 /// # Errors
-/// Those of `at`.
+/// Errors of `at`.
 pub fn at<T>(path: &str, at: impl Fn(BorrowedFd<'_>, &str) -> Result<T>) -> Result<T> {
     match OWN.get() {
         Some(own) => at(own.as_fd(), path),
@@ -49,7 +49,7 @@ pub fn at<T>(path: &str, at: impl Fn(BorrowedFd<'_>, &str) -> Result<T>) -> Resu
 /// Opens a file by its path below `/proc`, close-on-exec.
 ///
 /// # Errors
-/// Those of `openat`.
+/// Errors of `openat`.
 pub fn open(path: &str, flags: OFlags) -> Result<OwnedFd> {
     at(path, |folder, path| openat(folder, path, flags | OFlags::CLOEXEC, Mode::empty()))
 }
@@ -57,7 +57,7 @@ pub fn open(path: &str, flags: OFlags) -> Result<OwnedFd> {
 /// Returns facts about a file by its path below `/proc`.
 ///
 /// # Errors
-/// Those of `fstatat`.
+/// Errors of `fstatat`.
 pub fn stat(path: &str) -> Result<Stat> {
     at(path, |folder, path| statat(folder, path, AtFlags::empty()))
 }
@@ -65,7 +65,7 @@ pub fn stat(path: &str) -> Result<Stat> {
 /// Reads a symbolic link by its path below `/proc`.
 ///
 /// # Errors
-/// Those of `readlinkat`.
+/// Errors of `readlinkat`.
 pub fn read_link(path: &str) -> Result<CString> {
     at(path, |folder, path| readlinkat(folder, path, Vec::new()))
 }
@@ -73,7 +73,7 @@ pub fn read_link(path: &str) -> Result<CString> {
 /// Reads a file of text by its path below `/proc`.
 ///
 /// # Errors
-/// Those of opening and reading it.
+/// Errors of opening and reading it.
 pub fn read(path: &str) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::from(open(path, OFlags::RDONLY)?).read_to_string(&mut text)?;

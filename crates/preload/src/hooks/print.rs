@@ -20,7 +20,7 @@ extern "C" {
     ) -> c_int;
 }
 
-/// What `va_list` points to, or is.
+/// Target of a `va_list`, or the list itself.
 #[cfg(target_arch = "x86_64")]
 type List = [u64; 3];
 #[cfg(target_arch = "aarch64")]

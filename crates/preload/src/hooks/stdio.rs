@@ -50,7 +50,7 @@ struct Beginning {
 
 const _: () = assert!(offset_of!(Beginning, fileno) == 0x70 && offset_of!(Beginning, wide) == 0xa0);
 
-/// What a stream needs for wide characters, in words; glibc's `struct _IO_wide_data` is smaller.
+/// Words that a stream needs for wide characters; glibc's `struct _IO_wide_data` is smaller.
 const WIDE_WORDS: usize = 128;
 
 /// That of streams that have none. glibc's own mark for these is no address, and functions for wide characters look there.
