@@ -209,7 +209,7 @@ impl<M: Rung> WakerCells for RungCells<'_, M> {
     fn ring(&self) {
         let (memory, offset) = self.doorbell;
         let map = memory.region();
-        map.store_u32(offset, map.load_u32(offset, Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        map.advance_doorbell(offset);
         match self.ringer {
             Some(ringer) => ringer.wake_word(memory, offset),
             None => map.futex_wake(offset),

@@ -2,9 +2,9 @@
 //!
 //! A [`Sleep`] describes a call, and its user makes the call. A library that has to know which signal handlers run makes
 //! it as the last step after its checks.
-use crate::{Access, Region};
+use crate::{Access, Region, Writable};
 use std::marker::PhantomData;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A system call that does nothing but sleep. It reads memory that lives as long as `'a`, so that making it is safe.
@@ -82,6 +82,13 @@ pub(crate) fn wake_some(word: &AtomicU32, count: u32) -> u32 {
     woken.map_or(0, |woken| woken as u32)
 }
 
+impl<A: Writable> Region<A> {
+    /// Adds 1 to the doorbell at `offset`, of which the caller is the only writer: who has seen the value before does not sleep any more.
+    pub fn advance_doorbell(&self, offset: usize) {
+        self.store_u32(offset, self.load_u32(offset, Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+    }
+}
+
 impl<A: Access> Region<A> {
     /// [`sleep_on`] the futex at `offset`.
     pub fn futex_wait(
@@ -139,7 +146,6 @@ mod tests {
     use super::*;
     use crate::memfd::{create, Pages};
     use crate::Own;
-    use std::sync::atomic::Ordering;
     use std::time::Instant;
 
     #[test]

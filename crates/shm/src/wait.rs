@@ -127,7 +127,7 @@ impl<W: Access, D: Writable> WakerCells for SharedCells<'_, W, D> {
     }
     fn ring(&self) {
         let (map, offset) = self.doorbell;
-        map.store_u32(offset, map.load_u32(offset, Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        map.advance_doorbell(offset);
         map.futex_wake(offset);
     }
 }

@@ -77,9 +77,8 @@ impl Waker {
 
 #[cold]
 fn ring(own: &Half<Own>, words: &Words) {
-    let doorbell = own.map.load_u32(words.doorbell, Ordering::Relaxed).wrapping_add(1);
     // SYNC POINT: wake-doorbell
-    own.map.store_u32(words.doorbell, doorbell, Ordering::Release);
+    own.map.advance_doorbell(words.doorbell);
     own.map.futex_wake(words.doorbell);
 }
 
