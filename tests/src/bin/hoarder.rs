@@ -1,7 +1,8 @@
 //! A client that takes all it can get and keeps it in every way, as a process of its own and an unprivileged user, until it is killed.
 //!
 //! `hoarder SOCKET SEED`: clients, channels, regions in use, half made, passed to a child or to a socket that nobody reads, connections,
-//! direct rings, files, pipes and twins, in an order that the seed chooses. Refused requests are repeated later.
+//! direct rings, files, pipes and twins, in an order that the seed chooses. Refused requests are repeated later. With the seed 0 it takes things
+//! of each kind first and says "ready".
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Address, Frame, FrameKind, Operation, Request, SocketId};
 use pd_client::core::twin;
@@ -20,6 +21,8 @@ const NOBODY: u32 = 65_534;
 const REGION_BYTES: u64 = 256 << 10;
 const PIPE_BYTES: u64 = 64 << 10;
 const CHILDREN: usize = 4;
+/// Kinds of things to take, the frequent ones several times.
+const KINDS: u64 = 14;
 /// Clients that it keeps; of others it keeps the memory.
 const CLIENTS: usize = 12;
 
@@ -43,6 +46,14 @@ fn main() {
     assert!(is_nobody, "needs root, to give it up");
     let own = File::open("/proc/self/exe").expect("own program");
     let (mut random, mut clients, mut kept) = (Random(seed), Vec::new(), Kept::default());
+    if seed == 0 {
+        let mut first = Raw::try_attach(path, 0).expect("attach");
+        for kind in 0..KINDS {
+            step(kind, &mut first, &mut random, &mut kept, &own);
+        }
+        println!("ready");
+        clients.push(first);
+    }
     loop {
         if clients.is_empty() || random.below(6) == 0 {
             match Raw::try_attach(path, 0) {
@@ -54,7 +65,7 @@ fn main() {
             continue;
         }
         let at = random.below(clients.len() as u64) as usize;
-        step(&mut clients[at], &mut random, &mut kept, &own);
+        step(random.below(KINDS), &mut clients[at], &mut random, &mut kept, &own);
         if clients.len() > CLIENTS || random.below(12) == 0 {
             let Raw { control, status, status_fd, .. } = clients.swap_remove(at);
             match random.below(3) {
@@ -78,9 +89,9 @@ impl Drop for Kept {
     }
 }
 
-/// Takes one thing.
-fn step(raw: &mut Raw, random: &mut Random, kept: &mut Kept, own: &File) {
-    match random.below(14) {
+/// Takes one thing of a kind.
+fn step(kind: u64, raw: &mut Raw, random: &mut Random, kept: &mut Kept, own: &File) {
+    match kind {
         0 | 1 => add_channel(raw),
         2 if !raw.channels.is_empty() => {
             drop(raw.ask(&Frame::new(FrameKind::WakePipe), FrameKind::WakePipe));

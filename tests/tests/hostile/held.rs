@@ -1,5 +1,5 @@
 //! The kernel's word on the holdings of a driver in this process, and on those of its clients.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ pub type File = (u64, u64);
 pub struct Held {
     pub descriptors: u64,
     pub memory: BTreeMap<File, u64>,
+    /// Kinds of open files with their numbers.
+    kinds: BTreeMap<String, u64>,
 }
 
 impl Held {
@@ -31,6 +33,12 @@ impl Held {
         let mut held = Self::default();
         for file in std::fs::read_dir("/proc/self/fd").expect("own descriptors").flatten() {
             held.descriptors += 1;
+            if let Ok(link) = std::fs::read_link(file.path()) {
+                let link = link.to_string_lossy();
+                let kind = link.split([':', '#']).next().unwrap_or_default();
+                let kind = if kind == "anon_inode" { &*link } else { kind };
+                *held.kinds.entry(kind.to_owned()).or_default() += 1;
+            }
             if is_drivers(&file.path()) {
                 if let Ok(file) = std::fs::metadata(file.path()) {
                     held.memory.insert((file.dev(), file.ino()), 512 * file.blocks());
@@ -38,6 +46,15 @@ impl Held {
             }
         }
         held
+    }
+
+    /// Returns the kinds of which there are more or fewer than `before`, with both numbers.
+    pub fn changes_since<'a>(&'a self, before: &'a Self) -> Vec<(&'a str, u64, u64)> {
+        let kinds: BTreeSet<&str> =
+            self.kinds.keys().chain(before.kinds.keys()).map(String::as_str).collect();
+        let of = |held: &Self, kind: &str| held.kinds.get(kind).copied().unwrap_or_default();
+        let changes = kinds.into_iter().map(|kind| (kind, of(before, kind), of(self, kind)));
+        changes.filter(|(_, before, now)| before != now).collect()
     }
 
     /// Returns the bytes of memory that is new since `before`. Memory of the bystanders is older, and may grow.

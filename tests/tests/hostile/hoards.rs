@@ -6,8 +6,9 @@ use pd_driver::admin::{Answer, Ask, HoldingReport, PortSpec, StandingReport};
 use pd_driver::HugepageUse;
 use pd_tests::{is_root, program_path, Random};
 use rustix::process::{kill_process, Pid, Signal};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const NOBODY: u32 = 65_534;
@@ -32,8 +33,14 @@ impl Hoards {
             "path = \"direct\"\n[attach]\ndefault = \"anyone\"\n[[tenant]]\nname = \"default\"\nclients_max = 8\n\
              descriptors_max = 100\nmemory_bytes_max = \"12MB\"",
         );
-        let this = Self { scene, hoarders: 0 };
+        let mut this = Self { scene, hoarders: 0 };
         this.tell(&Ask::PortAdd { name: "drain".to_owned(), port: PortSpec::Sink });
+        let mut first = this.hoarder();
+        let mut ready = String::new();
+        let said = BufReader::new(first.stdout.take().expect("a pipe")).read_line(&mut ready);
+        assert_eq!((said.expect("a line"), ready.as_str()), (6, "ready\n"));
+        first.kill().expect("it is there");
+        first.wait().expect("a child");
         this
     }
 
@@ -42,9 +49,10 @@ impl Hoards {
     }
 
     fn hoarder(&mut self) -> Child {
-        self.hoarders += 1;
         let mut command = Command::new(program_path("hoarder"));
-        self.scene.driver.spawn(command.arg(self.scene.driver.socket()).arg(self.hoarders.to_string()))
+        command.arg(self.scene.driver.socket()).arg(self.hoarders.to_string()).stdout(Stdio::piped());
+        self.hoarders += 1;
+        self.scene.driver.spawn(&mut command)
     }
 
     /// Returns the user's account; empty if it has none.
@@ -105,7 +113,11 @@ impl Hoards {
             }
             assert!(
                 Instant::now() < until,
-                "{used:?} held; {mapped} mappings, {mapped_before} before; before {before:?}; now {now:?}"
+                "{used:?} held; {mapped} mappings, {mapped_before} before; {} descriptors, {} before: {:?}; {} bytes more",
+                now.descriptors,
+                before.descriptors,
+                now.changes_since(before),
+                now.bytes_since(before)
             );
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -136,7 +148,7 @@ fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
         hoarder.kill().expect("it is there");
         hoarder.wait().expect("a child");
         match &before {
-            // The first rounds make lasting resources: sockets and threads for a kind of work, and those of the bystanders.
+            // The first rounds make lasting resources: sockets and threads for a kind of work, those of the bystanders.
             None if round == 10 => {
                 hoards.scene.driver.wait_for("quiet", |report| report.clients.len() == 2);
                 std::thread::sleep(Duration::from_millis(1500));
