@@ -12,10 +12,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most descriptors of an answer.
 const FDS_MAX: usize = 5;
+/// Time for which the successor of a driver that has gone is looked for.
+const SUCCESSOR_WITHIN: Duration = Duration::from_secs(2);
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Ring of a tap: some milliseconds of frames at the rate of a busy agent.
 const TAP_RING_BYTES: u64 = 4 << 20;
 
@@ -188,16 +191,87 @@ fn connect(socket: &Path, ask: &Ask) -> std::io::Result<UnixStream> {
     }
 }
 
-/// Asks the driver at `socket`.
+/// Asks the driver at `socket`. If the driver goes before it answers, as one does that another driver replaces, the successor is asked. A request
+/// that must not be carried out twice is not repeated.
 ///
 /// # Errors
-/// If there is no driver, or it answers with an error.
+/// If there is no driver, or it answers with an error, or goes before it answers.
 pub fn ask(socket: &Path, ask: &Ask) -> std::io::Result<Answer> {
+    let until = Instant::now() + SUCCESSOR_WITHIN;
+    loop {
+        match ask_once(socket, ask)? {
+            Some(Answer::Error(why)) => return Err(Error::other(why)),
+            Some(answer) => return Ok(answer),
+            None if ask.may_repeat() && Instant::now() < until => std::thread::sleep(AGAIN_AFTER),
+            None if ask.may_repeat() => return Err(Error::other("the driver hangs up before it answers")),
+            None => {
+                let why = "the driver ended, or another took its place, before it answered: see whether it was done, and ask again if not";
+                return Err(Error::other(why));
+            }
+        }
+    }
+}
+
+/// Returns the answer; none if the driver has gone without one.
+fn ask_once(socket: &Path, ask: &Ask) -> std::io::Result<Option<Answer>> {
     let stream = connect(socket, ask)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    match serde_json::from_str(&answer)? {
-        Answer::Error(why) => Err(Error::other(why)),
-        answer => Ok(answer),
+    match BufReader::new(stream).read_line(&mut answer) {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return Ok(None),
+        read => read?,
+    };
+    // A whole answer ends with a line feed.
+    if !answer.ends_with('\n') {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_str(&answer)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    /// Asks a driver that goes before it answers, once, and returns the answer of its successor and the number of requests.
+    fn ask_two_drivers(what: &Ask, first_says: &str) -> (std::io::Result<Answer>, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("admin.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        std::thread::scope(|scope| {
+            let drivers = scope.spawn(|| {
+                let (mut asked, mut says) = (0, first_says);
+                while let Ok((stream, _)) = listener.accept() {
+                    let mut line = String::new();
+                    if BufReader::new(&stream).read_line(&mut line).unwrap() == 0 {
+                        break;
+                    }
+                    asked += 1;
+                    (&stream).write_all(says.as_bytes()).unwrap();
+                    says = "\"done\"\n";
+                }
+                asked
+            });
+            let answer = ask(&path, what);
+            // Ends the listener.
+            drop(UnixStream::connect(&path).unwrap());
+            (answer, drivers.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn a_question_goes_to_the_successor_of_a_driver_that_has_gone() {
+        for half in ["", "\"do"] {
+            let (answer, asked) = ask_two_drivers(&Ask::List, half);
+            assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+            assert_eq!(asked, 2);
+        }
+    }
+
+    #[test]
+    fn a_change_is_asked_for_once() {
+        let remove = Ask::PortRemove { name: "in".to_owned() };
+        let (answer, asked) = ask_two_drivers(&remove, "");
+        assert!(answer.unwrap_err().to_string().contains("before it answered"));
+        assert_eq!(asked, 1);
     }
 }

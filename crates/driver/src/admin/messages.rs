@@ -77,6 +77,27 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// Returns whether the driver may be asked twice: the request changes nothing, or to the same.
+    pub(super) fn may_repeat(&self) -> bool {
+        match self {
+            Self::List
+            | Self::Counters
+            | Self::Kernel
+            | Self::Policy
+            | Self::Apply { .. }
+            | Self::Network { .. }
+            | Self::Pipes
+            | Self::MayUse { .. } => true,
+            Self::Register { .. }
+            | Self::PortAdd { .. }
+            | Self::PortRemove { .. }
+            | Self::TakeOver { .. }
+            | Self::Tap { .. } => false,
+        }
+    }
+}
+
 /// The answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
