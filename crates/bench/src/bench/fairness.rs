@@ -48,6 +48,11 @@ impl FairnessCell {
             return Cores::default();
         }
         let cores = available_parallelism().map_or(1, usize::from);
+        if self.movers.is_some() {
+            // Ends that share a core would hide what a further mover adds.
+            let own = |end: usize| (cores > 2 * self.pairs).then_some(2 * pair + end);
+            return Cores { send: own(0), recv: own(1) };
+        }
         Cores { send: Some(pair % cores), recv: Some((pair + 1) % cores) }
     }
 }

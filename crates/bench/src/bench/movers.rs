@@ -1,7 +1,7 @@
 //! `movers`: pairs of containers with one connection each, all at once, mediated by a driver with 1, 2 and 4 movers.
 //!
-//! A mover is worth a processor beside those of the containers. Rows of a machine with fewer are marked: they show the cost of
-//! movers there.
+//! A mover is worth a processor beside those of the containers. Each end of a pair has a core of its own where there are enough, and movers run on
+//! the others. Rows of a machine with fewer are marked: they show the cost of movers there.
 
 use std::thread::available_parallelism;
 
