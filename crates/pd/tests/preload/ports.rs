@@ -21,6 +21,31 @@ fn connections_that_find_no_port_of_their_own_are_the_kernels() {
     assert_eq!(site.connections(), 8);
 }
 
+/// Half of the ports, side by side, are taken, as those of connections that ended a moment ago. `python3 -c AMONG IP PORT`
+const AMONG: &str = "
+import socket, sys
+with open('/proc/sys/net/ipv4/ip_local_port_range', 'w') as file:
+    file.write('40000 40400')
+taken = [socket.socket() for _ in range(100)]
+for number, sock in enumerate(taken):
+    sock.bind(('', 40001 + 2 * number))
+made = [socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) for _ in range(90)]
+for number, sock in enumerate(made):
+    sock.sendall(b'%d' % number)
+    print(sock.recv(100))
+";
+
+#[test]
+fn connections_get_ports_though_many_side_by_side_are_taken() {
+    let mut site = Site::new(201);
+    site.privileged = true;
+    let server = programs().join("echo.py").to_str().unwrap().to_owned();
+    let _server = site.serve(With::Library, &["python3", &server, "server", PORT]);
+    let ip = site.address(2);
+    let answers = site.answer(With::Library, &["python3", "-c", AMONG, &ip, PORT]);
+    assert_eq!((answers.lines().count(), site.connections()), (90, 90));
+}
+
 /// Two processes of one port (`SO_REUSEPORT`), each of which says by which it has accepted.
 const SHARED_PORT: &str = "
 import os, socket, sys
