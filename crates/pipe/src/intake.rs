@@ -86,7 +86,8 @@ impl Intake {
     /// program.
     ///
     /// # Errors
-    /// [`Violation::Index`] where the position runs backwards, beyond the ring or the announced bytes, or off a line.
+    /// [`Violation::Index`] where the position runs backwards, beyond the announced bytes or the ring as far as its place was published as free,
+    /// or off a line.
     #[inline]
     pub fn look(&mut self, cells: &impl IntakeCells, announced: u64) -> Result<bool, Violation> {
         // SYNC POINT: pipe-sent
@@ -94,12 +95,13 @@ impl Intake {
         if position == self.end {
             return Ok(false);
         }
-        let limit = match self.shape.direction() {
-            Direction::Forward => announced,
-            _ => self.free().wrapping_add(self.shape.ring_bytes()),
+        let room = match self.shape.direction() {
+            Direction::Forward => announced.wrapping_sub(self.end),
+            // Not what was taken: a program that sends into the place of that would never let a reader come to an end.
+            _ => self.shape.ring_bytes().saturating_sub(self.end.wrapping_sub(self.published)),
         };
         let more = position.wrapping_sub(self.end);
-        if more > limit.wrapping_sub(self.end) || more % self.shape.grain() != 0 {
+        if more > room || more % self.shape.grain() != 0 {
             return Err(Violation::Index);
         }
         self.end = position;
@@ -198,5 +200,47 @@ impl Intake {
     #[inline]
     pub fn taken(&self) -> u64 {
         self.taken
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[derive(Default)]
+    struct Words {
+        producer: Cell<u64>,
+        consumer: Cell<u64>,
+    }
+
+    impl IntakeCells for Words {
+        fn load_producer(&self) -> u64 {
+            self.producer.get()
+        }
+        fn load_entry(&self, _position: u64) -> u32 {
+            unreachable!("bytes have no entries")
+        }
+        fn store_consumer(&self, position: u64) {
+            self.consumer.set(position);
+        }
+    }
+
+    /// Else a program that sends on without waiting would be read for ever, in one turn or call.
+    #[test]
+    fn the_place_of_taken_bytes_is_free_when_that_is_published() {
+        const RING: u64 = 32 << 10;
+        let words = Words::default();
+        let mut intake = Intake::new(Shape::new(Direction::Send, Unit::Bytes, RING).unwrap(), 1);
+        words.producer.set(RING);
+        assert_eq!(intake.look(&words, 0), Ok(true));
+        intake.next(&words).unwrap();
+        intake.take_part(100);
+        words.producer.set(RING + 100);
+        assert_eq!(intake.look(&words, 0), Err(Violation::Index));
+        assert_eq!((intake.publish(&words), words.consumer.get()), (Some(100), 100));
+        assert_eq!(intake.look(&words, 0), Ok(true));
+        words.producer.set(RING + 101);
+        assert_eq!(intake.look(&words, 0), Err(Violation::Index));
     }
 }

@@ -423,12 +423,12 @@ impl End {
     }
 
     /// Goes on with the program's sends, which another has read from `from` to `left`; from `lent` on frames are lent still. Without a
-    /// position `left`, all that was sent counts as read; also where more lies behind `lent` than the ring has, since either side may be at
-    /// fault. Returns whether frames are lent.
+    /// position `left`, all that was sent counts as read; also where more was read than sent, or more lies behind `lent` than the ring has, since
+    /// either side may be at fault. Returns whether frames are lent.
     ///
     /// # Errors
-    /// [`Violation::Index`] where no receiver can have read up to that position. An impossible position of the program itself is found by
-    /// the next look.
+    /// [`Violation::Index`] where no receiver can have read up to that position, whatever was sent: before `from`, or off a line. An impossible
+    /// position of the program itself is found by the next look.
     pub fn go_on(
         &mut self,
         number: u32,
@@ -438,25 +438,24 @@ impl End {
     ) -> std::result::Result<bool, Violation> {
         let cells = Cells(&self.memory, self.shape);
         let (producer, grain) = (cells.load_producer(), self.shape.grain());
+        let is_behind = |bytes: u64| bytes % grain == 0 && bytes <= u64::MAX / 2;
         let sent = producer.wrapping_sub(from);
-        let is_sound = sent % grain == 0 && sent <= u64::MAX / 2;
         let read = left.map_or(sent, |left| left.wrapping_sub(from));
-        let is_read = read % grain == 0 && read <= sent;
         let free = lent.map_or(read, |lent| lent.wrapping_sub(from)).min(read);
-        let fits = is_read && sent - free <= self.shape.ring_bytes();
-        let at = match is_sound {
+        let fits = is_behind(read) && read <= sent && sent - free <= self.shape.ring_bytes();
+        let at = match is_behind(sent) {
             true if fits => from.wrapping_add(read),
             true => producer,
             false => from,
         };
         self.intake.resume(at);
-        let lent = lent.filter(|_| is_sound && fits);
+        let lent = lent.filter(|_| is_behind(sent) && fits);
         self.intake.lend(lent);
         if self.intake.publish(&cells).is_none() {
             cells.store_consumer(at);
         }
         self.set_link(number, LinkPath::Agent);
-        if is_sound && !is_read {
+        if left.is_some() && !is_behind(read) {
             return Err(Violation::Index);
         }
         Ok(lent.is_some())

@@ -357,6 +357,65 @@ fn a_sender_with_impossible_words_is_cut_off_and_its_receiver_goes_on() {
     }
 }
 
+/// Its receiver has read what the sender then says was never sent.
+#[test]
+fn a_sender_that_takes_back_what_was_read_does_not_end_its_receiver() {
+    for leaves_first in [false, true] {
+        let mut stand = Stand::direct();
+        stand.send(0);
+        stand.send(1);
+        assert_eq!(stand.receive(), [0, 1]);
+        if leaves_first {
+            stand.agent.set_owner(stand.ids.1, Some(8));
+            stand.agent.turn();
+            assert_eq!(stand.receive(), []);
+            assert!(!stand.receiver.is_direct());
+        }
+        stand.words.0.store_u64(pipe_control::SEND_PRODUCER, 64, Ordering::Release);
+        assert_eq!(stand.receive(), []);
+        assert!(!stand.receiver.is_direct());
+        stand.agent.turn();
+        stand.agent.turn();
+        assert_eq!((stand.agent.violation(stand.ids.1), stand.receiver.ended()), (None, None));
+        // It is there for the next sender.
+        stand.agent.close(stand.ids.0);
+        let (id, sender, _words) = open(&mut stand.agent, stand.ports.0, Direction::Send);
+        (stand.sender, stand.ids.0) = (sender, id);
+        stand.send(2);
+        stand.agent.turn();
+        assert_eq!(stand.receive(), [2]);
+    }
+}
+
+/// A sender that drops all its frames, and sends on without waiting for space.
+#[test]
+fn a_sender_that_drops_frames_without_end_holds_up_no_look() {
+    let mut stand = Stand::direct();
+    for line in 0..RING / 64 {
+        stand.words.0.store_u32(entry_offset(line * 64, RING), entry(64, DROP), Ordering::Relaxed);
+    }
+    let stop = AtomicBool::new(false);
+    let words = &stand.words.0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut producer = 0u64;
+            while !stop.load(Ordering::Acquire) {
+                producer = producer.wrapping_add(64);
+                words.store_u64(pipe_control::SEND_PRODUCER, producer, Ordering::Release);
+            }
+        });
+        let receiver = &mut stand.receiver;
+        while receiver.is_direct() {
+            assert_eq!(receiver.frames().map(drop), Err(Errno::AGAIN));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        stop.store(true, Ordering::Release);
+    });
+    stand.agent.turn();
+    stand.agent.turn();
+    assert_eq!((stand.agent.violation(stand.ids.1), stand.receiver.ended()), (None, None));
+}
+
 #[test]
 fn a_receiver_with_impossible_words_gains_nothing() {
     // Space that it never had.
@@ -371,8 +430,8 @@ fn a_receiver_with_impossible_words_gains_nothing() {
     assert_eq!(stand.sender.send(&[1; 64], BACK), Err(Errno::AGAIN));
     stand.words.1.store_u64(pipe_control::LINK_CONSUMER, RING + 64, Ordering::Release);
     assert_eq!(stand.sender.send(&[1; 64], BACK), Err(Errno::AGAIN));
-    // An end that cannot be.
-    for at in [1, 64 * 3 + 1, 128, RING + 64, u64::MAX - 63, 1 << 63] {
+    // An end that cannot be, whatever was sent.
+    for at in [1, 64 * 3 + 1, u64::MAX - 63, 1 << 63] {
         let mut stand = Stand::direct();
         stand.send(0);
         let number = stand.words.1.load_u32(pipe_control::LINK_MAPPED, Ordering::Relaxed);
@@ -387,6 +446,20 @@ fn a_receiver_with_impossible_words_gains_nothing() {
         stand.send(1);
         stand.agent.turn();
         assert_eq!(stand.receive(), [1]);
+    }
+    // More than was sent, by the sender's word: either may be at fault.
+    for at in [128, RING + 64, 1 << 40] {
+        let mut stand = Stand::direct();
+        stand.send(0);
+        let number = stand.words.1.load_u32(pipe_control::LINK_MAPPED, Ordering::Relaxed);
+        stand.words.1.store_u64(pipe_control::LINK_CONSUMER, at, Ordering::Release);
+        stand.words.1.store_u64(pipe_control::LINK_LEFT_AT, at, Ordering::Relaxed);
+        stand.words.1.store_u32(pipe_control::LINK_LEFT, number, Ordering::Release);
+        stand.agent.turn();
+        stand.send(1);
+        stand.agent.turn();
+        assert_eq!([stand.ids.0, stand.ids.1].map(|id| stand.agent.violation(id)), [None, None], "{at}");
+        assert_eq!((stand.receive(), stand.sender.ended()), (vec![1], None));
     }
     // Counts that only it writes.
     let mut stand = Stand::direct();
