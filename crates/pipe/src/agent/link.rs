@@ -5,6 +5,7 @@
 //!
 //! A program that waits in `poll` or `epoll` is woken there by a bell, which the agent makes with the offer. One that begins to is recalled, and
 //! offered another path.
+use super::shares::WAKE_COST;
 use super::{Agent, PipeId, Slot};
 use crate::memory::{Bells, PeerOffer};
 use crate::port::Port;
@@ -218,16 +219,26 @@ impl Agent {
         true
     }
 
-    /// Wakes a sender that has begun to wait in `poll` on a path that gave it no bell, and that its receiver has not left yet.
+    /// Wakes a sender that has begun to wait in `poll` on a path that gave it no bell, and that its receiver has not left yet. The receiver's
+    /// payer pays, since its word asks for each wake-up.
     fn wake_without_bell(&mut self, index: usize) -> bool {
         let pair = &mut self.links.pairs[index];
         let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else {
             return false;
         };
-        let given = self.pipes[pair.receiver].as_ref().map_or(0, |slot| slot.end.given_back_directly());
-        let is_news = std::mem::replace(&mut pair.given, given) != given;
-        let sender = self.pipes[sender].as_ref().filter(|slot| is_news && slot.end.has_wake_fd());
-        sender.map(|slot| slot.end.wake()).is_some()
+        let Some(receiver) = self.pipes[pair.receiver].as_ref() else { return false };
+        let given = receiver.end.given_back_directly();
+        // Without credit another turn looks: one is due.
+        if given == pair.given || self.shares.credit(receiver.account) <= 0 {
+            return false;
+        }
+        pair.given = given;
+        let Some(sender) = self.pipes[sender].as_ref().filter(|slot| slot.end.has_wake_fd()) else {
+            return false;
+        };
+        sender.end.wake();
+        self.shares.charge(receiver.account, WAKE_COST);
+        true
     }
 
     /// Gives the sender the space of frames that were lent when its receiver has left the path, as far as they were given back.

@@ -402,3 +402,50 @@ fn programs_in_poll_lose_no_frame_while_the_path_changes() {
         agent.join().unwrap();
     });
 }
+
+/// Receivers that were recalled stay, and move the words for which their senders are to be woken, who wait in `poll` without a bell.
+#[test]
+fn wake_ups_that_receivers_ask_for_are_paid_by_their_payer() {
+    const PAIRS: usize = 70;
+    let mut agent = Agent::new().unwrap();
+    let mut pairs = Vec::new();
+    for _ in 0..PAIRS {
+        let ports = agent.add_link();
+        let to = open(&mut agent, ports.1, Direction::Receive);
+        let from = open(&mut agent, ports.0, Direction::Send);
+        [from.0, to.0].into_iter().for_each(|id| agent.set_payer(id, 1));
+        pairs.push((from, to));
+    }
+    let sink = agent.add_port(pd_pipe::Port::Sink(Default::default()));
+    let (other, _pipe, _words) = open(&mut agent, sink, Direction::Send);
+    agent.set_payer(other, 2);
+    agent.turn();
+    for (from, to) in &mut pairs {
+        from.1.accept(&agent.peer(from.0).unwrap()).unwrap();
+        to.1.accept(&agent.peer(to.0).unwrap()).unwrap();
+    }
+    agent.turn();
+    let mut programs = Vec::new();
+    for (from, to) in &pairs {
+        assert!(agent.is_direct(from.0));
+        let (theirs, own) = pd_shm::wake::pair().unwrap();
+        agent.set_wake_fd(from.0, pd_shm::ringer::WakeEnd::new(own, None));
+        programs.push((theirs, &to.2));
+    }
+    agent.turn();
+    let (turns, mut woken) = (100, 0);
+    let mut bytes = [0; 64];
+    for turn in 0..=turns {
+        programs
+            .iter()
+            .for_each(|(_, words)| words.store_u64(pipe_control::LINK_CONSUMER, turn, Ordering::Release));
+        agent.turn();
+        for (theirs, _) in &programs {
+            while let Ok(more @ 1..) = read(theirs, &mut bytes) {
+                woken += if turn == 0 { 0 } else { more as u64 };
+            }
+        }
+    }
+    // A payer's share of a turn is 64 wake-ups.
+    assert!((turns * 32..turns * 66).contains(&woken), "{woken} wake-ups in {turns} turns");
+}
