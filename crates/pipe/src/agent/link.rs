@@ -195,10 +195,13 @@ impl Agent {
         self.count(index);
         let mut pair = self.links.pairs.swap_remove(index);
         let lent = pair.lent_at(given, left);
-        // A receiver that leaves unasked has its reasons, and is not asked again.
+        // A receiver that leaves unasked has its reasons, and is not offered that sender's ring again.
+        let of_sender = pair.sender.and_then(|sender| Some(self.pipes[sender].as_ref()?.generation));
         let receiver = self.pipes[pair.receiver].as_mut();
         receiver.into_iter().for_each(|slot| {
-            slot.stays |= pair.path == LinkPath::Direct;
+            if pair.path == LinkPath::Direct {
+                slot.stays = of_sender;
+            }
             slot.end.set_link(number, LinkPath::Agent);
             slot.end.set_borrows(matches!(lent, Ok(Some(_))));
         });
@@ -358,7 +361,7 @@ impl Agent {
             && !needs_agent(near)
             && !needs_agent(far)
             && other.end.shape().direction() == Direction::Receive
-            && !other.stays
+            && other.stays != Some(slot.generation)
             && slot.owner.is_some()
             && slot.owner == other.owner;
         may.then_some((near, far, receiver))

@@ -146,8 +146,8 @@ struct Slot {
     files: Option<Files>,
     /// Pipes of the same owner may share memory.
     owner: Option<u64>,
-    /// Set when the program has left a direct path unasked.
-    stays: bool,
+    /// Generation of the sender whose direct path the program has left unasked.
+    stays: Option<u64>,
     /// The program's counts of direct paths, as far as they are among `counts`.
     link_counts: [u64; 4],
 }
@@ -267,7 +267,7 @@ impl Agent {
             account,
             files: None,
             owner: None,
-            stays: false,
+            stays: None,
             link_counts: [0; 4],
         };
         if free == self.pipes.len() {

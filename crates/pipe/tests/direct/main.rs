@@ -337,14 +337,20 @@ fn a_sender_with_impossible_words_is_cut_off_and_its_receiver_goes_on() {
         let violation = stand.agent.violation(stand.ids.0);
         assert_eq!(violation, Some(Violation::Index), "{value}");
         assert_eq!((stand.agent.violation(stand.ids.1), stand.receiver.ended()), (None, None));
+        // The next sender has a direct path.
+        stand.agent.close(stand.ids.0);
+        let (id, sender, _words) = open(&mut stand.agent, stand.ports.0, Direction::Send);
+        (stand.sender, stand.ids.0) = (sender, id);
+        stand.go_direct();
     }
-    // More than the ring has: no one can tell who is at fault.
+    // More than the ring has: no one can tell who is at fault. The two have no direct path again.
     let mut stand = Stand::direct();
     stand.words.0.store_u64(pipe_control::SEND_PRODUCER, RING + 64, Ordering::Release);
     assert_eq!(stand.receive(), []);
     stand.agent.turn();
     stand.agent.turn();
     assert_eq!([stand.ids.0, stand.ids.1].map(|id| stand.agent.violation(id)), [None, None]);
+    assert!(stand.agent.peer(stand.ids.1).is_err());
     for length in [0, 13, 9217, u16::MAX, 65] {
         let mut stand = Stand::direct();
         stand.words.0.store_u32(entry_offset(0, RING), entry(length, 0), Ordering::Relaxed);
