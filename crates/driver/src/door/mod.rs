@@ -253,9 +253,10 @@ impl Door {
             }
             ToDoor::SetTenant { client, tenant } => {
                 if let Some(guest) = self.guests.get(client) {
+                    let left = guest.payer();
                     guest.set_tenant(tenant);
                     let payer = guest.payer();
-                    self.pipes.send(ToNic::SetPayer { client, payer });
+                    self.pipes.send(ToNic::SetPayer { client, left, payer });
                 }
             }
             ToDoor::Answer { client, frame, fd } => self.answer(client, *frame, fd.into_iter().collect()),

@@ -192,8 +192,10 @@ pub enum ToNic {
     Left {
         client: ClientId,
     },
+    /// A client has another payer than `left`.
     SetPayer {
         client: ClientId,
+        left: Payer,
         payer: Payer,
     },
 }

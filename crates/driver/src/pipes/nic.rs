@@ -222,8 +222,10 @@ impl Nic {
             ToNic::Left { client } => {
                 self.of(client).into_iter().for_each(|number| self.close(client, number))
             }
-            ToNic::SetPayer { client, payer } => {
-                self.end_shown(client, payer);
+            ToNic::SetPayer { client, left, payer } => {
+                if left != payer {
+                    self.end_shown(left);
+                }
                 for number in self.of(client) {
                     self.settle(client, number);
                     if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
@@ -424,12 +426,10 @@ impl Nic {
         Some(((client, pipe.serial, number), bells))
     }
 
-    /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them.
-    fn end_shown(&mut self, client: ClientId, payer: Payer) {
-        let Some(number) = self.of(client).first().copied() else { return };
-        let left = self.pipes[&(client, number)].payer;
+    /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them: also a client that has no pipe any more.
+    fn end_shown(&mut self, left: Payer) {
         let is_shown = |pipe: &&mut Pipe| pipe.payer == left && pipe.is_shown && pipe.shape.sends();
-        for pipe in self.pipes.values_mut().filter(|_| left != payer).filter(is_shown) {
+        for pipe in self.pipes.values_mut().filter(is_shown) {
             self.agent.end(pipe.id, Errno::ACCESS);
             pipe.ended.get_or_insert_with(|| "a client with its memory has left the tenant".to_owned());
         }

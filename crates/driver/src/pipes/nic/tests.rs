@@ -151,7 +151,8 @@ fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
         .collect();
     assert_eq!(tenants, [("default", 1, 0), ("red", 1, 1)]);
     // The first client moves to the other tenant: frames that it has received stay on the account of the first.
-    stand.nic.carry_out(ToNic::SetPayer { client: ClientId::new(1), payer: (TenantId::new(1), None) });
+    let [left, payer] = [0, 1].map(|tenant| (TenantId::new(tenant), None));
+    stand.nic.carry_out(ToNic::SetPayer { client: ClientId::new(1), left, payer });
     assert_eq!(stand.nic.report().tenants[1].pipes_open, 2);
     stand.nic.carry_out(ToNic::Left { client: ClientId::new(1) });
     assert_eq!(stand.nic.report().pipes.len(), 1);
@@ -180,23 +181,34 @@ fn a_port_is_added_once_and_asked_for_by_those_who_may() {
 #[test]
 fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leaves() {
     use PipeDirection::{Receive, Send};
-    let mut stand = Stand::new("");
-    let (to, _receiver) = stand.open(1, 0, Receive, "wire.1").unwrap();
-    let (from, sender) = stand.open(2, 1, Send, "wire.0").unwrap();
-    let (one, two) = (ClientId::new(1), ClientId::new(2));
-    let payer = |tenant| (TenantId::new(tenant), None);
-    stand.nic.turn();
-    assert_eq!((stand.peer(one, to), stand.peer(two, from)), (None, None));
-    // Clients of the default tenant are told apart by user.
-    stand.nic.carry_out(ToNic::SetPayer { client: two, payer: (TenantId::new(0), Some(7)) });
-    stand.nic.turn();
-    assert_eq!(stand.peer(one, to), None);
-    stand.nic.carry_out(ToNic::SetPayer { client: two, payer: payer(0) });
-    stand.nic.turn();
-    assert_eq!(stand.peer(two, from), Some((one, 1, to)));
-    assert_eq!(stand.peer(one, to), Some((two, 1, from)));
-    assert_eq!(stand.peer(one, from), None, "another's pipe");
-    // The receiver may keep the sender's ring mapped.
-    stand.nic.carry_out(ToNic::SetPayer { client: one, payer: payer(1) });
-    assert_eq!(sender.ended(), Some(Errno::ACCESS));
+    // The receiver may keep the sender's ring mapped, also when it has closed its pipe.
+    for closes_first in [false, true] {
+        let mut stand = Stand::new("");
+        let (to, _receiver) = stand.open(1, 0, Receive, "wire.1").unwrap();
+        let (from, sender) = stand.open(2, 1, Send, "wire.0").unwrap();
+        let (one, two) = (ClientId::new(1), ClientId::new(2));
+        let payer = |tenant| (TenantId::new(tenant), None);
+        let set_payer = |stand: &mut Stand, client, left, payer| {
+            stand.nic.carry_out(ToNic::SetPayer { client, left, payer });
+            stand.nic.turn();
+        };
+        stand.nic.turn();
+        assert_eq!((stand.peer(one, to), stand.peer(two, from)), (None, None));
+        // Clients of the default tenant are told apart by user.
+        let user = (TenantId::new(0), Some(7));
+        set_payer(&mut stand, two, payer(1), user);
+        assert_eq!(stand.peer(one, to), None);
+        set_payer(&mut stand, two, user, payer(0));
+        assert_eq!(stand.peer(two, from), Some((one, 1, to)));
+        assert_eq!(stand.peer(one, to), Some((two, 1, from)));
+        assert_eq!(stand.peer(one, from), None, "another's pipe");
+        if closes_first {
+            stand.nic.carry_out(ToNic::Close { client: one, number: to });
+        }
+        // A client that stays where it was ends nothing.
+        set_payer(&mut stand, one, payer(0), payer(0));
+        assert_eq!(sender.ended(), None);
+        set_payer(&mut stand, one, payer(0), payer(1));
+        assert_eq!(sender.ended(), Some(Errno::ACCESS), "{closes_first}");
+    }
 }
