@@ -590,7 +590,7 @@
 #define PD_ABI_PIPE_STATUS_END 388ull
 /* u32: Path of the pipe's frames on a link, and the number of the offer: link. */
 #define PD_ABI_PIPE_STATUS_LINK 392ull
-/* u64: On the direct path: position in the sender's ring of the first frame that the receiver reads there. */
+/* u64: On the direct path: position in the sender's ring of the first frame or byte that the receiver reads there. */
 #define PD_ABI_PIPE_STATUS_LINK_FROM 400ull
 
 /* First page of a pipe's control file, written by: client. 4096 bytes. */
@@ -614,9 +614,9 @@
 #define PD_ABI_PIPE_CONTROL_LINK_MAPPED 640ull
 /* u32: Receiver: number of the direct path that it has left, at link_left_at. */
 #define PD_ABI_PIPE_CONTROL_LINK_LEFT 644ull
-/* u64: Receiver: position in the sender's ring of the first frame that it has not read. */
+/* u64: Receiver: position in the sender's ring of the first frame or byte that it has not read. */
 #define PD_ABI_PIPE_CONTROL_LINK_LEFT_AT 648ull
-/* u64: Receiver: frames that it has received on the direct path. */
+/* u64: Receiver: frames, or pieces of bytes, that it has received on the direct path. */
 #define PD_ABI_PIPE_CONTROL_LINK_FRAMES 656ull
 /* u64: Receiver: bytes of these. */
 #define PD_ABI_PIPE_CONTROL_LINK_BYTES 664ull

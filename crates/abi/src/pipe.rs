@@ -32,7 +32,7 @@ words! {
         END: u32 = 388;
         /// Path of the pipe's frames on a link, and the number of the offer: [`link`].
         LINK: u32 = 392;
-        /// On the direct path: position in the sender's ring of the first frame that the receiver reads there.
+        /// On the direct path: position in the sender's ring of the first frame or byte that the receiver reads there.
         LINK_FROM: u64 = 400;
     }
 }
@@ -62,9 +62,9 @@ words! {
         LINK_MAPPED: u32 = 640;
         /// Receiver: number of the direct path that it has left, at `link_left_at`.
         LINK_LEFT: u32 = 644;
-        /// Receiver: position in the sender's ring of the first frame that it has not read.
+        /// Receiver: position in the sender's ring of the first frame or byte that it has not read.
         LINK_LEFT_AT: u64 = 648;
-        /// Receiver: frames that it has received on the direct path.
+        /// Receiver: frames, or pieces of bytes, that it has received on the direct path.
         LINK_FRAMES: u64 = 656;
         /// Receiver: bytes of these.
         LINK_BYTES: u64 = 664;

@@ -1,4 +1,4 @@
-//! Hand-over of a link's frames between the agent and two programs of one tenant.
+//! Hand-over of a link's frames or bytes between the agent and two programs of one tenant.
 //!
 //! On the direct path the receiving program reads the sending program's ring. The agent grants the path, and recalls it. A position in the
 //! sender's ring divides the frames: the agent passes on those before [`grant`]'s and those from [`leave`]'s on, the receiver reads the
@@ -9,7 +9,7 @@
 //! 3. The agent recalls. The receiver gives back what it has read, and says where that ends.
 //! 4. The agent goes on at that position. The sender has nothing to do; it hears where its space comes from.
 //!
-//! Frames that the receiver lends to its program stay where they are. The receiver gives them back by the same word as before, and the agent
+//! Bytes of a stream are copied when they are taken. Frames that the receiver lends to its program stay where they are. The receiver gives them back by the same word as before, and the agent
 //! passes that on (`SYNC POINT: link-lent`). No other path of that receiver begins until all are given back.
 //!
 //! The code is written over traits for the words, so that it runs over shared memory and under loom.
@@ -25,7 +25,7 @@ pub trait GrantCells {
 
 /// The words of a receiver that leaves the direct path.
 pub trait LeaveCells {
-    /// Stores the position of the first frame that is not read (relaxed).
+    /// Stores the position of the first frame or byte that is not read (relaxed).
     fn store_left_at(&self, position: u64);
     /// Stores the number of the path that is left (release).
     fn store_left(&self, number: u32);
@@ -35,7 +35,7 @@ pub trait LeaveCells {
 pub trait LeftCells {
     /// Returns the number of the path that the receiver has left (acquire).
     fn load_left(&self) -> u32;
-    /// Returns the position of the first frame that it has not read (relaxed).
+    /// Returns the position of the first frame or byte that it has not read (relaxed).
     fn load_left_at(&self) -> u64;
 }
 

@@ -149,6 +149,12 @@ impl Reader {
         self.unread()
     }
 
+    /// Returns the position up to which bytes are known to be announced.
+    #[inline]
+    pub fn known(&self) -> u64 {
+        self.known
+    }
+
     /// Returns the known unread bytes.
     #[inline]
     pub fn unread(&self) -> u64 {

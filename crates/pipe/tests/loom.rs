@@ -431,6 +431,61 @@ impl Link {
         }
     }
 
+    /// Models the receiver of a stream: `Pipe::unread_stream` and the sleep of `Pipe::wait_for_stream`.
+    fn gather(&self, bytes: u64) {
+        let (own, mut reader, mut intake) = (&self.own, Reader::new(u64::MAX), self.intake());
+        let (mut seen, mut is_direct, mut has_left, mut rung, mut got) = (0, false, false, 0, 0);
+        let looks_late = own.weak.leaves_out("look after the word");
+        while got < bytes || !has_left {
+            let mut spin = Spin::new(Duration::ZERO);
+            let word = self.link_of(1);
+            if is_direct {
+                if word != seen {
+                    (seen, is_direct, has_left) = (word, false, true);
+                    handover::leave(NUMBER, intake.taken(), self);
+                    own.ring(&mut rung);
+                } else if intake.look(self, 0).unwrap() {
+                    while intake.has_untaken() {
+                        self.read_sent(&mut intake);
+                        got += 1;
+                    }
+                } else {
+                    let known = intake.end();
+                    self.sleep.wake_at[0].store(u64::MAX, Relaxed);
+                    let news = || self.load_producer() != known || self.link_of(1) != seen;
+                    let sleeper = Sleeper(&self.sleep, 1, Cell::new(0));
+                    wait::sleep(&sleeper, known + 1, &mut spin, Duration::MAX, news);
+                    self.sleep.wake_at[0].store(0, Relaxed);
+                }
+                continue;
+            }
+            let unread = reader.refresh(&**own);
+            let word = if looks_late { self.link_of(1) } else { word };
+            for _ in 0..unread {
+                let at = reader.read() as usize;
+                // SAFETY: loom checks that no write is concurrent with this read.
+                assert_eq!(own.ring[at].with(|place| unsafe { *place }), got);
+                reader.consume(1);
+                got += 1;
+            }
+            if word != seen {
+                seen = word;
+                if word >= link(NUMBER, LinkPath::Direct) {
+                    (is_direct, seen) = (true, link(NUMBER, LinkPath::Direct));
+                    intake.resume(self.from.load(Relaxed));
+                    assert_eq!(intake.taken(), got);
+                }
+            } else if unread == 0 {
+                let known = reader.known();
+                reader.answer(&**own);
+                own.ring(&mut rung);
+                let news = || own.load_producer() != known || self.link_of(1) != seen;
+                let sleeper = Sleeper(&self.sleep, 0, Cell::new(0));
+                wait::sleep(&sleeper, known + 1, &mut spin, Duration::MAX, news);
+            }
+        }
+    }
+
     /// Models the agent: grants the path at once, recalls it, and passes on the rest.
     fn agent(&self, bytes: u64) {
         let (own, mut announcer, mut intake) = (&self.own, Announcer::new(bytes, 1), self.intake());
@@ -544,6 +599,105 @@ fn bytes_have_one_reader_whatever_the_path() {
         link.receive(BYTES);
         sender.join().unwrap();
         agent.join().unwrap();
+    });
+}
+
+const GATHERING: [&str; 13] = [
+    "release of the grant",
+    "acquire of the grant",
+    "release of the end",
+    "acquire of the end",
+    "release of what is sent",
+    "acquire of what is sent",
+    "fence of the sender",
+    "fence of the receiver",
+    "fence of the program",
+    "fence of the agent",
+    "wake-up of the recall",
+    "fence of who wakes",
+    "look after the word",
+];
+
+/// The same where the receiver copies all that is there before it follows the agent's word, as that of a stream does.
+#[test]
+fn bytes_are_gathered_in_order_whatever_the_path() {
+    check("bytes_are_gathered_in_order_whatever_the_path", 2, &GATHERING, |weak| {
+        const BYTES: u64 = 2;
+        let link = Link::new(BYTES as usize, weak);
+        let agent = {
+            let link = Arc::clone(&link);
+            thread::spawn(move || link.agent(BYTES))
+        };
+        let sender = {
+            let link = Arc::clone(&link);
+            thread::spawn(move || {
+                let (mut rung, mut waker) = (0, Waker::default());
+                (0..BYTES).for_each(|byte| link.send(byte, &mut rung, &mut waker));
+            })
+        };
+        link.gather(BYTES);
+        sender.join().unwrap();
+        agent.join().unwrap();
+    });
+}
+
+/// The words of a stream on the direct path. The sender's ring has room for one byte.
+struct Copying {
+    place: UnsafeCell<u64>,
+    sent: AtomicU64,
+    given: AtomicU64,
+    weak: Weak,
+}
+
+impl IntakeCells for Copying {
+    fn load_producer(&self) -> u64 {
+        self.sent.load(self.weak.order("acquire of what is sent", Acquire))
+    }
+    fn load_entry(&self, _position: u64) -> u32 {
+        unreachable!("bytes have no entries")
+    }
+    fn store_consumer(&self, position: u64) {
+        self.given.store(position, self.weak.order("release of the space", Release));
+    }
+}
+
+const COPYING: [&str; 4] =
+    ["release of what is sent", "acquire of what is sent", "release of the space", "acquire of the space"];
+
+/// The receiver of a stream gives a place back when it has copied the byte, and not before.
+#[test]
+fn a_byte_is_copied_before_its_place_is_given_back() {
+    check("a_byte_is_copied_before_its_place_is_given_back", 3, &COPYING, |weak| {
+        const BYTES: u64 = 2;
+        let zero = || AtomicU64::new(0);
+        let words = Arc::new(Copying { place: UnsafeCell::new(9), sent: zero(), given: zero(), weak });
+        let sender = {
+            let words = Arc::clone(&words);
+            thread::spawn(move || {
+                for byte in 0..BYTES {
+                    while words.given.load(weak.order("acquire of the space", Acquire)) < byte {
+                        thread::yield_now();
+                    }
+                    // SAFETY: loom checks that no access is concurrent with this write.
+                    words.place.with_mut(|place| unsafe { *place = byte });
+                    words.sent.store(byte + 1, weak.order("release of what is sent", Release));
+                }
+            })
+        };
+        let mut intake = Intake::new(Shape::new(Direction::Send, Unit::Bytes, 32 << 10).unwrap(), 1);
+        while intake.taken() < BYTES {
+            if !intake.look(&*words, 0).unwrap() {
+                thread::yield_now();
+            }
+            // Models `Pipe::gather_piece`.
+            while intake.next(&*words).unwrap().is_some() {
+                // SAFETY: loom checks that no write is concurrent with this read.
+                assert_eq!(words.place.with(|place| unsafe { *place }), intake.taken());
+                intake.take_part(1);
+                intake.publish(&*words);
+            }
+        }
+        sender.join().unwrap();
     });
 }
 

@@ -47,6 +47,10 @@ fn main() {
         "pipe-check" => pipe_check(&args[1], false),
         "pipe-number-in-epoll" => pipe_number(&args[1], true),
         "pipe-check-in-epoll" => pipe_check(&args[1], true),
+        "pipe-lines" => pipe_lines(&args[1], false),
+        "pipe-lines-check" => pipe_lines_check(&args[1], false),
+        "pipe-lines-in-epoll" => pipe_lines(&args[1], true),
+        "pipe-lines-check-in-epoll" => pipe_lines_check(&args[1], true),
         "puppet" => puppet(),
         "driver" => driver(&args[1..]),
         other => panic!("no such role: {other}"),
@@ -224,6 +228,84 @@ fn pipe_check(port: &str, in_epoll: bool) -> ! {
             );
             assert!(rest.len() == 72 && rest.iter().all(|&byte| byte == number as u8), "{number} is spoilt");
             expected = Some(number + 1);
+        }
+    }
+}
+
+/// Sends numbered lines by a pipe of bytes, cut anywhere.
+fn pipe_lines(port: &str, in_epoll: bool) -> ! {
+    let options = Options::new(Direction::Send, port).bytes().ring_bytes(64 << 10);
+    let mut pipe = Pipe::open(&options).expect("pipe");
+    let instance = in_epoll.then(|| Instance::new(&mut pipe, epoll::EventFlags::ET));
+    println!("ready");
+    // Ends a line that another sender has begun.
+    let mut lines = b"\n".to_vec();
+    for number in 0u64.. {
+        lines.extend(format!("{number}:{}\n", !number).bytes());
+        if lines.len() < 1000 + number as usize % 3001 {
+            continue;
+        }
+        while let Err(errno) = pipe.send(&lines, BACK) {
+            assert_eq!(errno.raw_os_error(), libc::EAGAIN);
+            match &instance {
+                Some(instance) => instance.sleep(&mut pipe),
+                None => pipe.wait_room(16 << 10, None).expect("room"),
+            }
+        }
+        lines.clear();
+        if number % 5 == 0 {
+            pipe.flush();
+        }
+    }
+    unreachable!("more numbers than there are")
+}
+
+/// Checks those lines. Their sender, and this receiver, may have begun anywhere; a number that is none comes before the first of a new sender.
+fn pipe_lines_check(port: &str, in_epoll: bool) -> ! {
+    let options = Options::new(Direction::Receive, port).bytes().ring_bytes(64 << 10);
+    let mut pipe = Pipe::open(&options).expect("pipe");
+    let instance = in_epoll.then(|| Instance::new(&mut pipe, epoll::EventFlags::empty()));
+    println!("ready");
+    let (mut rest, mut expected, mut is_cut) = (Vec::new(), None, false);
+    loop {
+        match &instance {
+            Some(instance) => instance.sleep(&mut pipe),
+            None => pipe.wait_more(None).expect("bytes"),
+        }
+        let bytes = match pipe.peek() {
+            Ok(bytes) => bytes,
+            // News of the path woke it.
+            Err(errno) if errno.raw_os_error() == libc::EAGAIN => continue,
+            Err(errno) => panic!("no bytes: {errno}"),
+        };
+        // In epoll a part of a line is kept here: as long as it is unread there is no sleep.
+        let part = if in_epoll {
+            bytes.len()
+        } else {
+            bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
+        };
+        rest.extend(&bytes[..part]);
+        pipe.done(part).expect("all are unread");
+        let whole = rest.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        for line in rest
+            .drain(..whole)
+            .collect::<Vec<_>>()
+            .split(|&byte| byte == b'\n')
+            .filter(|line| !line.is_empty())
+        {
+            let text = String::from_utf8_lossy(line);
+            let numbers =
+                text.split_once(':').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+            match numbers.filter(|(number, other): &(u64, u64)| *number == !*other).map(|(number, _)| number)
+            {
+                Some(number) => {
+                    let follows =
+                        number == 0 || !is_cut && expected.is_none_or(|expected| number == expected);
+                    assert!(follows, "{number} is not {expected:?}");
+                    (expected, is_cut) = (Some(number + 1), false);
+                }
+                None => is_cut = expected.is_some(),
+            }
         }
     }
 }

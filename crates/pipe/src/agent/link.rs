@@ -1,7 +1,7 @@
 //! Direct paths of links: the agent offers, grants and recalls them ([`crate::handover`]).
 //!
-//! A link has a direct path while one pipe sends into an end and one receives all frames at the other, both of the same owner, and nothing
-//! asks for the agent: no lease, rate, tap or mirror. The agent then neither copies nor looks at the sender, and sleeps.
+//! A link has a direct path while one pipe sends into an end and one receives all frames or bytes at the other, both of the same owner, and
+//! nothing asks for the agent: no lease, rate, tap or mirror. The agent then neither copies nor looks at the sender, and sleeps.
 //!
 //! A program that waits in `poll` or `epoll` is woken there by a bell, which the agent makes with the offer. One that begins to is recalled, and
 //! offered another path.
@@ -9,9 +9,8 @@ use super::shares::WAKE_COST;
 use super::{Agent, PipeId, Slot};
 use crate::memory::{Bells, PeerOffer};
 use crate::port::Port;
-use crate::shape::{Direction, Unit};
+use crate::shape::Direction;
 use crate::violation::Violation;
-use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{LinkPath, LINK_NUMBER_MAX};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
@@ -40,6 +39,8 @@ struct Pair {
     /// Position in the sender's ring at which the direct path began.
     from: u64,
     ring_bytes: u64,
+    /// Unit of positions in it.
+    grain: u64,
     /// Frames of the sender's ring that are lent after the receiver has left the path.
     lent: Option<Lent>,
 }
@@ -51,6 +52,8 @@ struct Lent {
     given: u64,
     /// Position at which the receiver has left.
     left: u64,
+    /// Unit of both.
+    grain: u64,
 }
 
 impl Lent {
@@ -60,7 +63,7 @@ impl Lent {
     /// [`Violation::Index`] where the position runs backwards, beyond the end, or off a line.
     fn at(self, given: u64) -> std::result::Result<Option<Self>, Violation> {
         let more = given.wrapping_sub(self.given);
-        if more > self.left.wrapping_sub(self.given) || more % LINE_BYTES as u64 != 0 {
+        if more > self.left.wrapping_sub(self.given) || more % self.grain != 0 {
             return Err(Violation::Index);
         }
         Ok(Some(Self { given, ..self }).filter(|_| given != self.left))
@@ -323,6 +326,7 @@ impl Agent {
                 given: 0,
                 from: 0,
                 ring_bytes: slot.end.shape().ring_bytes(),
+                grain: slot.end.shape().grain(),
                 lent: None,
             });
             self.set_link(sender, number, LinkPath::Offered);
@@ -343,10 +347,7 @@ impl Agent {
 
     /// Returns the ports and the pipe to which a pipe may send directly. `senders`: number of pipes that may send to each port.
     fn receiver_of(&self, sender: usize, senders: &[usize]) -> Option<(usize, usize, usize)> {
-        let needs_no_agent = |slot: &Slot| {
-            let shape = slot.end.shape();
-            shape.unit() == Unit::Frames && slot.end.is_open() && !self.taps.are_of_pipe(slot.generation)
-        };
+        let needs_no_agent = |slot: &Slot| slot.end.is_open() && !self.taps.are_of_pipe(slot.generation);
         let slot =
             self.pipes[sender].as_ref().filter(|slot| slot.end.shape().direction() == Direction::Send)?;
         let [near] = slot.ports[..] else { return None };
@@ -448,6 +449,6 @@ impl Pair {
         if left.wrapping_sub(given) > self.ring_bytes {
             return Err(Violation::Index);
         }
-        Lent { given: self.from, left }.at(given)
+        Lent { given: self.from, left, grain: self.grain }.at(given)
     }
 }

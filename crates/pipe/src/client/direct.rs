@@ -3,8 +3,11 @@
 //! A program notices the agent's word when it looks for frames that are not there, for room, or publishes what it has sent. The receiver
 //! bounds each word and each entry of the sender as the agent does, and leaves the path upon an impossible one, so that the agent
 //! judges it. The sender takes a position of the receiver's only between what was free before and what it has published.
+//!
+//! Frames are lent in the sender's ring; bytes of a stream are copied out of it ([`super::stream`]).
 use super::bell::{self, Heard, Rung};
 use super::copied::Copied;
+use super::stream::Gathered;
 use super::Pipe;
 use crate::handover::{self, LeaveCells};
 use crate::intake::{Intake, IntakeCells, To};
@@ -187,7 +190,11 @@ impl Pipe {
         if path != LinkPath::Offered || offer.ring.is_some() != self.shape.receives() {
             return Err(Errno::INVAL);
         }
-        let shape = Shape::new(Direction::Send, Unit::Frames, offer.ring_bytes)?;
+        let shape = Shape::new(Direction::Send, self.shape.unit(), offer.ring_bytes)?;
+        let is_stream = self.shape.receives() && shape.unit() == Unit::Bytes;
+        if is_stream && self.gathered.is_none() {
+            self.gathered = Some(Box::new(Gathered::new(self.shape.ring_bytes())?));
+        }
         let Bells { own, peer: theirs } = &offer.bells;
         let heard = match &self.wakes {
             Some(wakes) => Some(wakes.hear(own.as_ref().ok_or(Errno::INVAL)?)?),
@@ -196,7 +203,8 @@ impl Pipe {
         let rung = theirs.as_ref().map(Rung::new).transpose()?;
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
         let loans = VecDeque::new();
-        let copied = Copied::new(if self.shape.receives() { FRAME_BYTES_MAX.into() } else { 0 });
+        let lends_frames = self.shape.receives() && !is_stream;
+        let copied = Copied::new(if lends_frames { FRAME_BYTES_MAX.into() } else { 0 });
         let peer = Peer {
             number,
             memory,
@@ -299,8 +307,7 @@ impl Pipe {
                 // The look after this word has seen all that the sender had sent.
                 break;
             }
-            let Self { direct: Some(peer), memory, .. } = self else { break };
-            match peer.intake.look(&PeerCells(&peer.memory, peer.shape, memory), 0) {
+            match self.look_direct() {
                 Ok(true) => {}
                 Ok(false) if is_last => {}
                 Ok(false) => {
@@ -313,6 +320,33 @@ impl Pipe {
         }
         self.leave();
         self.unread()
+    }
+
+    /// Looks how far the sender has sent.
+    ///
+    /// # Errors
+    /// [`Violation::Index`] where it cannot have.
+    pub(super) fn look_direct(&mut self) -> std::result::Result<bool, Violation> {
+        let Self { direct: Some(peer), memory, .. } = self else { return Ok(false) };
+        peer.intake.look(&PeerCells(&peer.memory, peer.shape, memory), 0)
+    }
+
+    /// Copies a piece of what the sender of a stream has sent. Returns whether there was one, and room for it.
+    pub(super) fn gather_piece(&mut self) -> bool {
+        let Self { direct: Some(peer), gathered: Some(gathered), memory, .. } = self else { return false };
+        let Ok(Some(sent)) = peer.intake.next(&PeerCells(&peer.memory, peer.shape, memory)) else {
+            return false;
+        };
+        let len = (sent.length as u64).min(gathered.room()).min(peer.shape.piece()) as usize;
+        if len == 0 {
+            return false;
+        }
+        // SAFETY: `len` bytes of the mapping of the sender's ring, which may change meanwhile: the copy is used.
+        unsafe { gathered.append(peer.address(len), len) };
+        peer.intake.take_part(len);
+        peer.counts[0] += 1;
+        peer.counts[1] += len as u64;
+        true
     }
 
     /// Returns the length of the next frame in the sender's ring.
@@ -375,7 +409,7 @@ impl Pipe {
     }
 
     /// Leaves the direct path: the agent passes on what was not taken.
-    fn leave(&mut self) {
+    pub(super) fn leave(&mut self) {
         self.publish_direct();
         if let Some(peer) = self.direct.take() {
             self.link_counts = peer.counts;
@@ -459,9 +493,9 @@ impl Pipe {
     }
 
     /// Sleeps until the sender or the agent has news, at most `timeout`.
-    pub(super) fn sleep_receiving(&mut self, timeout: Duration) -> Result<()> {
+    pub(super) fn sleep_direct(&mut self, timeout: Duration) {
         self.publish_direct();
-        let Self { direct: Some(peer), memory, .. } = &*self else { return Err(Errno::AGAIN) };
+        let Self { direct: Some(peer), memory, .. } = &*self else { return };
         let (known, mut spin) = (peer.intake.end(), self.spin.clone());
         let cells = self.two_bells(peer, pipe_control::LINK_WAKE_AT, pipe_status::RECV_DOORBELL);
         // No position of the own ring: the agent rings for its other news.
@@ -472,7 +506,6 @@ impl Pipe {
         });
         memory.control.store_u64(pipe_control::RECV_WAKE_AT, 0, Ordering::Relaxed);
         self.spin = spin;
-        self.unread().map(drop)
     }
 
     /// Returns the words of a sleep in which the other end rings, too.

@@ -86,6 +86,9 @@ impl Pipe {
 
     /// Returns the known bytes that are neither read nor lent, without another look at the words of the agent or of the sender.
     pub fn waiting(&self) -> u64 {
+        if self.shape.unit() == Unit::Bytes {
+            return self.known_stream();
+        }
         self.waiting_direct().unwrap_or(self.reader.unread() - self.lent)
     }
 

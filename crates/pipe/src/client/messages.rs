@@ -69,8 +69,8 @@ impl<'a> Messages<'a> {
     pub fn next(&mut self) -> Result<Option<&[u8]>> {
         self.finish();
         let head = self.prefix.bytes();
-        let unread = self.pipe.reader.unread() as usize;
-        let Some(length) = self.prefix.length(self.pipe.bytes(unread.min(head))) else { return Ok(None) };
+        let unread = self.pipe.known_stream() as usize;
+        let Some(length) = self.prefix.length(self.pipe.stream(unread.min(head))) else { return Ok(None) };
         if head + length > self.pipe.shape.ring_bytes() as usize {
             return Err(Errno::MSGSIZE);
         }
@@ -78,11 +78,11 @@ impl<'a> Messages<'a> {
             return Ok(None);
         }
         self.lent = head + length;
-        Ok(Some(&self.pipe.bytes(self.lent)[head..]))
+        Ok(Some(&self.pipe.stream(self.lent)[head..]))
     }
 
     fn finish(&mut self) {
-        self.pipe.reader.consume(std::mem::take(&mut self.lent) as u64);
+        self.pipe.consume_stream(std::mem::take(&mut self.lent) as u64);
         if self.pipe.reader.due() {
             self.pipe.give_back();
         }

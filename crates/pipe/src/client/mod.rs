@@ -11,6 +11,7 @@ mod direct;
 mod frames;
 mod lent;
 mod messages;
+mod stream;
 
 pub use direct::Broker;
 pub use frames::{Frame, Frames};
@@ -18,6 +19,7 @@ pub use messages::{Messages, Prefix};
 
 use self::bell::Wakes;
 use self::direct::Peer;
+use self::stream::Gathered;
 use crate::memory::{ClientMemory, Offer};
 use crate::notify::{ReadCells, Reader};
 use crate::shape::{Direction, Shape, Unit};
@@ -82,6 +84,8 @@ pub struct Pipe {
     direct: Option<Box<Peer>>,
     /// The other end of a path that was left, while frames are lent from its ring.
     left: Option<Box<Peer>>,
+    /// Copies of a stream's bytes. Made with the first path that is mapped.
+    gathered: Option<Box<Gathered>>,
     /// Bytes of [`Self::lent`] whose frames were lent before those of a sender's ring.
     lent_before: u64,
     /// Counts of earlier direct paths.
@@ -111,6 +115,7 @@ impl Pipe {
             offered: None,
             direct: None,
             left: None,
+            gathered: None,
             lent_before: 0,
             link_counts: [0; 4],
             broker: None,
@@ -138,6 +143,9 @@ impl Pipe {
     /// # Errors
     /// `EAGAIN` if there are none; the pipe's error once it has ended and all was read.
     fn unread(&mut self) -> Result<usize> {
+        if self.shape.unit() == Unit::Bytes {
+            return self.unread_stream();
+        }
         if self.direct.is_some() {
             return self.unread_direct();
         }
@@ -187,20 +195,18 @@ impl Pipe {
     pub fn messages(&mut self, prefix: Prefix) -> Result<Messages<'_>> {
         self.receiving(Unit::Bytes)?;
         self.unread()?;
-        // The rest of a message may have arrived.
-        self.reader.refresh(&Cells(&self.memory, self.shape));
         Ok(Messages::new(self, prefix))
     }
 
-    /// Returns all unread bytes, in one piece. The bytes stay unread until [`Self::done`].
+    /// Returns all unread bytes, in one piece. The bytes stay unread until [`Self::done`]. On the direct path of a link they are a copy, which
+    /// this program alone has.
     ///
     /// # Errors
     /// As for [`Self::frames`].
     pub fn peek(&mut self) -> Result<&[u8]> {
         self.receiving(Unit::Bytes)?;
-        self.unread()?;
-        self.reader.refresh(&Cells(&self.memory, self.shape));
-        Ok(self.bytes(self.reader.unread() as usize))
+        let len = self.unread()?;
+        Ok(self.stream(len))
     }
 
     /// Returns the first `len` unread bytes, to be changed in place before [`Self::done`] passes them on.
@@ -224,10 +230,10 @@ impl Pipe {
     /// `EINVAL` if fewer are unread.
     pub fn done(&mut self, len: usize) -> Result<()> {
         self.receiving(Unit::Bytes)?;
-        if len as u64 > self.reader.unread() {
+        if len as u64 > self.known_stream() {
             return Err(Errno::INVAL);
         }
-        self.reader.consume(len as u64);
+        self.consume_stream(len as u64);
         self.give_back();
         Ok(())
     }
@@ -251,9 +257,25 @@ impl Pipe {
     fn give_back(&mut self) {
         self.publish_direct();
         self.publish_left();
-        if self.reader.give_back(&Cells(&self.memory, self.shape)) {
+        if !self.is_owed() && self.reader.give_back(&Cells(&self.memory, self.shape)) {
             self.ring();
         }
+    }
+
+    /// Takes note of what the agent has announced.
+    fn refresh(&mut self) {
+        self.reader.refresh(&Cells(&self.memory, self.shape));
+    }
+
+    /// Answers the agent's last notification, so that it announces more.
+    fn answer(&mut self) {
+        let cells = Cells(&self.memory, self.shape);
+        if self.is_owed() {
+            self.reader.prefetch(&cells);
+        } else {
+            self.reader.answer(&cells);
+        }
+        self.ring();
     }
 
     /// Rings the agent's doorbell if it sleeps and was not rung for this sleep.
@@ -310,13 +332,19 @@ impl Pipe {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
         }
+        if self.shape.unit() == Unit::Bytes {
+            return self.wait_for_stream(timeout);
+        }
         let start = Instant::now();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             let link = self.link;
             let done = match self.direct {
-                Some(_) => self.sleep_receiving(left),
-                None => self.sleep_announced(left),
+                Some(_) => {
+                    self.sleep_direct(left);
+                    self.unread().map(drop)
+                }
+                None => self.sleep_for_frames(left),
             };
             // The sleep ended for another reason than time: the path is another by now.
             let has_moved = done == Err(Errno::AGAIN) && self.load_link() != link;
@@ -327,28 +355,35 @@ impl Pipe {
         }
     }
 
-    /// Sleeps until the agent has announced more bytes than are known, or has other news.
-    fn sleep_announced(&mut self, timeout: Duration) -> Result<()> {
-        let known = self.reader.read().wrapping_add(self.reader.unread());
+    /// Sleeps until the agent has announced more frames than are known.
+    ///
+    /// # Errors
+    /// As for [`Self::wait`].
+    fn sleep_for_frames(&mut self, timeout: Duration) -> Result<()> {
+        let known = self.reader.known();
+        self.sleep_announced(timeout);
+        let end = self.end();
+        self.refresh();
+        if self.reader.known() != known {
+            return Ok(());
+        }
+        Err(end.unwrap_or(Errno::AGAIN))
+    }
+
+    /// Sleeps until the agent has announced more bytes than are known, or has other news, at most `timeout`.
+    fn sleep_announced(&mut self, timeout: Duration) {
         self.publish_left();
-        self.reader.answer(&Cells(&self.memory, self.shape));
-        self.ring();
+        self.answer();
         let cells = SharedCells::<Own, Theirs> {
             wake_at: (&self.memory.control, pipe_control::RECV_WAKE_AT),
             doorbell: (&self.memory.status, pipe_status::RECV_DOORBELL),
         };
-        let (memory, shape) = (&self.memory, self.shape);
+        let (memory, shape, known) = (&self.memory, self.shape, self.reader.known());
         let (mut spin, end) = (self.spin.clone(), || self.end());
         wait::sleep(&cells, known.wrapping_add(1), &mut spin, timeout, || {
             Cells(memory, shape).load_producer() != known || self.load_link() != self.link || end().is_some()
         });
         self.spin = spin;
-        let end = self.end();
-        self.reader.refresh(&Cells(&self.memory, self.shape));
-        if self.reader.read().wrapping_add(self.reader.unread()) != known {
-            return Ok(());
-        }
-        Err(end.unwrap_or(Errno::AGAIN))
     }
 
     /// Sets the program's end of a pair ([`pd_shm::wake::pair`]) for [`Self::arm`]. The agent has the other.
@@ -390,8 +425,7 @@ impl Pipe {
                 self.ask_peer();
             } else {
                 self.publish_left();
-                self.reader.answer(&Cells(&self.memory, self.shape));
-                self.ring();
+                self.answer();
                 let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
                 self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
             }

@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 mod lending;
 mod polling;
+mod stream;
 
 use lending::Loans;
 use pd_abi::pipe::{entry, entry_offset, link, pipe_control, pipe_status, table_bytes, LinkPath};
@@ -38,7 +39,11 @@ fn words(offer: &Offer) -> Region<Own> {
 }
 
 fn open(agent: &mut Agent, port: PortId, direction: Direction) -> (PipeId, Pipe, Region<Own>) {
-    let (id, offer) = agent.open(shape(direction), port, &[], None).unwrap();
+    open_as(agent, port, shape(direction))
+}
+
+fn open_as(agent: &mut Agent, port: PortId, shape: Shape) -> (PipeId, Pipe, Region<Own>) {
+    let (id, offer) = agent.open(shape, port, &[], None).unwrap();
     let words = words(&offer);
     let pipe = Pipe::map(offer).unwrap();
     agent.seal(id).unwrap();
@@ -497,22 +502,25 @@ fn a_pipe_maps_nothing_that_is_not_offered() {
     stand.agent.turn();
     assert!(!stand.is_direct());
     assert_eq!(stand.receive(), [0]);
-    // Pipes of no owner, of two, and of bytes are offered nothing.
+    // Pipes of no owner, of two, and those that forward are offered nothing.
     stand.agent.set_owner(stand.ids.1, None);
     stand.agent.turn();
     assert!(stand.agent.peer(stand.ids.0).is_err());
-    let mut agent = Agent::new().unwrap();
-    let (near, far) = agent.add_link();
-    let shape = |direction| Shape::new(direction, Unit::Bytes, RING).unwrap();
-    for (direction, port) in [(Direction::Send, near), (Direction::Receive, far)] {
-        let (made, files, offer) = Made::new(shape(direction)).unwrap();
-        let id = agent.adopt(made, &Route::to(port)).unwrap();
-        let pipe = Pipe::map(offer).unwrap();
-        files.seal().unwrap();
-        agent.start(id).unwrap();
-        agent.set_owner(id, Some(7));
-        agent.turn();
-        assert!(!pipe.is_offered());
+    for unit in [Unit::Frames, Unit::Bytes] {
+        for directions in [(Direction::Send, Direction::Forward), (Direction::Forward, Direction::Receive)] {
+            let mut agent = Agent::new().unwrap();
+            let (near, far) = agent.add_link();
+            for (direction, port) in [(directions.0, near), (directions.1, far)] {
+                let (made, files, offer) = Made::new(Shape::new(direction, unit, RING).unwrap()).unwrap();
+                let id = agent.adopt(made, &Route::to(port)).unwrap();
+                let pipe = Pipe::map(offer).unwrap();
+                files.seal().unwrap();
+                agent.start(id).unwrap();
+                agent.set_owner(id, Some(7));
+                agent.turn();
+                assert!(!pipe.is_offered());
+            }
+        }
     }
 }
 

@@ -10,16 +10,23 @@ fn is_readable(pipe: &Pipe) -> bool {
     waits_at_most(pipe, Duration::ZERO)
 }
 
-fn waits_at_most(pipe: &Pipe, time: Duration) -> bool {
+pub fn waits_at_most(pipe: &Pipe, time: Duration) -> bool {
     let fd = pipe.wake_fd().unwrap();
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time.try_into().unwrap())).unwrap() == 1
 }
 
 /// Has a pipe's program wait by its descriptor from now on.
-fn begin_to_poll(agent: &mut Agent, id: PipeId, pipe: &mut Pipe) {
+pub fn begin_to_poll(agent: &mut Agent, id: PipeId, pipe: &mut Pipe) {
     let (theirs, own) = pd_shm::wake::pair().unwrap();
     pipe.set_wake_fd(theirs).unwrap();
     agent.set_wake_fd(id, pd_shm::ringer::WakeEnd::new(own, None));
+}
+
+/// Sleeps by a pipe's descriptor until there is something to do.
+pub fn sleep(pipe: &mut Pipe) {
+    while !pipe.arm().unwrap() {
+        assert!(waits_at_most(pipe, PATIENCE), "nobody wakes");
+    }
 }
 
 /// Signals of a bell so far, which is emptied.
@@ -348,12 +355,6 @@ fn programs_in_poll_lose_no_frame_while_the_path_changes() {
     receiver.set_broker(Box::new(Far(ids.1, ask)));
     let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (enough, stop) = (&enough, &stop);
-    /// Sleeps until there is something to do.
-    fn sleep(pipe: &mut Pipe) {
-        while !pipe.arm().unwrap() {
-            assert!(waits_at_most(pipe, PATIENCE), "nobody wakes");
-        }
-    }
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
             change_paths(&mut agent, ids, &asked, [enough, stop]);

@@ -1,0 +1,560 @@
+//! Streams of bytes and messages whose link changes its path.
+use super::*;
+use pd_pipe::Prefix;
+use std::time::Instant;
+
+fn of_bytes(direction: Direction) -> Shape {
+    Shape::new(direction, Unit::Bytes, RING).unwrap()
+}
+
+/// The byte at a position of the stream.
+fn byte(position: u64) -> u8 {
+    (position % 251) as u8
+}
+
+/// Checks that bytes are those of the stream from `position` on.
+fn are_of_stream(bytes: &[u8], position: u64) -> bool {
+    bytes.iter().zip(position..).all(|(&got, position)| got == byte(position))
+}
+
+/// A link of bytes, and the positions up to which they were sent and read.
+struct Streams {
+    stand: Stand,
+    sent: u64,
+    read: u64,
+}
+
+impl Streams {
+    fn new() -> Self {
+        let mut agent = Agent::new().unwrap();
+        let ports = agent.add_link();
+        let (to, receiver, to_words) = open_as(&mut agent, ports.1, of_bytes(Direction::Receive));
+        let (from, sender, from_words) = open_as(&mut agent, ports.0, of_bytes(Direction::Send));
+        let words = (from_words, to_words);
+        let stand = Stand { agent, ports, ids: (from, to), sender, receiver, words };
+        Self { stand, sent: 0, read: 0 }
+    }
+
+    fn direct() -> Self {
+        let mut this = Self::new();
+        this.go_direct();
+        this
+    }
+
+    /// The receiver notices when it looks for more.
+    fn go_direct(&mut self) {
+        self.stand.agent.turn();
+        self.stand.accept();
+        self.stand.agent.turn();
+        assert!(self.stand.is_direct());
+        let _ = self.stand.receiver.wait_more(Duration::ZERO);
+        assert!(self.stand.receiver.is_direct());
+    }
+
+    /// Has the agent take the path back, and pass on what is there.
+    fn recall(&mut self) {
+        self.stand.agent.set_owner(self.stand.ids.1, Some(8));
+        self.turn();
+        self.look();
+        self.turn();
+        assert!(!self.stand.is_direct() && !self.stand.receiver.is_direct());
+    }
+
+    fn allow(&mut self) {
+        self.stand.agent.set_owner(self.stand.ids.1, Some(7));
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..3 {
+            self.stand.agent.turn();
+        }
+    }
+
+    /// Sends `len` bytes, if there is room for them.
+    fn try_send(&mut self, len: usize) -> bool {
+        let from = self.sent;
+        match self.stand.sender.place(len) {
+            Ok(place) => place.iter_mut().zip(from..).for_each(|(place, position)| *place = byte(position)),
+            Err(errno) => {
+                assert_eq!(errno, Errno::AGAIN);
+                return false;
+            }
+        }
+        self.stand.sender.placed(BACK);
+        self.sent += len as u64;
+        true
+    }
+
+    fn send(&mut self, len: usize) {
+        assert!(self.try_send(len));
+        self.stand.sender.flush();
+    }
+
+    /// Looks for bytes. Returns the number of those that are unread, which are the stream's.
+    fn look(&mut self) -> usize {
+        match self.stand.receiver.peek() {
+            Ok(bytes) => {
+                assert!(are_of_stream(bytes, self.read));
+                bytes.len()
+            }
+            Err(errno) => {
+                assert_eq!(errno, Errno::AGAIN);
+                0
+            }
+        }
+    }
+
+    fn read(&mut self, len: usize) {
+        assert!(self.look() >= len);
+        self.stand.receiver.done(len).unwrap();
+        self.read += len as u64;
+    }
+
+    fn counts(&mut self) -> (u64, u64) {
+        let [sent, received] =
+            [self.stand.ids.0, self.stand.ids.1].map(|id| self.stand.agent.counts(id).unwrap());
+        (sent.bytes_sent, received.bytes_received)
+    }
+}
+
+#[test]
+fn bytes_go_past_the_agent_and_are_counted() {
+    let mut streams = Streams::direct();
+    for len in [1, 63, 64, 1000, 7, RING as usize, 1] {
+        streams.send(len);
+        assert_eq!(streams.look(), len);
+        // The sender has its space when they are copied.
+        assert_eq!(streams.stand.sender.untaken(), 0);
+        streams.read(len);
+        assert_eq!(streams.look(), 0);
+    }
+    assert!(!streams.stand.agent.turn(), "the agent has nothing to do");
+    assert_eq!(streams.counts(), (streams.sent, streams.sent));
+    let ports = streams.stand.ports;
+    let [near, far] = [ports.0, ports.1].map(|port| streams.stand.agent.port_counts(port));
+    assert_eq!((near.bytes_sent, far.bytes_received), (streams.sent, streams.sent));
+    // More than its program has room for waits in the sender's ring.
+    streams.send(RING as usize);
+    assert_eq!(streams.look(), RING as usize);
+    streams.send(5000);
+    assert_eq!((streams.look(), streams.stand.sender.untaken()), (RING as usize, 5000));
+    assert_eq!(streams.stand.receiver.wait_more(Duration::ZERO), Err(Errno::AGAIN));
+    streams.read(4000);
+    assert_eq!((streams.look(), streams.stand.sender.untaken()), (RING as usize, 1000));
+    streams.read(RING as usize);
+    assert_eq!(streams.look(), 1000);
+}
+
+/// A part of a message that is there when the path changes is in one piece with what follows, and stays where it was lent.
+#[test]
+fn unread_bytes_are_in_one_piece_across_every_change() {
+    let mut streams = Streams::new();
+    streams.send(100);
+    streams.turn();
+    // The address that a program of C may keep.
+    let kept = streams.stand.receiver.peek().unwrap().as_ptr();
+    let check = |streams: &Streams| {
+        // SAFETY: bytes that are not given back, of a pipe that lives.
+        assert!(are_of_stream(unsafe { std::slice::from_raw_parts(kept, 100) }, 0), "{}", streams.read);
+    };
+    streams.go_direct();
+    assert_eq!(streams.look(), 100);
+    streams.send(50);
+    assert_eq!(streams.look(), 150);
+    check(&streams);
+    streams.recall();
+    streams.send(30);
+    // The agent tells of them when the program asks for more than it has.
+    assert_eq!(streams.stand.receiver.wait_more(Duration::ZERO), Err(Errno::AGAIN));
+    streams.turn();
+    assert_eq!(streams.look(), 180);
+    // As much as fits: what was lent in the own ring stays there.
+    while streams.try_send(1024) {
+        streams.stand.sender.flush();
+        streams.turn();
+        let _ = streams.stand.receiver.wait_more(Duration::ZERO);
+    }
+    streams.turn();
+    check(&streams);
+    assert_eq!(streams.look(), RING as usize);
+    streams.read(100);
+    streams.turn();
+    assert!(streams.look() > RING as usize - 100, "its place is free");
+    streams.allow();
+    let mut reads = 0;
+    while streams.read < streams.sent {
+        match streams.look() {
+            0 => drop(streams.stand.receiver.wait_more(Duration::ZERO)),
+            unread => streams.read(unread / 2 + 1),
+        }
+        streams.turn();
+        streams.stand.accept();
+        streams.turn();
+        reads += 1;
+        assert!(reads < 1000, "{} of {}", streams.read, streams.sent);
+    }
+    streams.go_direct();
+    streams.send(10);
+    assert_eq!(streams.look(), 10);
+    streams.recall();
+    // Read to the end, bytes are lent in the own ring again.
+    streams.read(10);
+    streams.send(20);
+    streams.turn();
+    assert_eq!(streams.look(), 20);
+    streams.read(20);
+    assert_eq!(streams.counts(), (streams.sent, streams.sent));
+}
+
+#[test]
+fn bytes_stay_as_they_were_whatever_their_sender_does() {
+    let mut agent = Agent::new().unwrap();
+    let ports = agent.add_link();
+    let (to, receiver, to_words) = open_as(&mut agent, ports.1, of_bytes(Direction::Receive));
+    let (from, offer) = agent.open(of_bytes(Direction::Send), ports.0, &[], None).unwrap();
+    let (from_words, ring) = (words(&offer), Region::<Own>::new(&offer.ring, RING as usize).unwrap());
+    let sender = Pipe::map(offer).unwrap();
+    agent.seal(from).unwrap();
+    agent.set_owner(from, Some(7));
+    let stand = Stand { agent, ports, ids: (from, to), sender, receiver, words: (from_words, to_words) };
+    let mut streams = Streams { stand, sent: 0, read: 0 };
+    streams.go_direct();
+    streams.send(100);
+    let bytes = streams.stand.receiver.peek().unwrap();
+    (0..RING as usize).step_by(8).for_each(|at| ring.store_u64(at, u64::MAX, Ordering::Relaxed));
+    assert!(bytes.len() == 100 && are_of_stream(bytes, 0));
+}
+
+#[test]
+fn messages_come_whole_across_every_change() {
+    for cut in [1, 3, 5, 40, 99] {
+        let mut streams = Streams::new();
+        let mut message = vec![0; 104];
+        Prefix::Four.write(&[9; 100], &mut message).unwrap();
+        let (stand, mut got) = (&mut streams.stand, 0);
+        let receive = |stand: &mut Stand, got: &mut u64| {
+            let Ok(mut messages) = stand.receiver.messages(Prefix::Four) else { return };
+            while let Some(message) = messages.next().unwrap() {
+                assert_eq!(message, [9; 100]);
+                *got += 1;
+            }
+        };
+        // Two messages for each change; the second has a part on either side.
+        for change in 0..40 {
+            for part in [&message[..], &message[..cut]] {
+                stand.sender.send(part, BACK).unwrap();
+                stand.sender.flush();
+            }
+            stand.agent.turn();
+            receive(stand, &mut got);
+            stand.agent.set_owner(stand.ids.1, Some(7 + change % 2));
+            stand.agent.turn();
+            stand.accept();
+            receive(stand, &mut got);
+            stand.agent.turn();
+            receive(stand, &mut got);
+            stand.sender.send(&message[cut..], BACK).unwrap();
+            stand.sender.flush();
+            for _ in 0..3 {
+                let _ = stand.receiver.wait_more(Duration::ZERO);
+                stand.agent.turn();
+            }
+            receive(stand, &mut got);
+            assert_eq!((stand.is_direct(), got), (change % 2 == 0, 2 * (change + 1)), "{cut}");
+        }
+    }
+}
+
+/// As frames: what a sender had sent is there, also where its receiver has no room for it at once, and then comes what the next one sends.
+#[test]
+fn a_side_that_ends_leaves_the_other_with_a_clear_end() {
+    let mut streams = Streams::direct();
+    streams.send(3000);
+    assert_eq!(streams.look(), 3000);
+    streams.send(RING as usize);
+    streams.stand.agent.close(streams.stand.ids.0);
+    let next = |streams: &mut Streams| {
+        let stand = &mut streams.stand;
+        let (id, sender, words) = open_as(&mut stand.agent, stand.ports.0, of_bytes(Direction::Send));
+        (stand.sender, stand.ids.0, stand.words.0) = (sender, id, words);
+    };
+    next(&mut streams);
+    streams.send(500);
+    streams.turn();
+    let mut reads = 0;
+    while streams.read < streams.sent {
+        let unread = streams.look();
+        streams.read(unread.min(1000));
+        streams.turn();
+        reads += 1;
+        assert!(reads < 100, "{} of {}", streams.read, streams.sent);
+    }
+    streams.go_direct();
+    // The receiver goes with what it has copied, and with what it has not.
+    streams.send(100);
+    assert_eq!(streams.look(), 100);
+    streams.send(50);
+    streams.stand.agent.close(streams.stand.ids.1);
+    let stand = &mut streams.stand;
+    let (id, receiver, words) = open_as(&mut stand.agent, stand.ports.1, of_bytes(Direction::Receive));
+    (stand.receiver, stand.ids.1, stand.words.1) = (receiver, id, words);
+    streams.read = streams.sent;
+    streams.send(70);
+    streams.turn();
+    assert_eq!(streams.look(), 70);
+    streams.read(70);
+    streams.go_direct();
+    // Its port goes: what is known is read, and then the end is told.
+    streams.send(10);
+    assert_eq!(streams.look(), 10);
+    streams.stand.agent.remove_port(streams.stand.ports.0);
+    assert_eq!(streams.stand.receiver.wait_more(PATIENCE), Err(Errno::NODEV));
+    streams.read(10);
+    assert_eq!(streams.stand.receiver.wait(PATIENCE), Err(Errno::NODEV));
+    assert_eq!(streams.stand.sender.wait_room(RING, PATIENCE), Err(Errno::NODEV));
+}
+
+/// A sender that has ended sends on.
+#[test]
+fn a_sender_that_has_ended_is_read_no_further() {
+    let mut streams = Streams::direct();
+    streams.send(100);
+    let old = streams.stand.ids.0;
+    streams.stand.agent.close(old);
+    assert_eq!(streams.look(), 100);
+    streams.stand.words.0.store_u64(pipe_control::SEND_PRODUCER, 200, Ordering::Release);
+    assert_eq!(streams.look(), 100);
+    assert!(!streams.stand.receiver.is_direct());
+}
+
+#[test]
+fn impossible_words_end_their_program_alone() {
+    // The sender's.
+    for value in [RING + 1, u64::MAX, 1 << 63] {
+        let mut streams = Streams::direct();
+        streams.stand.words.0.store_u64(pipe_control::SEND_PRODUCER, value, Ordering::Release);
+        assert_eq!(streams.look(), 0, "{value}");
+        assert!(!streams.stand.receiver.is_direct());
+        streams.turn();
+        let is_known = value > u64::MAX / 2;
+        let violation = streams.stand.agent.violation(streams.stand.ids.0);
+        assert_eq!(violation, is_known.then_some(Violation::Index), "{value}");
+        let receiver = (streams.stand.agent.violation(streams.stand.ids.1), streams.stand.receiver.ended());
+        assert_eq!(receiver, (None, None));
+    }
+    // The receiver's: an end before the path began, and one at which more is lent than there is.
+    for (given, at) in [(0, u64::MAX), (0, 1 << 63), (101, 100), (u64::MAX, 100), (0, RING + 1)] {
+        let mut streams = Streams::direct();
+        streams.send(100);
+        let words = &streams.stand.words.1;
+        let number = words.load_u32(pipe_control::LINK_MAPPED, Ordering::Relaxed);
+        words.store_u64(pipe_control::LINK_CONSUMER, given, Ordering::Release);
+        words.store_u64(pipe_control::LINK_LEFT_AT, at, Ordering::Relaxed);
+        words.store_u32(pipe_control::LINK_LEFT, number, Ordering::Release);
+        streams.turn();
+        let violation = streams.stand.agent.violation(streams.stand.ids.1);
+        assert_eq!(violation, Some(Violation::Index), "{given} {at}");
+        let sender = (streams.stand.agent.violation(streams.stand.ids.0), streams.stand.sender.ended());
+        assert_eq!(sender, (None, None));
+        assert_eq!(streams.stand.sender.untaken(), 0);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send(usize),
+    Flush,
+    Turn,
+    Read(usize),
+    Messages,
+    Wait,
+    Arm,
+    Accept,
+    Recall,
+    Allow,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        5 => (1..9000usize).prop_map(Step::Send),
+        5 => (1..200usize).prop_map(Step::Send),
+        4 => Just(Step::Flush),
+        5 => Just(Step::Turn),
+        6 => (0usize..40).prop_map(Step::Read),
+        3 => Just(Step::Messages),
+        2 => Just(Step::Wait),
+        1 => Just(Step::Arm),
+        3 => Just(Step::Accept),
+        1 => Just(Step::Recall),
+        2 => Just(Step::Allow),
+    ];
+    prop::collection::vec(step, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Bytes arrive once and in order, in one piece, whoever passes them on and wherever the program cuts them.
+    #[test]
+    fn a_link_that_changes_paths_is_a_stream(steps in steps()) {
+        let mut streams = Streams::new();
+        let end = (0..200).map(|n| if n % 2 == 0 { Step::Turn } else { Step::Read(39) });
+        for step in steps.into_iter().chain([Step::Flush]).chain(end) {
+            match step {
+                Step::Send(len) => drop(streams.try_send(len)),
+                Step::Flush => streams.stand.sender.flush(),
+                Step::Turn => drop(streams.stand.agent.turn()),
+                Step::Read(part) => {
+                    let len = streams.look() * (part + 1) / 40;
+                    streams.read(len);
+                }
+                Step::Messages => {
+                    // Lengths are those that two bytes of the stream make.
+                    let Ok(mut messages) = streams.stand.receiver.messages(Prefix::Two) else { continue };
+                    while let Ok(Some(message)) = messages.next() {
+                        let expected = usize::from(byte(streams.read)) << 8 | usize::from(byte(streams.read + 1));
+                        prop_assert_eq!(message.len(), expected);
+                        prop_assert!(are_of_stream(message, streams.read + 2));
+                        streams.read += 2 + expected as u64;
+                    }
+                }
+                Step::Wait => {
+                    let known = streams.stand.receiver.waiting();
+                    match streams.stand.receiver.wait_more(Duration::ZERO) {
+                        Ok(()) => prop_assert!(streams.stand.receiver.waiting() > known),
+                        Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
+                    }
+                }
+                Step::Arm => {
+                    let is_there = streams.stand.receiver.arm().unwrap();
+                    prop_assert_eq!(is_there, streams.look() > 0);
+                }
+                Step::Accept => streams.stand.accept(),
+                Step::Recall => streams.stand.agent.set_owner(streams.stand.ids.1, Some(8)),
+                Step::Allow => streams.allow(),
+            }
+        }
+        prop_assert_eq!(streams.read, streams.sent);
+        let ids = streams.stand.ids;
+        prop_assert_eq!([ids.0, ids.1].map(|id| streams.stand.agent.violation(id)), [None, None]);
+        prop_assert_eq!(streams.counts(), (streams.sent, streams.sent));
+    }
+
+    /// Whatever the sender writes into its words, the receiver's library reads nothing outside, goes on, and is not ended.
+    #[test]
+    fn a_receiver_survives_any_sender(writes in prop::collection::vec((any::<u64>(), 0..4u8, any::<bool>()), 0..60)) {
+        let mut streams = Streams::direct();
+        let mut producer = 0u64;
+        for (value, kind, turns) in writes {
+            producer = match kind {
+                0 => value,
+                1 => producer.wrapping_sub(value % 100),
+                _ => producer.wrapping_add(value % 20_000),
+            };
+            streams.stand.words.0.store_u64(pipe_control::SEND_PRODUCER, producer, Ordering::Release);
+            if let Ok(bytes) = streams.stand.receiver.peek() {
+                prop_assert!(bytes.len() <= RING as usize);
+                std::hint::black_box(bytes.iter().fold(0u8, |sum, &byte| sum ^ byte));
+                let len = bytes.len() / 2 + 1;
+                streams.stand.receiver.done(len).unwrap();
+            }
+            if turns {
+                streams.stand.agent.turn();
+            }
+        }
+        let id = streams.stand.ids.1;
+        prop_assert_eq!((streams.stand.agent.violation(id), streams.stand.receiver.ended()), (None, None));
+    }
+}
+
+/// Repeats a wait that ends early, without news, until there are some.
+fn sleep_until(mut wait: impl FnMut() -> rustix::io::Result<()>) {
+    let begun = Instant::now();
+    while let Err(errno) = wait() {
+        assert_eq!(errno, Errno::AGAIN);
+        assert!(begun.elapsed() < PATIENCE, "nobody wakes");
+    }
+}
+
+/// Two programs and an agent, each in a thread that sleeps, while the path changes all the time. `polls`: they wait by their descriptors.
+fn exchange_while_the_path_changes(polls: bool) {
+    let Streams { stand, .. } = Streams::new();
+    let Stand { mut agent, ids, mut sender, mut receiver, .. } = stand;
+    if polls {
+        polling::begin_to_poll(&mut agent, ids.0, &mut sender);
+        polling::begin_to_poll(&mut agent, ids.1, &mut receiver);
+    }
+    let (ask, asked) = channel();
+    sender.set_broker(Box::new(Far(ids.0, ask.clone())));
+    receiver.set_broker(Box::new(Far(ids.1, ask)));
+    let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (enough, stop) = (&enough, &stop);
+    // The stream ends with a byte that is none of its own.
+    const END: u8 = 255;
+    std::thread::scope(|scope| {
+        let agent = scope.spawn(move || {
+            change_paths(&mut agent, ids, &asked, [enough, stop]);
+            [ids.0, ids.1].map(|id| agent.counts(id).unwrap())
+        });
+        let sender = scope.spawn(move || {
+            let wait = |sender: &mut Pipe| match polls {
+                true => polling::sleep(sender),
+                false => sleep_until(|| sender.wait_room(RING / 4, PATIENCE)),
+            };
+            let mut sent = 0;
+            while !enough.load(Ordering::Acquire) {
+                let len = 1 + sent % 4001;
+                match sender.place(len as usize) {
+                    Ok(place) => place.iter_mut().zip(sent..).for_each(|(place, at)| *place = byte(at)),
+                    Err(errno) => {
+                        assert_eq!(errno, Errno::AGAIN);
+                        wait(&mut sender);
+                        continue;
+                    }
+                }
+                sender.placed(BACK);
+                sent += len;
+                if sent % 3 == 0 {
+                    sender.flush();
+                }
+            }
+            while sender.send(&[END], BACK).is_err() {
+                wait(&mut sender);
+            }
+            sleep_until(|| sender.wait_room(RING, PATIENCE));
+            sent
+        });
+        let (mut read, mut is_over) = (0, false);
+        while !is_over {
+            match polls {
+                true => polling::sleep(&mut receiver),
+                // Every other time more than a part is waited for.
+                false if read % 2 == 0 => sleep_until(|| receiver.wait(PATIENCE)),
+                false => sleep_until(|| receiver.wait_more(PATIENCE)),
+            }
+            let Ok(bytes) = receiver.peek() else { continue };
+            is_over = bytes.last() == Some(&END);
+            let len = bytes.len() - usize::from(is_over);
+            assert!(are_of_stream(&bytes[..len], read));
+            // A part stays unread.
+            let len = if is_over { len } else { len - len / 3 };
+            receiver.done(len + usize::from(is_over)).unwrap();
+            read += len as u64;
+        }
+        let _ = receiver.arm();
+        assert_eq!(sender.join().unwrap(), read);
+        stop.store(true, Ordering::Release);
+        let [sent, received] = agent.join().unwrap();
+        assert_eq!((sent.bytes_sent, received.bytes_received), (read + 1, read + 1));
+    });
+}
+
+#[test]
+fn programs_that_sleep_lose_no_byte_while_the_path_changes() {
+    exchange_while_the_path_changes(false);
+}
+
+#[test]
+fn programs_in_poll_lose_no_byte_while_the_path_changes() {
+    exchange_while_the_path_changes(true);
+}
