@@ -4,6 +4,7 @@
 //! `memif` is the packetised interface of DPDK's memif without copies: the driver's port, and the twin's program as its client.
 //!
 //! `link` is the echo between two programs over two links, directly; `link-agent` the same through an agent, which is a third thread.
+//! `link-wait` and `link-epoll` have one frame under way, directly, for which both programs sleep by the library's calls or in epoll.
 //!
 //! All schemes have the same software NIC, generator and program, so that only the interface differs. The NIC copies each frame in
 //! and out and checks those that come back; the echo swaps the MAC addresses of each frame. NIC and program are threads that poll.
@@ -320,7 +321,7 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
         measure: Box::new(move |scheme, time| measure(scheme, sizes, time)),
     };
     let mut cells: Vec<Cell> = settings.pick(&SIZES[..1], &SIZES).into_iter().map(echo).collect();
-    cells.push(link::cell());
+    cells.extend(link::cells());
     cells.extend(apps::cells()?);
     let mut rows = Vec::new();
     for cell in cells.into_iter().filter(|cell| settings.wants(&cell.params)) {
@@ -340,10 +341,11 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
                 figures[scheme].push(round);
             }
             // Ratios are those of one round.
-            let Some(base) = figures[0][round].clone() else { continue };
+            let base = figures[0][round].clone().filter(|_| cell.schemes[0] == SCHEMES[0]);
             for figures in figures.iter_mut().filter_map(|rounds| rounds[round].as_mut()) {
                 for (figure, ratio) in RATIOS {
-                    if let (Some(value), Some(base)) = (figures.get(figure).copied(), base.get(figure)) {
+                    let base = base.as_ref().and_then(|base| base.get(figure));
+                    if let (Some(value), Some(base)) = (figures.get(figure).copied(), base) {
                         figures.insert(ratio, value / base);
                     }
                 }
