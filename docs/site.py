@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The documents as a site, and the checks that hold them together.
 
-    docs/site.py check              every relative link resolves, docs/README.md names every document, and a page of docs/design ends
+    docs/site.py check              every relative link resolves, docs/README.md names every document and begins no two rows of a
+                                    section with the same, a document has at most BYTES_MAX bytes, and a page of docs/design ends
                                     with its decisions, each with because, instead of and price
     docs/site.py build MDBOOK OUT   the site in OUT, by mdBook; its links are checked, too
 
@@ -20,6 +21,8 @@ CONTENTS = ROOT / "docs/README.md"
 MANUAL = ROOT / "docs/man"
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+)\)")
 OTHERS_MANUALS = "https://manpages.debian.org/"
+# A page is read in one go. Manual pages may be longer.
+BYTES_MAX = 20_480
 
 
 def documents():
@@ -63,6 +66,8 @@ def check():
     wrong, named = [], {target for _, target, _ in links(CONTENTS)}
     for page in documents():
         name = page.relative_to(ROOT)
+        if page.stat().st_size > BYTES_MAX:
+            wrong.append(f"{name}: {page.stat().st_size} bytes, more than {BYTES_MAX}")
         for link, target, anchor in links(page):
             if not target.exists() or ROOT not in [target, *target.parents]:
                 wrong.append(f"{name}: no such file: {link}")
@@ -70,6 +75,10 @@ def check():
                 wrong.append(f"{name}: no such heading: {link}")
         if page.is_relative_to(ROOT / "docs") and page != CONTENTS and page not in named:
             wrong.append(f"{name}: not named in docs/README.md")
+    for section in re.split(r"^## +", CONTENTS.read_text(), flags=re.M)[1:]:
+        rows = re.findall(r"^\| (\[.*?) \|", section, re.M)
+        first = [re.search(r"\]\((.*?)\)", row)[1] for row in rows]
+        wrong += [f"docs/README.md: two rows begin with {link}" for link in sorted(set(first)) if first.count(link) > 1]
     for page in sorted((ROOT / "docs/design").iterdir()):
         decisions = page.read_text().partition("\n## Decisions\n")[2]
         if not decisions:
