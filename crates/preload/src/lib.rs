@@ -22,8 +22,8 @@
 //! 4. Entries, epoll instances, and the table by which numbers lead to them (`entry`, `epoll_set`, `table`).
 //! 5. Steps of one connection: where it is waited for, its end, taking it over, leaving, coming back; then the calls on it (`ending`,
 //!    `epoll_set::standing`, `short::begun`, `short::reuse`, and the files within `aside`, `unclaimed`, `unseen` and `twin`).
-//! 6. What is done by number: registering, finding, accepting, closing (`lookup`, `accepting`, `closing`, and the other files within
-//!    `epoll_set`, `away`, `short` and `unix`).
+//! 6. What is done by number: registering, finding, connecting, accepting, closing (`lookup`, `connect`, `accepting`, `closing`, and
+//!    the other files within `epoll_set`, `away`, `short` and `unix`).
 //! 7. The hooks, and the start.
 
 mod accepting;
@@ -36,6 +36,7 @@ mod carried;
 mod closed;
 mod closing;
 mod confined;
+mod connect;
 mod counts;
 mod ending;
 mod entry;

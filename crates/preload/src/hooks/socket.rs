@@ -5,22 +5,15 @@ use crate::aside::leaving;
 use crate::away::calls;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
-use crate::fabric::NoTwin;
-use crate::fallback_cache::Place;
-use crate::log::note;
-use crate::lookup::attach_twin;
 use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
-use crate::unix::connecting::connect_to_file;
-use crate::{address, ending, fabric, lookup, port, reach, real, short, start, table, unix};
+use crate::{address, connect, ending, fabric, lookup, reach, real, short, start, table, unix};
 use libc::{c_int, c_void, sockaddr, socklen_t};
-use pd_client::core::{outside, KernelReason};
+use pd_client::core::KernelReason;
 use pd_client::Shutdown;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-/// Longest handshake of the kernel, on one host, before the connection is left to the kernel.
-const HANDSHAKE_MS: c_int = 5;
 /// Of the kernel's interface, not in `libc` everywhere.
 const TCP_FASTOPEN_CONNECT: c_int = 30;
 const TCP_MD5SIG_EXT: c_int = 32;
@@ -69,18 +62,18 @@ hooks! {
         if table::look(fd) == table::PLAIN || wrong() {
             return real::connect(fd, address, len);
         }
-        let hopeless = if table::look(fd) == table::FRESH { unreachable(address, len) } else { None };
+        let hopeless = if table::look(fd) == table::FRESH { connect::unreachable(address, len) } else { None };
         if let Some(reason) = hopeless {
             let result = real::connect(fd, address, len);
             if result == 0 || errno() == libc::EINPROGRESS {
                 table::leave_fresh(fd);
                 aside(|| fabric::stays_on_kernel(fd, reason));
             } else if errno() == libc::EHOSTUNREACH {
-                return call(|| connect_if_mapped(fd, address, len), || result);
+                return call(|| connect::connect_if_mapped(fd, address, len), || result);
             }
             return result;
         }
-        call(|| connect_twinned(fd, address, len), || real::connect(fd, address, len))
+        call(|| connect::connect(fd, address, len), || real::connect(fd, address, len))
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -343,128 +336,6 @@ fn listens(fd: c_int, entry: &Arc<Entry>) {
         };
     }
     socket.join_listener(fd);
-}
-
-/// Why a connection to the address, if it is one of an IP socket, is not worth a look. Errno stays as it is.
-///
-/// # Safety
-/// The requirements of `connect`.
-unsafe fn unreachable(address: *const sockaddr, len: socklen_t) -> Option<KernelReason> {
-    let mut reason = None;
-    // SAFETY: the caller's promise.
-    aside(|| reason = unsafe { address::parse(address, len) }.and_then(fabric::unreachable));
-    reason
-}
-
-/// Connects to where the kernel has found no way, if the address is one of a map. The driver was not asked before, as things stood.
-unsafe fn connect_if_mapped(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
-    // SAFETY: the caller's promise.
-    let to = unsafe { address::parse(address, len) }.ok_or(Failure::Plain)?;
-    if !fabric::is_mapped(fd, to) {
-        return Err(Failure::Plain);
-    }
-    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
-    connecting::connect_across(fd, &entry, to)
-}
-
-unsafe fn connect_twinned(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
-    let entry = lookup::found(fd)?;
-    if let Some(twin) = entry.twin() {
-        if twin.names.is_some() {
-            // SAFETY: the caller's promise.
-            let family = unsafe { address::family(address, len) };
-            return connecting::connect_again(fd, &entry, twin, family);
-        }
-        // SAFETY: the caller's promise.
-        return unsafe { connect_again(fd, address, len) };
-    }
-    let socket = entry.socket().ok_or(Failure::Plain)?;
-    if socket.unix.load(Ordering::Relaxed) && socket.is_fresh() {
-        // SAFETY: the caller's promise.
-        return unsafe { connect_to_file(fd, &entry, address, len) };
-    }
-    // SAFETY: the caller's promise.
-    let to = unsafe { address::parse(address, len) };
-    let unfit = socket.unfit();
-    if let Some(to) = to.filter(|_| socket.is_fresh() && unfit.is_none()) {
-        match connecting::connect(fd, &entry, to) {
-            Err(Failure::Plain) => socket.facts.leave_to_kernel(),
-            connected => return connected,
-        }
-    }
-    reuse::renew(&entry);
-    let to = to.filter(|_| socket.is_fresh()).ok_or(Failure::Plain)?;
-    let mut is_asked = unfit.is_some();
-    let end = match unfit.or_else(|| fabric::unreachable(to)) {
-        Some(reason) => Err(reason),
-        // The kernel refuses to connect it again.
-        None if address::peer(fd).is_some() => Err(KernelReason::Refused),
-        None if !port::give(fd) => Err(KernelReason::NoPort),
-        None => {
-            is_asked = true;
-            match fabric::connect(fd, to) {
-                Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
-                Err(NoTwin::Mapped) => return connecting::connect_across(fd, &entry, to),
-                Err(NoTwin::Kernel(reason)) => Err(reason),
-                Ok(end) => Ok(end),
-            }
-        }
-    };
-    // SAFETY: the caller's promise.
-    let result = outside(|| unsafe { real::connect(fd, address, len) });
-    let errno = errno();
-    let established = |end| {
-        result == 0
-            || ([libc::EINPROGRESS, libc::EINTR].contains(&errno)
-                && (is_established(fd) || !fabric::withdraw(end)))
-    };
-    match end {
-        Ok(end) if established(&end) => {
-            note!("descriptor {fd}: connected to {to} on the fabric");
-            attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
-        }
-        end => {
-            let reason = end.map_or_else(
-                |reason| reason,
-                |end| {
-                    note!("descriptor {fd}: kernel TCP to {to}");
-                    let _ = end.close();
-                    KernelReason::PeerSlow
-                },
-            );
-            if result == 0 || errno == libc::EINPROGRESS {
-                fabric::stays_on_kernel(fd, reason);
-                // Nothing to do with the library any more.
-                table::give_up(&entry);
-            }
-        }
-    }
-    if result == 0 {
-        return Ok(0);
-    }
-    if errno == libc::EHOSTUNREACH && !is_asked && fabric::is_mapped(fd, to) {
-        return connecting::connect_across(fd, &entry, to);
-    }
-    Err(Failure::Errno(errno))
-}
-
-/// `connect` on a connected socket: an error, unless it undoes the connection.
-unsafe fn connect_again(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
-    // SAFETY: the caller's promise.
-    let result = checked(outside(|| unsafe { real::connect(fd, address, len) }))?;
-    if address::peer(fd).is_none() {
-        ending::release(fd);
-        lookup::adopt(fd, None);
-    }
-    Ok(result)
-}
-
-/// Waits a moment for the kernel's handshake.
-fn is_established(fd: c_int) -> bool {
-    let mut poll = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one descriptor.
-    unsafe { real::poll(&mut poll, 1, HANDSHAKE_MS) };
-    address::peer(fd).is_some()
 }
 
 unsafe fn set_option(
