@@ -4,14 +4,14 @@
 //! `/proc`. Then it asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket with the addresses
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
+use crate::sock_diag::{ask, InetReply, InetRequest, Message, SocketName, SOCK_DIAG_BY_FAMILY};
 use crate::wanted::Wanted;
 use pd_shm::procfs;
 use rustix::fd::AsFd;
 use rustix::io::{Errno, Result};
-use rustix::net::{
-    netlink, recv, send, socket_with, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{netlink, socket_with, AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
@@ -19,15 +19,8 @@ use std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub struct SocketDiag(pub(crate) OwnedFd);
 
-pub(crate) const SOCK_DIAG_BY_FAMILY: u16 = 20;
-pub(crate) const NLMSG_ERROR: u16 = 2;
-pub(crate) const NLM_F_REQUEST: u16 = 1;
-pub(crate) const HEADER_BYTES: usize = 16;
-const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+/// State of a socket that no process can hold.
 const TIME_WAIT: u8 = 6;
-/// Offsets of `idiag_state` and `idiag_inode` in a reply.
-const STATE_AT: usize = HEADER_BYTES + 1;
-const INODE_AT: usize = HEADER_BYTES + 68;
 
 impl SocketDiag {
     /// Opens one for the namespace of this file. Enters the namespace in a thread of its own, unless this thread is in it.
@@ -67,47 +60,41 @@ impl SocketDiag {
         if let Some(found) = simulated::socket_inode(&self.0, wanted) {
             return found;
         }
-        let mut reply = [0u8; 1024];
-        // Replies to an earlier question.
-        while recv(&self.0, &mut reply, RecvFlags::DONTWAIT).is_ok() {}
-        send(&self.0, &request(wanted), SendFlags::empty())?;
-        let (count, _) = recv(&self.0, &mut reply, RecvFlags::DONTWAIT)?;
-        let kind = u16::from_ne_bytes([reply[4], reply[5]]);
-        let word = |at: usize| u32::from_ne_bytes([reply[at], reply[at + 1], reply[at + 2], reply[at + 3]]);
-        match kind {
-            // A socket in TIME_WAIT does not count.
-            SOCK_DIAG_BY_FAMILY if count >= INODE_AT + 4 && reply[STATE_AT] == TIME_WAIT => Err(Errno::NOENT),
-            SOCK_DIAG_BY_FAMILY if count >= INODE_AT + 4 => Ok(word(INODE_AT)),
-            NLMSG_ERROR if count >= HEADER_BYTES + 4 => {
-                Err(Errno::from_raw_os_error((word(HEADER_BYTES) as i32).wrapping_neg().clamp(1, 4095)))
-            }
-            _ => Err(Errno::PROTO),
+        let mut bytes = [0u8; 1024];
+        let reply = ask(&self.0, request(wanted).bytes(), &mut bytes)?;
+        let inode = reply.word(offset_of!(InetReply, inode))?;
+        // A socket in TIME_WAIT does not count.
+        match reply.part(offset_of!(InetReply, state))? {
+            [TIME_WAIT] => Err(Errno::NOENT),
+            _ => Ok(inode),
         }
     }
 }
 
-fn request(wanted: &Wanted) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0u8; REQUEST_BYTES];
-    let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
-    put(4, &SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    put(6, &NLM_F_REQUEST.to_ne_bytes());
-    // struct inet_diag_req_v2: family, protocol, states of all kinds, then the socket.
+fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
     let family = if wanted.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    put(HEADER_BYTES, &[family as u8, libc::IPPROTO_TCP as u8]);
-    put(HEADER_BYTES + 4, &u32::MAX.to_ne_bytes());
-    let at = HEADER_BYTES + 8;
-    put(at, &wanted.local.port().to_be_bytes());
-    put(at + 2, &wanted.peer.port().to_be_bytes());
-    for (at, ip) in [(at + 4, wanted.local.ip()), (at + 20, wanted.peer.ip())] {
+    let address = |ip: IpAddr| -> [u8; 16] {
         match ip {
-            IpAddr::V4(ip) => put(at, &ip.octets()),
-            IpAddr::V6(ip) => put(at, &ip.octets()),
+            IpAddr::V4(ip) => {
+                let mut bytes = [0; 16];
+                bytes[..4].copy_from_slice(&ip.octets());
+                bytes
+            }
+            IpAddr::V6(ip) => ip.octets(),
         }
-    }
-    put(at + 40, &(wanted.cookie as u32).to_ne_bytes());
-    put(at + 44, &((wanted.cookie >> 32) as u32).to_ne_bytes());
-    bytes
+    };
+    const NAME: usize = offset_of!(InetRequest, name);
+    Message::new(SOCK_DIAG_BY_FAMILY, 0)
+        .with(offset_of!(InetRequest, family), [family as u8])
+        .with(offset_of!(InetRequest, protocol), [libc::IPPROTO_TCP as u8])
+        .with(offset_of!(InetRequest, states), u32::MAX.to_ne_bytes())
+        .with(NAME + offset_of!(SocketName, local_port), wanted.local.port().to_be_bytes())
+        .with(NAME + offset_of!(SocketName, peer_port), wanted.peer.port().to_be_bytes())
+        .with(NAME + offset_of!(SocketName, local), address(wanted.local.ip()))
+        .with(NAME + offset_of!(SocketName, peer), address(wanted.peer.ip()))
+        // The lower half comes first on every machine.
+        .with(NAME + offset_of!(SocketName, cookie), (wanted.cookie as u32).to_ne_bytes())
+        .with(NAME + offset_of!(SocketName, cookie) + 4, ((wanted.cookie >> 32) as u32).to_ne_bytes())
 }
 
 /// Returns the inode of the socket that a process's descriptor refers to.

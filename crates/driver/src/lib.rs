@@ -49,6 +49,7 @@ mod settings;
 #[cfg(any(test, fuzzing, feature = "hostile"))]
 pub mod simulation;
 mod size;
+mod sock_diag;
 mod standing;
 mod start_error;
 mod takeover;

@@ -3,24 +3,19 @@ use rustix::fd::OwnedFd;
 use rustix::io::{Errno, Result};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 use std::collections::HashSet;
+use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::kernel_socket::{HEADER_BYTES, NLMSG_ERROR, NLM_F_REQUEST, SOCK_DIAG_BY_FAMILY};
+use crate::sock_diag::{
+    Header, InetReply, InetRequest, Message, SocketName, NLMSG_ERROR, SOCK_DIAG_BY_FAMILY,
+};
 
 const SOCK_DESTROY: u16 = 21;
 const NLMSG_DONE: u16 = 3;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_DUMP: u16 = 0x300;
-/// `struct inet_diag_req_v2`, and where the socket's name begins in it.
-const REQUEST_BYTES: usize = HEADER_BYTES + 56;
-const NAME_AT: usize = HEADER_BYTES + 8;
-/// `struct inet_diag_sockid`: ports, addresses, interface, cookie.
-const NAME_BYTES: usize = 48;
-/// Offsets of the socket's name and of attributes in a reply.
-const REPLY_NAME_AT: usize = HEADER_BYTES + 4;
-const QUEUED_AT: usize = HEADER_BYTES + 56;
-const INODE_AT: usize = HEADER_BYTES + 68;
-const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
+const HEADER_BYTES: usize = size_of::<Header>();
+const NAME_BYTES: usize = size_of::<SocketName>();
 const INET_DIAG_CGROUP_ID: u16 = 21;
 const INET_DIAG_SKV6ONLY: u16 = 11;
 const LISTEN: u32 = 1 << 10;
@@ -73,18 +68,15 @@ fn request(
     family: u8,
     states: u32,
     name: Option<&[u8; NAME_BYTES]>,
-) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0u8; REQUEST_BYTES];
-    let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
-    put(0, &(REQUEST_BYTES as u32).to_ne_bytes());
-    put(4, &kind.to_ne_bytes());
-    put(6, &(NLM_F_REQUEST | flags).to_ne_bytes());
-    put(HEADER_BYTES, &[family, libc::IPPROTO_TCP as u8]);
-    put(HEADER_BYTES + 4, &states.to_ne_bytes());
-    if let Some(name) = name {
-        put(NAME_AT, name);
+) -> Message<{ size_of::<InetRequest>() }> {
+    let request = Message::new(kind, flags)
+        .with(offset_of!(InetRequest, family), [family])
+        .with(offset_of!(InetRequest, protocol), [libc::IPPROTO_TCP as u8])
+        .with(offset_of!(InetRequest, states), states.to_ne_bytes());
+    match name {
+        Some(name) => request.with(offset_of!(InetRequest, name), *name),
+        None => request,
     }
-    bytes
 }
 
 fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -98,7 +90,11 @@ fn dump(diag: &OwnedFd, states: u32) -> Result<Vec<Found>> {
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
         // Replies to an earlier question.
         while recv(diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
-        send(diag, &request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, states, None), SendFlags::empty())?;
+        send(
+            diag,
+            request(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, family, states, None).bytes(),
+            SendFlags::empty(),
+        )?;
         // The kernel answers a dump within the calls: the socket need not wait.
         'dump: loop {
             let (count, _) = recv(diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
@@ -121,8 +117,8 @@ fn dump(diag: &OwnedFd, states: u32) -> Result<Vec<Found>> {
 }
 
 fn parse(message: &[u8]) -> Option<Found> {
-    let family = *message.get(HEADER_BYTES)?;
-    let name: [u8; NAME_BYTES] = word(message, REPLY_NAME_AT)?;
+    let family = *message.get(offset_of!(InetReply, family))?;
+    let name: [u8; NAME_BYTES] = word(message, offset_of!(InetReply, name))?;
     let at = |port: usize, address: usize| -> Option<SocketAddr> {
         let ip = match i32::from(family) {
             libc::AF_INET => IpAddr::from(word::<4>(&name, address)?),
@@ -130,10 +126,12 @@ fn parse(message: &[u8]) -> Option<Found> {
         };
         Some(SocketAddr::new(ip, u16::from_be_bytes(word(&name, port)?)))
     };
-    let (local, peer) = (at(0, 4)?, at(2, 20)?);
-    let inode = u32::from_ne_bytes(word(message, INODE_AT)?);
-    let [queued, room] = [QUEUED_AT, QUEUED_AT + 4].map(|at| word(message, at).map_or(0, u32::from_ne_bytes));
-    let (mut group, mut v6_only, mut rest) = (0, false, message.get(ATTRIBUTES_AT..)?);
+    let local = at(offset_of!(SocketName, local_port), offset_of!(SocketName, local))?;
+    let peer = at(offset_of!(SocketName, peer_port), offset_of!(SocketName, peer))?;
+    let inode = u32::from_ne_bytes(word(message, offset_of!(InetReply, inode))?);
+    let queues = [offset_of!(InetReply, receive_queue), offset_of!(InetReply, send_queue)];
+    let [queued, room] = queues.map(|at| word(message, at).map_or(0, u32::from_ne_bytes));
+    let (mut group, mut v6_only, mut rest) = (0, false, message.get(size_of::<InetReply>()..)?);
     while let (Some(len), Some(kind)) = (word(rest, 0), word(rest, 2)) {
         let len = usize::from(u16::from_ne_bytes(len));
         if len < 4 {
@@ -176,7 +174,7 @@ pub fn destroy(diag: &OwnedFd, found: &Found) -> Result<()> {
     let states = u32::MAX;
     send(
         diag,
-        &request(SOCK_DESTROY, NLM_F_ACK, found.family, states, Some(&found.name)),
+        request(SOCK_DESTROY, NLM_F_ACK, found.family, states, Some(&found.name)).bytes(),
         SendFlags::empty(),
     )?;
     let (count, _) = recv(diag, &mut reply[..], RecvFlags::DONTWAIT)?;
