@@ -1,10 +1,12 @@
 //! Signals as something to read: a descriptor that is polled beside others, so that nothing runs in
 //! a signal handler and clean-up is ordinary code.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -30,10 +32,10 @@ pub enum Wake {
 
 /// The signals that ask a program to end, blocked from their default action while this exists.
 pub struct Signals {
-    fd: OwnedFd,
+    fd: SignalFd,
 }
 
-const WATCHED: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+const WATCHED: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 const SI_KERNEL: i32 = 0x80;
 
 impl Signals {
@@ -45,14 +47,8 @@ impl Signals {
 
     /// Returns the next signal, if one has arrived.
     pub fn next(&self) -> Option<Caught> {
-        let mut record = [0u8; 128];
-        match rustix::io::read(&self.fd, &mut record[..]) {
-            Ok(128) => {
-                let word = |at: usize| i32::from_ne_bytes(record[at..at + 4].try_into().expect("four bytes"));
-                Some(Caught { signal: word(0), from_terminal: word(8) == SI_KERNEL })
-            }
-            _ => None,
-        }
+        let record = self.fd.read_signal().ok()??;
+        Some(Caught { signal: record.ssi_signo as i32, from_terminal: record.ssi_code == SI_KERNEL })
     }
 
     /// Fails if a signal has arrived: for long work to call now and then.

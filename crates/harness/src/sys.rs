@@ -1,15 +1,15 @@
-//! The few kernel calls that have no safe wrapper: leaving namespaces, signal masks and `signalfd`,
-//! and a read-only mapping of a file. Everything else in this program is safe code.
+//! The few kernel calls that have no safe wrapper: leaving namespaces, what a child does before its image, a filter of system calls,
+//! and a read-only mapping of a file; beside them signal masks. Everything else in this program is safe code.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use memmap2::{Mmap, MmapOptions};
+use nix::sys::signal::{signal, SigHandler, SigSet, SigmaskHow, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::process::{getpid, setpgid, Pid};
 use rustix::thread::UnshareFlags;
 
@@ -20,50 +20,25 @@ pub fn unshare(flags: UnshareFlags) -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(io::Error::from)
 }
 
-fn signal_set(signals: &[i32]) -> libc::sigset_t {
-    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `sigemptyset` initialises the whole set, `sigaddset` changes one bit of it and refuses
-    // numbers that are no signals.
-    unsafe {
-        libc::sigemptyset(set.as_mut_ptr());
-        for &signal in signals {
-            libc::sigaddset(set.as_mut_ptr(), signal);
-        }
-        set.assume_init()
-    }
-}
-
 /// Blocks `signals` in the calling thread (and in its later children) and returns a non-blocking,
 /// close-on-exec descriptor that reads them instead.
-pub fn signal_fd(signals: &[i32]) -> io::Result<OwnedFd> {
-    let set = signal_set(signals);
-    // SAFETY: `set` is initialised and outlives both calls; the old mask is not asked for.
-    let fd = unsafe {
-        let rc = libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        if rc != 0 {
-            return Err(io::Error::from_raw_os_error(rc));
-        }
-        libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` is a descriptor just made that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+pub fn signal_fd(signals: &[Signal]) -> io::Result<SignalFd> {
+    let set = signals.iter().copied().collect::<SigSet>();
+    set.thread_block()?;
+    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
 /// Lets the program end quietly when nobody reads its output any more (`pd ls | head`). Not for
 /// programs with peers: a write to a closed socket would end those, too.
 pub fn end_on_closed_output() {
     // SAFETY: sets a default action; no handler of ours is replaced.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
 }
 
 /// Unblocks every signal in the calling thread, so that its children begin with an empty mask.
 pub fn unblock_signals() {
-    let set = signal_set(&[]);
-    // SAFETY: `set` is initialised and outlives the call; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut()) };
+    // Fails for an unknown `how` only.
+    let _ = SigSet::empty().thread_set_mask();
 }
 
 /// Makes a command begin in a process group of its own, with an empty mask of signals, whatever its parent has
@@ -109,13 +84,9 @@ pub fn under_filter(command: &mut Command, filter: Vec<libc::sock_filter>) -> &m
 /// Gives the terminal that is standard input to a process group of the caller's session. The calling thread is not stopped
 /// for that, whichever group it is in.
 pub fn set_foreground(group: Pid) -> io::Result<()> {
-    let stop = signal_set(&[libc::SIGTTOU]);
-    let mut before = signal_set(&[]);
-    // SAFETY: both sets are initialised and outlive the call.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &stop, &mut before) };
+    let before = SigSet::from(Signal::SIGTTOU).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
     let given = rustix::termios::tcsetpgrp(rustix::stdio::stdin(), group);
-    // SAFETY: the set is initialised and outlives the call; the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) };
+    before.thread_set_mask()?;
     given.map_err(io::Error::from)
 }
 

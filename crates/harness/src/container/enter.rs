@@ -63,7 +63,8 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
         confine::confine_command(&mut command)?;
     }
     let terminal = Terminal::of_caller();
-    let children = crate::sys::signal_fd(&[libc::SIGCHLD]).context("cannot open a signalfd")?;
+    let children =
+        crate::sys::signal_fd(&[nix::sys::signal::Signal::SIGCHLD]).context("cannot open a signalfd")?;
     let child = jobs::in_own_group(&mut command, terminal)
         .spawn()
         .with_context(|| format!("cannot run '{}'; check the path", program.to_string_lossy()))?;
@@ -73,7 +74,7 @@ pub fn execute(record: &Record, environment: Vec<(String, String)>, command: &[O
         match signals.wait(children.as_fd(), None)? {
             Wake::Ready => {
                 // The signal's record says no more than the child does.
-                let _ = rustix::io::read(&children, &mut [0u8; 128][..]);
+                let _ = children.read_signal();
                 if let Some(status) = turn(child, &mut lent)? {
                     return Ok(status);
                 }
