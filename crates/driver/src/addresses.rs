@@ -3,6 +3,8 @@
 //! A user may add any number of addresses. The kernel takes a microsecond and more for each, after it has waited for its one lock of the
 //! interfaces of all namespaces. The helper of the tenant that pays for the request reads the list ([`list`]), and the request waits.
 use crate::hash::FastMap;
+use nix::ifaddrs::getifaddrs;
+use nix::sys::socket::SockaddrStorage;
 use pd_shm::procfs;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::fstat;
@@ -47,50 +49,26 @@ fn is_own(namespace: &OwnedFd) -> Result<bool> {
 }
 
 fn interface_addresses() -> Result<Addresses> {
-    let mut head = std::ptr::null_mut();
-    // SAFETY: `head` is a valid place for the list's head.
-    if unsafe { libc::getifaddrs(&mut head) } != 0 {
-        return Err(Error::last_os_error());
-    }
     let mut found = Addresses::default();
-    let mut at = head;
-    while !at.is_null() && found.len() < ADDRESSES_MAX {
-        // SAFETY: `at` is an entry of the list, which lives until `freeifaddrs`.
-        let entry = unsafe { &*at };
-        let address = socket_address(entry.ifa_addr);
-        if let Some(address) = address {
-            let prefix = match socket_address(entry.ifa_netmask) {
+    for interface in getifaddrs()? {
+        if found.len() == ADDRESSES_MAX {
+            break;
+        }
+        if let Some(address) = interface.address.and_then(ip) {
+            let prefix = match interface.netmask.and_then(ip) {
                 Some(IpAddr::V4(mask)) => mask.to_bits().count_ones(),
                 Some(IpAddr::V6(mask)) => mask.to_bits().count_ones(),
                 None => 128,
             };
             found.insert(address, prefix as u8);
         }
-        at = entry.ifa_next;
     }
-    // SAFETY: the list that `getifaddrs` returned, freed once.
-    unsafe { libc::freeifaddrs(head) };
     Ok(found)
 }
 
-fn socket_address(address: *const libc::sockaddr) -> Option<IpAddr> {
-    if address.is_null() {
-        return None;
-    }
-    // SAFETY: `getifaddrs` gives addresses of the size that their family says.
-    unsafe {
-        match i32::from((*address).sa_family) {
-            libc::AF_INET => {
-                let v4 = address.cast::<libc::sockaddr_in>().read_unaligned();
-                Some(IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into()))
-            }
-            libc::AF_INET6 => {
-                let v6 = address.cast::<libc::sockaddr_in6>().read_unaligned();
-                Some(IpAddr::V6(v6.sin6_addr.s6_addr.into()))
-            }
-            _ => None,
-        }
-    }
+fn ip(address: SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
 }
 
 #[cfg(test)]
