@@ -248,7 +248,7 @@ pub enum ToMover {
     /// Sets a flow's mirrors; none: it has none.
     Show { flow: FlowId, showing: Option<Box<Showing>> },
     /// Has both ends of a direct flow look again.
-    Kick { flow: FlowId },
+    WakeEnds { flow: FlowId },
     /// The source of a direct flow says that it has sent `bytes` and `messages` more.
     Reported { flow: FlowId, bytes: u64, messages: u64 },
     /// `flow`, served by `mover`, brings data to this socket.

@@ -239,10 +239,10 @@ impl Conductor {
     }
 
     /// Has both sides of a connection look again.
-    fn kick(&self, index: ConnectionId) {
+    fn wake_ends(&self, index: ConnectionId) {
         let Some(Connection { movers, .. }) = self.connection(index) else { return };
         for side in Side::BOTH {
-            self.movers.send(movers[side], ToMover::Kick { flow: index.flow(side) });
+            self.movers.send(movers[side], ToMover::WakeEnds { flow: index.flow(side) });
         }
     }
 
@@ -449,7 +449,7 @@ impl Conductor {
         }
         // SYNC POINT: direct-ready (the peer stores its producer index, fences, looks at its path)
         fence(Ordering::SeqCst);
-        self.kick(index);
+        self.wake_ends(index);
         self.tell_client(id, &Frame::new(FrameKind::Ready).with_id(socket), None);
         Ok(())
     }

@@ -103,7 +103,7 @@ impl Mover {
                     socket.incoming = Some((mover, flow));
                 }
             }
-            ToMover::Kick { flow } => self.kick(flow, self.outbox.own()),
+            ToMover::WakeEnds { flow } => self.wake_ends(flow, self.outbox.own()),
             ToMover::Reported { flow, bytes, messages } => {
                 if let Some(flow) = self.flows.get(flow) {
                     counting::count_reported(&self.metrics, self.outbox.own(), flow, bytes, messages);
@@ -188,7 +188,7 @@ impl Mover {
             fence(Ordering::SeqCst);
             self.catch_up(source.client, source.slot);
             if first != Some(source.place()) {
-                // `kick` below wakes the client whose sends come first.
+                // `wake_ends` below wakes the client whose sends come first.
                 Waker::default().wake_always(&source.memory.send_wait(source.slot));
                 self.ready_at(source.place());
             }
@@ -196,7 +196,7 @@ impl Mover {
         let mut position = 0;
         if let Some(flow) = self.flows.get(id) {
             position = flow.position();
-            let news = flow.kick();
+            let news = flow.wake_ends();
             self.tell(id, news);
             self.touch(id);
         }
@@ -210,13 +210,13 @@ impl Mover {
     }
 
     /// Has both ends of a flow look again.
-    pub(super) fn kick(&mut self, id: FlowId, mover: MoverId) {
+    pub(super) fn wake_ends(&mut self, id: FlowId, mover: MoverId) {
         if mover != self.outbox.own() {
-            self.outbox.tell_mover(mover, ToMover::Kick { flow: id });
+            self.outbox.tell_mover(mover, ToMover::WakeEnds { flow: id });
             return;
         }
         if let Some(flow) = self.flows.get(id) {
-            let news = flow.kick();
+            let news = flow.wake_ends();
             self.tell(id, news);
         }
     }

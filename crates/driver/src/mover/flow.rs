@@ -423,7 +423,7 @@ impl Flow {
     }
 
     /// Wakes both sides, whatever they wait for.
-    pub fn kick(&mut self) -> News {
+    pub fn wake_ends(&mut self) -> News {
         if !self.sink.is_gone() {
             self.sink.wake();
         }

@@ -254,8 +254,8 @@ impl Mover {
         // SYNC POINT: direct-left (the peer sees all that the former client wrote)
         to.memory.publish_path(to.slot, *path);
         fence(Ordering::SeqCst);
-        self.kick(id, incoming.map_or(self.outbox.own(), |(mover, _)| mover));
-        self.kick(id.peer(), self.outbox.own());
+        self.wake_ends(id, incoming.map_or(self.outbox.own(), |(mover, _)| mover));
+        self.wake_ends(id.peer(), self.outbox.own());
     }
 
     /// Takes bytes that have come into a ring that is read in a former receiver's place. `last`: the sender has left the ring.

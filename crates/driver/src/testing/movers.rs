@@ -92,7 +92,7 @@ impl Inboxes {
             | Ready { client, slot }
             | Nudge { client, slot, .. } => self.of_socket(client, slot),
             AddFlow(ref new) => new.as_ref().map_or(MoverId::default(), |new| new.source.mover),
-            Kick { flow }
+            WakeEnds { flow }
             | NudgeSource { flow, .. }
             | Reported { flow, .. }
             | Show { flow, .. }

@@ -176,7 +176,7 @@ impl Xsk {
     }
 
     /// Makes the kernel send, where it waits for a call.
-    fn kick(&mut self) {
+    fn wake_kernel(&mut self) {
         for _ in 0..KICKS_MAX {
             if self.to_send.unconsumed() == 0 || !self.to_send.needs_wakeup() {
                 return;
@@ -230,7 +230,7 @@ impl Device for Xsk {
         self.received.publish(self.received.at.consumer);
         self.free.publish(self.free.at.producer);
         self.to_send.publish(self.to_send.at.producer);
-        self.kick();
+        self.wake_kernel();
         self.reclaim();
         if self.free.at.flags.is_some() && self.free.needs_wakeup() {
             let _ = recv(&self.socket, &mut [0; 0], RecvFlags::DONTWAIT);

@@ -181,7 +181,7 @@ impl Conductor {
             // SYNC POINT: direct-drained (all was delivered before a client reads, or writes, a ring)
             self.change_word(index, side, |word| word & !bit);
             fence(Ordering::SeqCst);
-            self.kick(index);
+            self.wake_ends(index);
         }
     }
 }

@@ -140,7 +140,7 @@ impl Conductor {
             *word = begins | *word & (path::PEER_READY | path::RECV_UNDRAINED | path::SEND_UNDRAINED);
         }
         Side::BOTH.into_iter().for_each(|side| self.say(index, side, 0));
-        self.kick(index);
+        self.wake_ends(index);
     }
 
     /// Takes a connection off the direct path without loss.
@@ -156,7 +156,7 @@ impl Conductor {
             Side::BOTH.into_iter().for_each(|side| self.say(index, side, path::LEFT));
         }
         fence(Ordering::SeqCst);
-        self.kick(index);
+        self.wake_ends(index);
     }
 
     /// Notes that one side of a connection that leaves the direct path has done its part. Its client says so, or has ended.
@@ -169,7 +169,7 @@ impl Conductor {
                 // SYNC POINT: direct-left (the client has written its last byte, then said so)
                 self.say(index, side.other(), path::LAST);
                 fence(Ordering::SeqCst);
-                self.kick(index);
+                self.wake_ends(index);
             }
             Gone::Writer => {}
         }
