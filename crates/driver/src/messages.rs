@@ -4,7 +4,7 @@ pub use crate::ids::{payer, Payer, DRIVER};
 use crate::gate::Staged;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::mailbox::Mailbox;
-use crate::memory::{Account, ClientMemory, Events, Lease, Remainder, Requests};
+use crate::memory::{Account, ClientMemory, Events, Lease, Requests, UndrainedRing};
 use crate::mirror::Showing;
 use crate::policy::budget::Budget;
 use crate::policy::Policy;
@@ -172,7 +172,7 @@ pub struct Parted {
     /// Of the destination: whether the connection has left the direct path with it, and stays off it.
     pub left: bool,
     /// Then the bytes that the former socket had not read.
-    pub remainder: Option<Remainder>,
+    pub undrained_ring: Option<UndrainedRing>,
     /// Of the source on the direct path: bytes of the new socket are held until the destination has read the ring of
     /// the former one.
     pub held: bool,

@@ -54,11 +54,11 @@ pub struct UnpaidRing(RingFile);
 /// Bytes of a direct flow that its former receiver has not read. The sender may write more of them until it learns
 /// that it must leave the ring.
 #[derive(Debug)]
-pub struct Remainder {
+pub struct UndrainedRing {
     /// The sender's memory file, from its index page on.
     pub map: Mapping,
     /// Offset of the ring's first byte, behind the index page.
-    pub head: usize,
+    pub ring_offset: usize,
     /// Size of the ring; a power of two.
     pub bytes: u64,
     /// Bytes read so far.
@@ -108,8 +108,8 @@ impl Pool {
         bytes: u64,
         pages: Pages,
     ) -> std::result::Result<DirectRing, Exhausted> {
-        let head = pages.bytes();
-        let len = head + bytes as usize;
+        let ring_offset = pages.bytes();
+        let len = ring_offset + bytes as usize;
         let lease = account.lease(Amounts::region(len as u64))?;
         let make = || -> Result<(OwnedFd, Region<Theirs>)> {
             may(Call::MakeMemory)?;
@@ -131,7 +131,7 @@ impl Pool {
                 return Err(Errno::MFILE);
             }
             may(Call::Map)?;
-            let index = Region::<Theirs>::new(&fd, head)?;
+            let index = Region::<Theirs>::new(&fd, ring_offset)?;
             may(Call::Populate)?;
             index.populate(0, PAGE_BYTES)?;
             Ok((fd, index))
@@ -148,14 +148,16 @@ impl UnpaidRing {
     /// # Errors
     /// `EINVAL` if it is not such a file; errors of mapping memory.
     pub fn new(fd: OwnedFd, (pages, bytes, sealed): (Pages, u64, bool)) -> Result<Self> {
-        let head = pages.bytes();
-        let len =
-            usize::try_from(bytes).ok().and_then(|bytes| head.checked_add(bytes)).ok_or(Errno::INVAL)?;
+        let ring_offset = pages.bytes();
+        let len = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| ring_offset.checked_add(bytes))
+            .ok_or(Errno::INVAL)?;
         if !bytes.is_power_of_two() || bytes < PAGE_BYTES as u64 {
             return Err(Errno::INVAL);
         }
         memfd::check(&fd, len, pages, sealed)?;
-        let index = Region::<Theirs>::new(&fd, head)?;
+        let index = Region::<Theirs>::new(&fd, ring_offset)?;
         index.populate(0, PAGE_BYTES)?;
         Ok(Self(RingFile { fd: Arc::new(fd), index, pages, bytes, sealed }))
     }
@@ -269,15 +271,15 @@ impl DirectRing {
     ///
     /// # Errors
     /// Errors of `mmap`; a lack of memory.
-    pub fn remainder(&self, read: u64, is_last: bool, end: Option<u64>) -> Result<Remainder> {
-        let head = self.file.pages.bytes();
-        let len = head + self.file.bytes as usize;
+    pub fn undrained(&self, read: u64, is_last: bool, end: Option<u64>) -> Result<UndrainedRing> {
+        let ring_offset = self.file.pages.bytes();
+        let len = ring_offset + self.file.bytes as usize;
         may(Call::Map)?;
         let map = Mapping::new(&self.file.fd, len, Protection::Read)?;
         may(Call::Populate)?;
         // The file has all its pages. A lack of memory for page tables shows here, not on a copy's access.
         map.populate(0, len)?;
-        Ok(Remainder { map, head, bytes: self.file.bytes, read, is_last, end })
+        Ok(UndrainedRing { map, ring_offset, bytes: self.file.bytes, read, is_last, end })
     }
 
     /// Tells whether no client holds the ring any more.

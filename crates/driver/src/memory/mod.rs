@@ -13,7 +13,7 @@ pub trait Lent: std::fmt::Debug + Send + Sync {
 }
 
 pub use account::{Account, Amounts, Cap, Caps, Lease, Resource, Standing, Whose};
-pub use direct::{DirectRing, Remainder, RingEnds, UnpaidRing};
+pub use direct::{DirectRing, RingEnds, UndrainedRing, UnpaidRing};
 pub use lines::{ClientMemory, Events, Requests};
 pub use pool::{Cold, Exhausted, HugepageUse, Pool, Region, Shelves};
 pub use space::Space;

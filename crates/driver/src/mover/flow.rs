@@ -497,8 +497,8 @@ impl Flow {
     }
 
     /// Tells whether there is a ring of the source's that the destination cannot read.
-    pub fn has_remainder(&self) -> bool {
-        self.migration.as_ref().is_some_and(|migration| migration.has_remainder())
+    pub fn is_draining(&self) -> bool {
+        self.migration.as_ref().is_some_and(|migration| migration.is_draining())
     }
 
     /// Tells whether the source sends no more.

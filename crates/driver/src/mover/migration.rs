@@ -69,7 +69,7 @@ impl Mover {
         let is_move = parted.is_some();
         let parted = parted.map_or_else(Parted::default, |parted| *parted);
         let end = parted.end_of_over();
-        let Parted { former, former_end, left, remainder, .. } = parted;
+        let Parted { former, former_end, left, undrained_ring, .. } = parted;
         let Some(flow) = self.flows.get(id) else {
             // The flow is over, and its last receiver has read all.
             if let Some(Endpoint { memory, slot, .. }) = &former_end {
@@ -87,8 +87,8 @@ impl Mover {
         let migration = flow.migration_mut();
         // A client that was to have the end meanwhile learns the same as the former one.
         let between = migration.retarget(destination, former, left, is_move);
-        if let Some(remainder) = remainder {
-            let is_last = migration.drain(remainder) || finished;
+        if let Some(undrained_ring) = undrained_ring {
+            let is_last = migration.drain(undrained_ring) || finished;
             self.drains.add(id);
             self.read_on(id, is_last);
         }
@@ -261,13 +261,13 @@ impl Mover {
     /// Takes bytes that have come into a ring that is read in a former receiver's place. `last`: the sender has left the ring.
     pub(super) fn read_on(&mut self, id: FlowId, last: bool) {
         let now = self.now;
-        let Some(flow) = self.flows.used(id).filter(|flow| flow.has_remainder()) else { return };
+        let Some(flow) = self.flows.used(id).filter(|flow| flow.is_draining()) else { return };
         // Copies of sends and bytes in the ring never come together, unless the sender breaks the protocol.
         let in_order = flow.has_no_send_under_way() && !flow.is_aborted();
         let Some(migration) = flow.migration() else { return };
-        let found = migration.look_at_remainder(now, in_order);
+        let found = migration.look_at_drain_ring(now, in_order);
         if last {
-            migration.end_remainder();
+            migration.end_drain();
         }
         match found {
             Ok(0) => self.tell_drained(id),
@@ -283,7 +283,7 @@ impl Mover {
     fn break_flow(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if let Some(migration) = flow.migration() {
-            migration.end_remainder();
+            migration.end_drain();
         }
         let client = flow.source().client;
         self.tell_conductor(ToConductor::BrokeRing { client });

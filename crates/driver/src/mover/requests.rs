@@ -268,7 +268,7 @@ impl Mover {
             return Ok(());
         };
         let Some(mut flow) = self.flows.get(id) else { return Ok(()) };
-        if flow.has_remainder() {
+        if flow.is_draining() {
             // Bytes in the sender's ring were sent before.
             self.read_on(id, false);
             let Some(again) = self.flows.get(id) else { return Ok(()) };

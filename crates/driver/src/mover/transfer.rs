@@ -283,7 +283,7 @@ impl Mover {
         let Some(flow) = self.flows.used(id) else { return };
         flow.schedule = Default::default();
         counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
-        if flow.has_remainder() {
+        if flow.is_draining() {
             self.drains.add(id);
         }
         self.ticks.want();

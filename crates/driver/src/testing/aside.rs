@@ -1,5 +1,5 @@
 //! A side that leaves for the kernel while the flow to it exists, or is over.
-use super::remainder::endpoint;
+use super::drain::endpoint;
 use super::*;
 use crate::messages::Asking;
 use pd_abi::layout::ELSEWHERE;

@@ -18,14 +18,14 @@ mod aside;
 #[cfg(test)]
 mod attacks;
 #[cfg(test)]
+mod drain;
+#[cfg(test)]
 mod fair;
 mod movers;
 mod peers;
 mod program;
 #[cfg(test)]
 mod rates;
-#[cfg(test)]
-mod remainder;
 mod world;
 
 use crate::clock::Clock;

@@ -2,7 +2,7 @@
 use crate::conductor::client::SocketState;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot};
-use crate::memory::{DirectRing, Remainder, RingEnds};
+use crate::memory::{DirectRing, RingEnds, UndrainedRing};
 use crate::messages::{FlowEnd, Leave};
 use pd_abi::layout::path;
 use pd_abi::{Frame, FrameKind, SocketId};
@@ -19,7 +19,7 @@ pub(in crate::conductor) struct Parting {
     /// The connection leaves the direct path, or has left it.
     pub(in crate::conductor) left: bool,
     /// Bytes of its peer's ring that the side had not read.
-    pub(in crate::conductor) remainder: Option<Remainder>,
+    pub(in crate::conductor) undrained_ring: Option<UndrainedRing>,
     /// Set if the peer has still to read bytes that the side wrote.
     pub(in crate::conductor) held: bool,
     /// News for the peer.
@@ -89,7 +89,7 @@ impl Conductor {
                 direct.left[side.other()] || recall.is_some_and(|recall| recall.stopped[side.other()]);
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side.other()]);
             let sealed = others.filter(|ring| ring.is_sealed() && !is_read_up);
-            parting.remainder = sealed.map(|ring| ring.remainder(read, is_last, end)).transpose()?;
+            parting.undrained_ring = sealed.map(|ring| ring.undrained(read, is_last, end)).transpose()?;
         }
         if first && !direct.left[side.other()] {
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side]);

@@ -134,7 +134,7 @@ impl Conductor {
             // Before the move, so that the new client is told of the end, and is brought nothing behind the bytes that are lost.
             self.cut(index);
         }
-        let Parting { left, remainder, held, leave, ends } =
+        let Parting { left, undrained_ring, held, leave, ends } =
             parting.unwrap_or_else(|_| Parting { left: true, ..Parting::default() });
         let Some(connection) = self.connections.get_mut(index) else { return ends };
         let owned = connection.set_owner(side, owner);
@@ -166,7 +166,7 @@ impl Conductor {
                         former,
                         former_end: former_end.clone(),
                         left,
-                        remainder,
+                        undrained_ring,
                         peers_end,
                         ..Parted::default()
                     })),

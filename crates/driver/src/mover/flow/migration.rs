@@ -2,7 +2,7 @@
 //! The mover acts on it ([`crate::mover::migration`]).
 use super::Flow;
 use crate::ids::ClientId;
-use crate::memory::Remainder;
+use crate::memory::UndrainedRing;
 use crate::messages::{Endpoint, FlowEnd, Former, Ring};
 use crate::takeover::pack::Hindrance;
 use pd_abi::layout::direct;
@@ -35,7 +35,7 @@ pub struct Migration {
     /// Number of sends accepted before those of the present sender.
     base: u64,
     /// The sender's ring, as long as it may write there and the receiver cannot read it.
-    remainder: Option<Box<DrainRing>>,
+    drain_ring: Option<Box<DrainRing>>,
     /// Set while the receiver has still to read a ring that the present sender, or a former one, has left.
     held: bool,
     /// Set if the sender's ring is read here: its receiver has gone to another client.
@@ -79,7 +79,7 @@ impl FormerRing {
     fn place(&self) -> (u64, u64) {
         let (map, offset, bytes) = match self {
             Self::Receive(ring) => (&ring.map, ring.offset(), ring.bytes()),
-            Self::Direct(map, head, bytes) => (map, *head, *bytes),
+            Self::Direct(map, ring_offset, bytes) => (map, *ring_offset, *bytes),
         };
         (map.address(offset, bytes as usize).as_ptr() as u64, bytes)
     }
@@ -101,7 +101,7 @@ struct Undrained {
 #[derive(Debug)]
 struct DrainRing {
     map: Arc<Mapping>,
-    head: usize,
+    ring_offset: usize,
     bytes: u64,
     /// Bytes that the former receiver has given back. The number stays, so that no more than a ring comes.
     given_back: u64,
@@ -117,10 +117,10 @@ struct DrainRing {
     pause: Duration,
 }
 
-impl From<Remainder> for DrainRing {
-    fn from(Remainder { map, head, bytes, read, is_last: _, end }: Remainder) -> Self {
+impl From<UndrainedRing> for DrainRing {
+    fn from(UndrainedRing { map, ring_offset, bytes, read, is_last: _, end }: UndrainedRing) -> Self {
         let (map, look_at, pause) = (Arc::new(map), Duration::ZERO, LOOK_FIRST);
-        Self { map, head, bytes, given_back: read, read, end, is_looked_at: false, look_at, pause }
+        Self { map, ring_offset, bytes, given_back: read, read, end, is_looked_at: false, look_at, pause }
     }
 }
 
@@ -133,9 +133,9 @@ impl Migration {
     /// # Errors
     /// An end is on its way to another client.
     pub fn give(&self) -> Result<MigrationState, Hindrance> {
-        let Self { next, formers, undrained, counted, moves, successors, base, remainder, held, .. } = self;
+        let Self { next, formers, undrained, counted, moves, successors, base, drain_ring, held, .. } = self;
         let has_arrived = next.is_none() && formers.is_empty() && successors.is_empty();
-        if !has_arrived || !undrained.is_empty() || *moves != [0; 2] || remainder.is_some() || *held {
+        if !has_arrived || !undrained.is_empty() || *moves != [0; 2] || drain_ring.is_some() || *held {
             return Err(Hindrance::passing("a connection is on its way from one process to another"));
         }
         let &Self { read_here, sender_left, receiver_left, .. } = self;
@@ -165,8 +165,8 @@ impl Migration {
     }
 
     /// Tells whether there is a ring of the source's that the destination cannot read.
-    pub fn has_remainder(&self) -> bool {
-        self.remainder.is_some()
+    pub fn is_draining(&self) -> bool {
+        self.drain_ring.is_some()
     }
 
     /// Returns address and length of the former owners' bytes that are to be copied next.
@@ -236,7 +236,7 @@ impl Migration {
             FlowEnd::Source => self.successors.is_empty(),
             FlowEnd::Destination => {
                 // Bytes may lie in the sender's ring that nobody has looked for.
-                let is_looked_at = self.remainder.as_ref().is_none_or(|ring| ring.is_looked_at);
+                let is_looked_at = self.drain_ring.as_ref().is_none_or(|ring| ring.is_looked_at);
                 is_looked_at && self.next.is_none() && self.undrained.is_empty()
             }
         };
@@ -245,27 +245,27 @@ impl Migration {
     }
 
     /// Reads the sender's ring here from now on. Returns whether the sender has left it.
-    pub fn drain(&mut self, remainder: Remainder) -> bool {
-        let is_last = remainder.is_last || self.sender_left;
-        self.remainder = Some(Box::new(DrainRing::from(remainder)));
+    pub fn drain(&mut self, undrained: UndrainedRing) -> bool {
+        let is_last = undrained.is_last || self.sender_left;
+        self.drain_ring = Some(Box::new(DrainRing::from(undrained)));
         is_last
     }
 
     /// Fixes where the sender's ring ends, if it is read here: its writer's end has gone to another client.
     pub fn fix_end(&mut self, end: Option<u64>) {
-        if let Some(ring) = &mut self.remainder {
+        if let Some(ring) = &mut self.drain_ring {
             ring.end = end.or(ring.end);
         }
     }
 
     /// Ends reading the sender's ring here.
-    pub fn end_remainder(&mut self) {
-        self.remainder = None;
+    pub fn end_drain(&mut self) {
+        self.drain_ring = None;
     }
 
     /// Returns the time of the next look at the sender's ring, if it is read here.
     pub fn look_at(&self) -> Option<Duration> {
-        Some(self.remainder.as_ref()?.look_at)
+        Some(self.drain_ring.as_ref()?.look_at)
     }
 
     /// Notes that the sender writes nothing more into its ring. Sends wait until the receiver has read the ring, unless it is read here.
@@ -336,8 +336,8 @@ impl Migration {
     ///
     /// # Errors
     /// The sender's counter is impossible.
-    pub fn look_at_remainder(&mut self, now: Duration, in_order: bool) -> Result<u64, Impossible> {
-        let Some(ring) = self.remainder.as_deref_mut() else { return Ok(0) };
+    pub fn look_at_drain_ring(&mut self, now: Duration, in_order: bool) -> Result<u64, Impossible> {
+        let Some(ring) = self.drain_ring.as_deref_mut() else { return Ok(0) };
         ring.look_at = now + ring.pause;
         ring.pause = (ring.pause * 2).min(LOOK_LAST);
         if !in_order {
@@ -359,7 +359,7 @@ impl Migration {
                 piece.undelivered += len;
             }
             _ => {
-                let place = FormerRing::Direct(Arc::clone(&ring.map), ring.head, ring.bytes);
+                let place = FormerRing::Direct(Arc::clone(&ring.map), ring.ring_offset, ring.bytes);
                 let at = written - len;
                 self.undrained.push_back(Undrained { ring: place, at, left: len, undelivered: len });
             }

@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 pub(super) struct Half<A: Access> {
     map: Region<A>,
     _hold: Hold,
-    head: usize,
+    ring_offset: usize,
     bytes: u64,
 }
 
@@ -110,7 +110,7 @@ impl<A: Access> Half<A> {
     }
 
     fn place(&self, at: u64) -> usize {
-        self.head + (at & (self.bytes - 1)) as usize
+        self.ring_offset + (at & (self.bytes - 1)) as usize
     }
 }
 
@@ -334,14 +334,14 @@ impl Honest {
         let of = self.sockets.iter_mut().flatten().find(|socket| socket.id == exchange.id);
         let now = self.now;
         let rings = of.map(|socket| &mut socket.rings);
-        let (head, bytes) = (frame.page_bytes as usize, frame.bytes);
-        let len = || head + bytes as usize;
+        let (ring_offset, bytes) = (frame.page_bytes as usize, frame.bytes);
+        let len = || ring_offset + bytes as usize;
         match (exchange.kind, kind, came) {
             (FrameKind::DirectRing, FrameKind::DirectRing, Some((fd, hold))) => {
                 let map = Region::<Own>::new(&fd, len()).expect("a mapping");
                 memfd::seal_against_all(fd).expect("a seal");
                 if let Some(rings) = rings {
-                    rings.own = Some(Half { map, _hold: hold, head, bytes });
+                    rings.own = Some(Half { map, _hold: hold, ring_offset, bytes });
                 }
                 let mapped = Frame::new(FrameKind::DirectMapped).with_id(exchange.id.0);
                 if link.send(&mapped).is_ok() {
@@ -355,7 +355,7 @@ impl Honest {
             (FrameKind::PeerRing, FrameKind::PeerRing, Some((fd, hold))) => {
                 let map = Region::<Theirs>::new(fd, len()).expect("a mapping");
                 if let Some(rings) = rings {
-                    rings.peer = Some(Half { map, _hold: hold, head, bytes });
+                    rings.peer = Some(Half { map, _hold: hold, ring_offset, bytes });
                 }
             }
             (FrameKind::RingEnds, FrameKind::RingEnds | FrameKind::Error, None) => {

@@ -38,8 +38,8 @@ impl Moved {
             map.store_u64(PAGE_BYTES + at as usize, at, Ordering::Relaxed);
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
-        let remainder = Some(ring.remainder(read, false, None).expect("a mapping"));
-        let parted = Some(Box::new(Parted { left: true, remainder, ..Parted::default() }));
+        let undrained_ring = Some(ring.undrained(read, false, None).expect("a mapping"));
+        let parted = Some(Box::new(Parted { left: true, undrained_ring, ..Parted::default() }));
         let destination = endpoint(&world, C, SLOT);
         world.mover.make_last(A_TO_B);
         if let Some(end) = end {
