@@ -164,7 +164,7 @@ pub struct Former {
 
 /// Facts for a flow when one of its ends goes to another client.
 #[derive(Debug, Default)]
-pub struct Parted {
+pub struct Handoff {
     /// The former socket of the end.
     pub former: Option<Former>,
     /// The same as an end, for the flow that is over by then: its mover tells the former client.
@@ -187,7 +187,7 @@ pub struct Parted {
     pub unclaimed: bool,
 }
 
-impl Parted {
+impl Handoff {
     /// Returns the end for a client that takes an end of a flow which is over.
     pub fn end_of_over(&self) -> u32 {
         if self.peers_end == 0 {
@@ -267,10 +267,10 @@ pub enum ToMover {
     /// flow down.
     Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, asker: Asking, event: Event },
     /// The flow's bytes go to another client's socket from now on, unread ones first.
-    Retarget { flow: FlowId, destination: Endpoint, parted: Option<Box<Parted>> },
+    HandoffDestination { flow: FlowId, destination: Endpoint, handoff: Option<Box<Handoff>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.
-    HandOver { flow: FlowId, source: Endpoint, parted: Box<Parted> },
-    /// Message from the mover that has carried out [`Self::HandOver`] of this flow to the mover of the flow back.
+    HandoffSource { flow: FlowId, source: Endpoint, handoff: Box<Handoff> },
+    /// Message from the mover that has carried out [`Self::HandoffSource`] of this flow to the mover of the flow back.
     Leave { flow: FlowId, leave: Box<Leave> },
     /// Message from the mover of the flow's destination, which has read the ring of a former source.
     Release { flow: FlowId, _forwarded: Forwarded },
@@ -334,7 +334,7 @@ pub enum ToConductor {
     /// A flow no longer needs this ring.
     FreeRing { ring: Ring },
     /// A flow of this socket has another source, after all sends of the socket; or another destination.
-    LetGo { former: Former },
+    Released { former: Former },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
     /// All bytes of the former clients of one end of a flow have been handled. The end had `moves` new clients since the last such

@@ -2,15 +2,15 @@
 //! taken back when neither holds them any more. The driver never touches their bytes.
 //!
 //! A direct connection has flows like any other. These carry no bytes, and end the connection as any flow does. [`placing`] decides which
-//! connections have rings, and moves open connections when that changes. [`parting`] deals with rings of which an end goes to another
+//! connections have rings, and moves open connections when that changes. [`handoff`] deals with rings of which an end goes to another
 //! process. Only the conductor writes the `path` words of direct connections, except for [`Leave`].
 mod doorbells;
-mod parting;
+mod handoff;
 mod placing;
 mod takeover;
 
 pub use doorbells::Doorbells;
-pub(super) use parting::Parting;
+pub(super) use handoff::DirectHandoff;
 pub(super) use placing::Plan;
 pub(super) use takeover::{DirectState, DoorbellsGiven, DoorbellsTaken};
 

@@ -357,7 +357,7 @@ impl Conductor {
                 }
             }
             ToConductor::FreeRing { ref ring } => self.free_ring(ring),
-            ToConductor::LetGo { former: Former { client, serial, slot } } => {
+            ToConductor::Released { former: Former { client, serial, slot } } => {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);
                 if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
                     socket.flows_left = socket.flows_left.saturating_sub(1);

@@ -411,8 +411,10 @@ impl Conductor {
             other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
         }
         self.tell_incoming(&endpoint, there, movers[0]);
-        self.movers
-            .send(movers[0], ToMover::Retarget { flow: there, destination: endpoint.clone(), parted: None });
+        self.movers.send(
+            movers[0],
+            ToMover::HandoffDestination { flow: there, destination: endpoint.clone(), handoff: None },
+        );
         let (source, destination) = (endpoint, other);
         self.add_flow(NewFlow {
             id: back,

@@ -127,12 +127,12 @@ impl Mover {
             ToMover::Elsewhere { flow, ref source, asker, event } => {
                 self.say_elsewhere(flow, source.as_deref(), asker, event);
             }
-            ToMover::Retarget { flow, ref destination, ref mut parted } => {
-                self.retarget(flow, destination.clone(), parted.take());
+            ToMover::HandoffDestination { flow, ref destination, ref mut handoff } => {
+                self.hand_off_destination(flow, destination.clone(), handoff.take());
             }
-            ToMover::HandOver { flow, ref source, ref parted } => {
-                self.hand_over(flow, source.clone(), parted);
-                if let Some(leave) = &parted.leave {
+            ToMover::HandoffSource { flow, ref source, ref handoff } => {
+                self.hand_off_source(flow, source.clone(), handoff);
+                if let Some(leave) = &handoff.leave {
                     self.tell_to_leave(flow, leave);
                 }
             }

@@ -14,7 +14,7 @@
 use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{Endpoint, FlowEnd, Former, Gone, Leave, Parted, ToConductor, ToMover};
+use crate::messages::{Endpoint, FlowEnd, Former, Gone, Handoff, Leave, ToConductor, ToMover};
 use pd_abi::layout::{moved, socket_status, ELSEWHERE};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -65,18 +65,23 @@ impl Mover {
     }
 
     /// Makes flow `id` deliver to another client's socket from now on.
-    pub(super) fn retarget(&mut self, id: FlowId, destination: Endpoint, parted: Option<Box<Parted>>) {
-        let is_move = parted.is_some();
-        let parted = parted.map_or_else(Parted::default, |parted| *parted);
-        let end = parted.end_of_over();
-        let Parted { former, former_end, left, undrained_ring, .. } = parted;
+    pub(super) fn hand_off_destination(
+        &mut self,
+        id: FlowId,
+        destination: Endpoint,
+        handoff: Option<Box<Handoff>>,
+    ) {
+        let is_move = handoff.is_some();
+        let handoff = handoff.map_or_else(Handoff::default, |handoff| *handoff);
+        let end = handoff.end_of_over();
+        let Handoff { former, former_end, left, undrained_ring, .. } = handoff;
         let Some(flow) = self.flows.get(id) else {
             // The flow is over, and its last receiver has read all.
             if let Some(Endpoint { memory, slot, .. }) = &former_end {
                 memory.publish_u64(*slot, socket_status::SPACE_WAKE_AT, u64::MAX);
             }
             former_end.iter().for_each(|end| self.tell_received(end));
-            self.let_go(former);
+            self.release_previous(former);
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
             Waker::default().wake_always(&memory.recv_wait(slot));
@@ -86,7 +91,7 @@ impl Mover {
         let finished = flow.is_finished();
         let migration = flow.migration_mut();
         // A client that was to have the end meanwhile learns the same as the former one.
-        let between = migration.retarget(destination, former, left, is_move);
+        let between = migration.hand_off_destination(destination, former, left, is_move);
         if let Some(undrained_ring) = undrained_ring {
             let is_last = migration.drain(undrained_ring) || finished;
             self.drains.add(id);
@@ -116,7 +121,7 @@ impl Mover {
         }
     }
 
-    /// Carries out [`Self::retarget`] if no copy is under way.
+    /// Carries out [`Self::hand_off_destination`] if no copy is under way.
     pub(super) fn switch(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
         if !flow.can_switch() {
@@ -135,7 +140,7 @@ impl Mover {
         self.tell_received(&former);
         self.tell(id, news);
         self.resume(id);
-        self.let_go_formers(id);
+        self.release_formers(id);
         self.tell_drained(id);
     }
 
@@ -150,38 +155,38 @@ impl Mover {
     }
 
     /// Tells the conductor that the flow touches the line of this socket no more.
-    fn let_go(&self, former: impl IntoIterator<Item = Former>) {
-        former.into_iter().for_each(|former| self.tell_conductor(ToConductor::LetGo { former }));
+    fn release_previous(&self, former: impl IntoIterator<Item = Former>) {
+        former.into_iter().for_each(|former| self.tell_conductor(ToConductor::Released { former }));
     }
 
-    fn let_go_formers(&mut self, id: FlowId) {
+    fn release_formers(&mut self, id: FlowId) {
         let migration = self.flows.used(id).and_then(|flow| flow.migration());
         let formers = migration.map(|migration| migration.take_formers()).unwrap_or_default();
-        self.let_go(formers);
+        self.release_previous(formers);
     }
 
     /// Takes the sends of another client's socket from now on, after those of the present one.
-    pub(super) fn hand_over(&mut self, id: FlowId, source: Endpoint, parted: &Parted) {
+    pub(super) fn hand_off_source(&mut self, id: FlowId, source: Endpoint, handoff: &Handoff) {
         if let Some(migration) = self.flows.used(id).and_then(|flow| flow.migration()) {
-            migration.fix_end(parted.ring_end);
+            migration.fix_end(handoff.ring_end);
         }
         self.read_on(id, true);
-        let end = parted.end_of_over();
+        let end = handoff.end_of_over();
         let stale = Errno::STALE.raw_os_error() as u16;
         let Some(flow) = self.flows.get(id) else {
-            if let Some(end) = &parted.former_end {
+            if let Some(end) = &handoff.former_end {
                 // All that it sent is done.
                 let sends = end.memory.published(end.slot, socket_status::SEND_CONSUMER);
                 self.tell_moved(end, socket_status::SEND_END, moved::word(stale, Some(sends)));
             }
-            self.let_go(parted.former);
+            self.release_previous(handoff.former);
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, end);
             Waker::default().wake_always(&memory.send_wait(slot));
             return;
         };
         let former = flow.last_sender().clone();
-        if parted.peers_end == ELSEWHERE {
+        if handoff.peers_end == ELSEWHERE {
             // The former one has learnt the same, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }
@@ -195,9 +200,9 @@ impl Mover {
         let (base, _) = flow.sends();
         flow.make_room_for_successor();
         let migration = flow.migration_mut();
-        let taken = migration.hand_over(base, source, parted.held);
+        let taken = migration.hand_off_source(base, source, handoff.held);
         self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
-        if parted.unclaimed {
+        if handoff.unclaimed {
             self.tell_received(&former);
         }
         if let Some(socket) = self.clients.socket_mut(former.client, former.slot) {
@@ -225,7 +230,7 @@ impl Mover {
             let (former, news) = flow.replace_source(successor);
             counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
             let Endpoint { client, serial, slot, .. } = former;
-            self.let_go((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
+            self.release_previous((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
             self.forget_client(former.client);
             self.tell(id, news);
             self.touch(id);
@@ -234,7 +239,7 @@ impl Mover {
 
     /// Gives back the rings of former receivers: nobody will read them.
     pub(super) fn drop_undrained(&mut self, id: FlowId) {
-        self.let_go_formers(id);
+        self.release_formers(id);
         let Some(flow) = self.flows.get(id) else { return };
         let unread = flow.migration().map(|migration| migration.drop_undrained());
         for ring in unread.into_iter().flatten() {

@@ -62,7 +62,11 @@ fn an_heir_of_an_end_learns_of_the_same_end() {
         world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
         world.pass(Duration::from_millis(200));
         let destination = endpoint(&world, C, SECOND);
-        world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted: Some(Box::default()) });
+        world.inbox.send(ToMover::HandoffDestination {
+            flow: A_TO_B,
+            destination,
+            handoff: Some(Box::default()),
+        });
         world.rest();
         assert_eq!(world.parties[C.index()].status_u32(SECOND, socket_status::RECV_END), end);
     }

@@ -2,7 +2,7 @@
 //! Whatever it writes there, the new reader sees an end at worst, and nobody else is affected.
 use super::*;
 use crate::memory::DirectRing;
-use crate::messages::{Forwarded, Parted};
+use crate::messages::{Forwarded, Handoff};
 use pd_abi::layout::{direct, ELSEWHERE};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
@@ -39,7 +39,7 @@ impl Moved {
         }
         map.store_u64(direct::PRODUCER, written, Ordering::Release);
         let undrained_ring = Some(ring.undrained(read, false, None).expect("a mapping"));
-        let parted = Some(Box::new(Parted { left: true, undrained_ring, ..Parted::default() }));
+        let handoff = Some(Box::new(Handoff { left: true, undrained_ring, ..Handoff::default() }));
         let destination = endpoint(&world, C, SLOT);
         world.mover.make_last(A_TO_B);
         if let Some(end) = end {
@@ -47,7 +47,7 @@ impl Moved {
             world.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
             world.pass(Duration::from_millis(200));
         }
-        world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted });
+        world.inbox.send(ToMover::HandoffDestination { flow: A_TO_B, destination, handoff });
         world.rest();
         Self { world, map, ring }
     }
@@ -179,8 +179,8 @@ fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
         if early {
             release(&mut world, B_TO_C);
         }
-        let (source, parted) = (endpoint(&world, B, FIRST), Parted { held: true, ..Parted::default() });
-        world.inbox.send(ToMover::HandOver { flow: B_TO_C, source, parted: Box::new(parted) });
+        let (source, handoff) = (endpoint(&world, B, FIRST), Handoff { held: true, ..Handoff::default() });
+        world.inbox.send(ToMover::HandoffSource { flow: B_TO_C, source, handoff: Box::new(handoff) });
         world.send(0, 0, 100);
         world.rest();
         let delivered =
@@ -198,7 +198,11 @@ fn a_receiver_that_came_before_the_rings_reads_them_itself() {
     let mut world = World::new("cpu");
     world.open(C, SLOT);
     let destination = endpoint(&world, C, SLOT);
-    world.inbox.send(ToMover::Retarget { flow: A_TO_B, destination, parted: Some(Box::default()) });
+    world.inbox.send(ToMover::HandoffDestination {
+        flow: A_TO_B,
+        destination,
+        handoff: Some(Box::default()),
+    });
     world.mover.make_last(A_TO_B);
     world.rest();
     let mut moved = Moved { world, ..Moved::new(0, 0) };

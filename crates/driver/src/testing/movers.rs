@@ -101,8 +101,8 @@ impl Inboxes {
             | Finish { flow, .. }
             | Abort { flow, .. }
             | Elsewhere { flow, .. }
-            | Retarget { flow, .. }
-            | HandOver { flow, .. }
+            | HandoffDestination { flow, .. }
+            | HandoffSource { flow, .. }
             | Leave { flow, .. }
             | Release { flow, .. }
             | SetTenant { flow, .. }

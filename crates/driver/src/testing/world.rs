@@ -262,7 +262,7 @@ impl World {
                     assert!(!std::mem::replace(&mut self.flows_done[flow.index()], true));
                 }
                 ToConductor::RegionAdded { .. }
-                | ToConductor::LetGo { .. }
+                | ToConductor::Released { .. }
                 | ToConductor::Drained { .. }
                 | ToConductor::Gone { .. }
                 | ToConductor::BrokeRing { .. } => {}

@@ -2,13 +2,13 @@
 use super::twin::{is_unix, End, Held};
 use crate::conductor::answer::{done, Answer};
 use crate::conductor::client::{Connected, Socket, SocketState};
-use crate::conductor::direct::Parting;
+use crate::conductor::direct::DirectHandoff;
 use crate::conductor::ending::Event;
 use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::memory::RingEnds;
-use crate::messages::{Endpoint, Former, Parted, ToMover};
+use crate::messages::{Endpoint, Former, Handoff, ToMover};
 use crate::wanted::Wanted;
 use pd_abi::layout::ELSEWHERE;
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
@@ -129,13 +129,13 @@ impl Conductor {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.count_move(side);
         }
-        let parting = self.part(index, side, owner);
-        if parting.is_err() {
+        let handoff = self.hand_off_direct(index, side, owner);
+        if handoff.is_err() {
             // Before the move, so that the new client is told of the end, and is brought nothing behind the bytes that are lost.
             self.cut(index);
         }
-        let Parting { left, undrained_ring, held, leave, ends } =
-            parting.unwrap_or_else(|_| Parting { left: true, ..Parting::default() });
+        let DirectHandoff { left, undrained_ring, held, leave, ends } =
+            handoff.unwrap_or_else(|_| DirectHandoff { left: true, ..DirectHandoff::default() });
         let Some(connection) = self.connections.get_mut(index) else { return ends };
         let owned = connection.set_owner(side, owner);
         let movers = connection.movers;
@@ -159,26 +159,26 @@ impl Conductor {
             self.tell_incoming(&to, incoming, movers[side.other()]);
             self.movers.send(
                 movers[side.other()],
-                ToMover::Retarget {
+                ToMover::HandoffDestination {
                     flow: incoming,
                     destination: to.clone(),
-                    parted: Some(Box::new(Parted {
+                    handoff: Some(Box::new(Handoff {
                         former,
                         former_end: former_end.clone(),
                         left,
                         undrained_ring,
                         peers_end,
-                        ..Parted::default()
+                        ..Handoff::default()
                     })),
                 },
             );
         }
         self.movers.send(
             movers[side],
-            ToMover::HandOver {
+            ToMover::HandoffSource {
                 flow: outgoing,
                 source: to,
-                parted: Box::new(Parted {
+                handoff: Box::new(Handoff {
                     former,
                     former_end,
                     held,
@@ -186,7 +186,7 @@ impl Conductor {
                     ring_end: ends.map(|ends| ends.sent),
                     unclaimed: !claimed,
                     peers_end,
-                    ..Parted::default()
+                    ..Handoff::default()
                 }),
             },
         );

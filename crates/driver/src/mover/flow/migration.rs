@@ -215,7 +215,7 @@ impl Migration {
 
     /// Makes the flow deliver to this client. Returns the client that was to be next before. With `left` the connection has left the direct
     /// path with the destination. With `is_move` the flow had a destination before.
-    pub fn retarget(
+    pub fn hand_off_destination(
         &mut self,
         destination: Endpoint,
         former: Option<Former>,
@@ -287,7 +287,7 @@ impl Migration {
 
     /// Adds a sender after the known ones, which have made `base` sends in all. With `held` its bytes wait until the receiver has read the
     /// ring of the sender before it. Returns the number of sends of that sender.
-    pub fn hand_over(&mut self, base: u64, source: Endpoint, held: bool) -> u64 {
+    pub fn hand_off_source(&mut self, base: u64, source: Endpoint, held: bool) -> u64 {
         let before = self.successors.back().map_or(self.base, |(base, _)| *base);
         self.successors.push_back((base, source));
         self.held |= held && !self.receiver_left;

@@ -15,7 +15,7 @@ const UNDRAINED: [u32; 2] = [path::RECV_UNDRAINED, path::SEND_UNDRAINED];
 
 /// Result for a direct connection of which one side goes to another client.
 #[derive(Debug, Default)]
-pub(in crate::conductor) struct Parting {
+pub(in crate::conductor) struct DirectHandoff {
     /// The connection leaves the direct path, or has left it.
     pub(in crate::conductor) left: bool,
     /// Bytes of its peer's ring that the side had not read.
@@ -47,14 +47,14 @@ impl Conductor {
     ///
     /// # Errors
     /// The rest of a ring cannot be mapped. The connection cannot go on.
-    pub(in crate::conductor) fn part(
+    pub(in crate::conductor) fn hand_off_direct(
         &mut self,
         index: ConnectionId,
         side: Side,
         owner: Option<(ClientId, Slot)>,
-    ) -> Result<Parting, Errno> {
+    ) -> Result<DirectHandoff, Errno> {
         let peer = self.connection(index).and_then(|connection| connection.owner(side.other()));
-        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let Some(direct) = self.direct_mut(index) else { return Ok(DirectHandoff::default()) };
         let (former, word) = (direct.clients[side], direct.words[side]);
         if direct.is_unused() && direct.is_in_use() {
             let stays = match (owner, peer) {
@@ -72,16 +72,16 @@ impl Conductor {
                 if let Some(direct) = self.direct_mut(index) {
                     (direct.clients[side], direct.words[side]) = (entered, word);
                 }
-                return Ok(Parting::default());
+                return Ok(DirectHandoff::default());
             }
         }
         self.report_sides(index);
         let ends = self.fix_ends(index, side);
-        let Some(direct) = self.direct_mut(index) else { return Ok(Parting::default()) };
+        let Some(direct) = self.direct_mut(index) else { return Ok(DirectHandoff::default()) };
         let first = !std::mem::replace(&mut direct.left[side], true);
         let (own, others) = (direct.rings[side].as_ref(), direct.rings[side.other()].as_ref());
         let recall = direct.recall.as_ref();
-        let mut parting = Parting { left: true, ends, ..Parting::default() };
+        let mut handoff = DirectHandoff { left: true, ends, ..DirectHandoff::default() };
         if first {
             let read = ends.map_or(0, |ends| ends.received);
             let end = direct.ends[side.other()].map(|ends| ends.sent);
@@ -89,20 +89,20 @@ impl Conductor {
                 direct.left[side.other()] || recall.is_some_and(|recall| recall.stopped[side.other()]);
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side.other()]);
             let sealed = others.filter(|ring| ring.is_sealed() && !is_read_up);
-            parting.undrained_ring = sealed.map(|ring| ring.undrained(read, is_last, end)).transpose()?;
+            handoff.undrained_ring = sealed.map(|ring| ring.undrained(read, is_last, end)).transpose()?;
         }
         if first && !direct.left[side.other()] {
             let is_read_up = recall.is_some_and(|recall| recall.read_up[side]);
             let ready = own.is_some_and(DirectRing::is_sealed);
-            parting.held = ready && !is_read_up && ends.is_some_and(|ends| ends.sent > 0);
+            handoff.held = ready && !is_read_up && ends.is_some_and(|ends| ends.sent > 0);
             let ready = if ready { path::PEER_READY } else { 0 };
             let taken = if ends.is_some() { path::PEER_TAKEN } else { 0 };
             direct.words[side.other()] |= path::LEFT | path::LAST | taken | ready;
             let path = direct.words[side.other()];
             let to = peer.and_then(|(peer, slot)| self.endpoint(peer, slot));
-            parting.leave = to.map(|to| Leave { to, path });
+            handoff.leave = to.map(|to| Leave { to, path });
         }
-        Ok(parting)
+        Ok(handoff)
     }
 
     /// Fixes where the rings end for the owner of a side that goes to another client, if there are rings. The owner's threads may be
