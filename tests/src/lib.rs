@@ -100,10 +100,10 @@ impl TestDriver {
         let engine = pd_engine::by_name(&self.engine).expect("engine");
         let clock = Arc::new(SystemClock::default());
         let successor = Driver::take_over(self.settings.clone(), clock, &*engine)?;
-        let former = self.driver.replace(successor).expect("running");
+        let previous = self.driver.replace(successor).expect("running");
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !former.is_handed_over() {
-            assert!(std::time::Instant::now() < until, "the former driver goes on");
+        while !previous.is_handed_over() {
+            assert!(std::time::Instant::now() < until, "the previous driver goes on");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         Ok(())

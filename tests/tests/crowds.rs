@@ -107,9 +107,9 @@ impl Site {
     /// Starts another driver in the place of this one, which ends. Returns the new one's report.
     fn take_over(&mut self) -> Report {
         let successor = Self::start(&self.folder, &["--take-over"]);
-        let mut former = std::mem::replace(&mut self.driver, successor);
-        let ended = until("the former driver ends", || match self.driver.try_wait().unwrap() {
-            None => former.try_wait().unwrap(),
+        let mut previous = std::mem::replace(&mut self.driver, successor);
+        let ended = until("the previous driver ends", || match self.driver.try_wait().unwrap() {
+            None => previous.try_wait().unwrap(),
             Some(status) => panic!("the successor ends, {status}:\n{}", self.log()),
         });
         assert!(ended.success(), "{ended}:\n{}", self.log());

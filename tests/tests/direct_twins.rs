@@ -197,7 +197,7 @@ fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
     }
 }
 
-/// A socket that changes hands before there are rings stays on the direct path. Bytes delivered to a former process, or sent by it,
+/// A socket that changes hands before there are rings stays on the direct path. Bytes delivered to a previous process, or sent by it,
 /// come before those of the rings.
 #[test]
 fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {

@@ -303,7 +303,7 @@ fn each_connect_is_led_and_counted_once_while_drivers_take_over() {
     assert_eq!((blue.connections_open, blue.connections_made), (0, count));
 }
 
-/// The former driver dies at some moment of a take-over: the next one has all of it, or nothing.
+/// The previous driver dies at some moment of a take-over: the next one has all of it, or nothing.
 #[test]
 fn a_former_driver_that_dies_takes_nothing_along() {
     let Some(mut stage) = stage() else { return };
@@ -324,7 +324,7 @@ fn a_former_driver_that_dies_takes_nothing_along() {
         // A process takes the place of this one's driver.
         let mut command = Command::new(program_path("pd"));
         command.args(["driver", "--take-over", "--config"]).arg(&config).stdin(Stdio::null());
-        let mut former = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
+        let mut previous = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         // A question that comes while a driver is taken over is answered by none.
         let is_there = || std::fs::read_to_string(&log).unwrap().contains("has another one's place");
@@ -343,8 +343,8 @@ fn a_former_driver_that_dies_takes_nothing_along() {
                 while Instant::now() < end && !is_over.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_micros(100));
                 }
-                former.kill().unwrap();
-                former.wait().unwrap();
+                previous.kill().unwrap();
+                previous.wait().unwrap();
             });
             let killed = stage.0.driver.take_over();
             is_over.store(true, Ordering::Relaxed);

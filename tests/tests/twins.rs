@@ -260,9 +260,9 @@ fn a_side_goes_from_process_to_process() {
                 b.receive(read, some);
                 b.send(back, sent as usize);
             } else {
-                if let Some(former) = b.take() {
+                if let Some(previous) = b.take() {
                     holder.tell("take");
-                    assert_eq!(former.socket.recv(1 << 30).unwrap_err().errno(), libc::ESTALE);
+                    assert_eq!(previous.socket.recv(1 << 30).unwrap_err().errno(), libc::ESTALE);
                 } else {
                     holder.tell("take");
                 }
@@ -592,7 +592,7 @@ fn a_process_takes_what_it_has_just_closed() {
     drop((fd, accepted));
 }
 
-/// The driver keeps to the size of the send ring in its answer, also where a former owner had asked for a smaller one.
+/// The driver keeps to the size of the send ring in its answer, also where a previous owner had asked for a smaller one.
 #[test]
 fn a_side_taken_from_nobody_has_a_send_ring_of_the_size_in_the_answer() {
     let _alone = alone();
@@ -650,7 +650,7 @@ fn one_process_claims_the_mark() {
     let mut holder = Holder::new(&accepted, 1);
     holder.tell("take");
     assert_eq!(b.socket.claim_mark().unwrap_err().errno(), libc::ESTALE);
-    // The driver's word for the former process follows.
+    // The driver's word for the previous process follows.
     let limit = Instant::now() + Duration::from_secs(10);
     while b.socket.check_present().is_ok() {
         assert!(Instant::now() < limit, "its line does not say that the end has gone");

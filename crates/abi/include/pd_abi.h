@@ -94,9 +94,9 @@
 #define PD_ABI_PATH_SENDS_OFFLOADED 32ull
 /* Added to DIRECT: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them. */
 #define PD_ABI_PATH_TRUSTED 64ull
-/* Of a twin that was another client's: the driver has still to bring bytes that a former client of the socket was brought and has not read. The peer's ring is not read before them. */
+/* Of a twin that was another client's: the driver has still to bring bytes that a previous client of the socket was brought and has not read. The peer's ring is not read before them. */
 #define PD_ABI_PATH_RECV_UNDRAINED 128ull
-/* Of a twin that was another client's: the driver has still to deliver what a former client of the socket has sent. What this side sends goes by the driver until then. */
+/* Of a twin that was another client's: the driver has still to deliver what a previous client of the socket has sent. What this side sends goes by the driver until then. */
 #define PD_ABI_PATH_SEND_UNDRAINED 256ull
 /* Added to LAST: the peer's side went to another client, and the driver has fixed where the ring ends (FrameKind::RingEnds). */
 #define PD_ABI_PATH_PEER_TAKEN 512ull

@@ -206,10 +206,10 @@ pub mod path {
         SENDS_OFFLOADED: u32 = 32;
         /// Added to `DIRECT`: the policy says that the two sides trust each other. Bytes may be lent where the peer wrote them.
         TRUSTED: u32 = 64;
-        /// Of a twin that was another client's: the driver has still to bring bytes that a former client of the socket was brought and
+        /// Of a twin that was another client's: the driver has still to bring bytes that a previous client of the socket was brought and
         /// has not read. The peer's ring is not read before them.
         RECV_UNDRAINED: u32 = 128;
-        /// Of a twin that was another client's: the driver has still to deliver what a former client of the socket has sent. What this
+        /// Of a twin that was another client's: the driver has still to deliver what a previous client of the socket has sent. What this
         /// side sends goes by the driver until then.
         SEND_UNDRAINED: u32 = 256;
         /// Added to `LAST`: the peer's side went to another client, and the driver has fixed where the ring ends

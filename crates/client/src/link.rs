@@ -102,7 +102,7 @@ impl Link {
         self.path_word() & path::LEFT != 0
     }
 
-    /// Tells whether the driver has still to bring bytes of a former client's, before those in the peer's ring.
+    /// Tells whether the driver has still to bring bytes of a previous client's, before those in the peer's ring.
     #[inline]
     pub(crate) fn is_undrained(&self) -> bool {
         // SYNC POINT: direct-drained (what the driver has delivered is seen after this)

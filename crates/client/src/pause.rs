@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Pause between looks of a wait for more bytes than there is room for.
 const FULL_LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// Longest wait for bytes that a former process has left, in all calls together: the driver brings them at once, unless it has no memory
+/// Longest wait for bytes that a previous process has left, in all calls together: the driver brings them at once, unless it has no memory
 /// for a ring.
 const INHERITED_WITHIN: Duration = Duration::from_secs(2);
 /// Time between looks whether it has brought them.

@@ -72,10 +72,10 @@ pub fn attach(group: &impl AsFd, program: &impl AsFd, kind: u32) -> Result<()> {
 ///
 /// # Errors
 /// `ENOENT` if the other one is not attached there.
-pub fn replace(group: &impl AsFd, program: &impl AsFd, former: &impl AsFd, kind: u32) -> Result<()> {
+pub fn replace(group: &impl AsFd, program: &impl AsFd, previous: &impl AsFd, kind: u32) -> Result<()> {
     let first = number(group) | number(program) << 32;
     let second = u64::from(kind) | (ALLOW_MULTI | REPLACE) << 32;
-    bpf(PROG_ATTACH, &[first, second, number(former), 0, 0, 0, 0, 0])
+    bpf(PROG_ATTACH, &[first, second, number(previous), 0, 0, 0, 0, 0])
 }
 
 /// Detaches a program: the opposite of [`attach`].

@@ -154,7 +154,7 @@ pub enum Gone {
 
 /// A socket whose end of a connection has gone to another client. Its slot is free when both flows have let go of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Former {
+pub struct PreviousOwner {
     /// The socket's client, and the client's serial.
     pub client: ClientId,
     pub serial: u64,
@@ -165,25 +165,25 @@ pub struct Former {
 /// Facts for a flow when one of its ends goes to another client.
 #[derive(Debug, Default)]
 pub struct Handoff {
-    /// The former socket of the end.
-    pub former: Option<Former>,
-    /// The same as an end, for the flow that is over by then: its mover tells the former client.
-    pub former_end: Option<Endpoint>,
+    /// The previous socket of the end.
+    pub previous: Option<PreviousOwner>,
+    /// The same as an end, for the flow that is over by then: its mover tells the previous client.
+    pub previous_end: Option<Endpoint>,
     /// Of the destination: whether the connection has left the direct path with it, and stays off it.
     pub left: bool,
-    /// Then the bytes that the former socket had not read.
+    /// Then the bytes that the previous socket had not read.
     pub undrained_ring: Option<UndrainedRing>,
     /// Of the source on the direct path: bytes of the new socket are held until the destination has read the ring of
-    /// the former one.
+    /// the previous one.
     pub held: bool,
     /// Of the source: the other end leaves the direct path, too.
     pub leave: Option<Leave>,
-    /// Of the source: bytes of the former socket's ring that count.
+    /// Of the source: bytes of the previous socket's ring that count.
     pub ring_end: Option<u64>,
     /// End of the peer's part of the connection, or 0: `ELSEWHERE` of a peer that has left for the kernel, and an errno of a connection
     /// that was cut, whatever its peer has done before.
     pub peers_end: u32,
-    /// Of the source: the other end is unclaimed, so that no flow brings the former owner bytes that could tell it.
+    /// Of the source: the other end is unclaimed, so that no flow brings the previous owner bytes that could tell it.
     pub unclaimed: bool,
 }
 
@@ -272,7 +272,7 @@ pub enum ToMover {
     HandoffSource { flow: FlowId, source: Endpoint, handoff: Box<Handoff> },
     /// Message from the mover that has carried out [`Self::HandoffSource`] of this flow to the mover of the flow back.
     Leave { flow: FlowId, leave: Box<Leave> },
-    /// Message from the mover of the flow's destination, which has read the ring of a former source.
+    /// Message from the mover of the flow's destination, which has read the ring of a previous source.
     Release { flow: FlowId, _forwarded: Forwarded },
     /// Another payer pays for the client from now on.
     SetPayer { client: ClientId, payer: Payer },
@@ -334,10 +334,10 @@ pub enum ToConductor {
     /// A flow no longer needs this ring.
     FreeRing { ring: Ring },
     /// A flow of this socket has another source, after all sends of the socket; or another destination.
-    Released { former: Former },
+    Released { previous: PreviousOwner },
     /// The flow is over and forgotten.
     FlowDone { flow: FlowId },
-    /// All bytes of the former clients of one end of a flow have been handled. The end had `moves` new clients since the last such
+    /// All bytes of the previous clients of one end of a flow have been handled. The end had `moves` new clients since the last such
     /// message.
     Drained { flow: FlowId, end: FlowEnd, moves: u32 },
     /// A client has said that it leaves the direct path, in one direction.
@@ -357,9 +357,9 @@ pub enum ToConductor {
 /// An end of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEnd {
-    /// The source: all bytes sent by its former clients are delivered.
+    /// The source: all bytes sent by its previous clients are delivered.
     Source,
-    /// The destination: it has all bytes that its former clients had not read.
+    /// The destination: it has all bytes that its previous clients had not read.
     Destination,
 }
 

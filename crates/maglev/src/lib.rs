@@ -129,7 +129,7 @@ mod tests {
         shares
     }
 
-    /// Counts the entries that lead to another backend although their former one remains.
+    /// Counts the entries that lead to another backend although their previous one remains.
     fn moved(before: &[(String, u32)], after: &[(String, u32)]) -> usize {
         let (old, new) = (table(before), table(after));
         let pairs = old.entries().iter().zip(new.entries());

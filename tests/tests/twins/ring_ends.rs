@@ -84,7 +84,7 @@ fn receive_until_taken(b: &TwinSide, mut at: u64, random: &mut Random) -> u64 {
     }
 }
 
-/// The peer learns of the end of the ring while the former owner is writing there.
+/// The peer learns of the end of the ring while the previous owner is writing there.
 #[test]
 fn bytes_that_a_former_owner_is_writing_are_refused() {
     let _alone = alone();
@@ -119,7 +119,7 @@ fn a_taken_end_sends_and_receives_each_byte_once() {
             let Shared { a, b, holder, at, .. } = &mut shared;
             let (mut own, start, sends) = (Random(round), *at, round % 2 == 0);
             std::thread::scope(|scope| {
-                let former = scope.spawn(move || match sends {
+                let previous = scope.spawn(move || match sends {
                     true => send_until_taken(b, start, &mut own),
                     false => receive_until_taken(b, start, &mut own),
                 });
@@ -127,7 +127,7 @@ fn a_taken_end_sends_and_receives_each_byte_once() {
                 if sends {
                     std::thread::sleep(pause);
                     holder.tell("take");
-                    let end = former.join().expect("the former owner");
+                    let end = previous.join().expect("the previous owner");
                     // Bytes that lie in the ring, and in the send region.
                     a.receive(seen, end - seen);
                     holder.tell(&format!("send {end} 3000"));
@@ -142,7 +142,7 @@ fn a_taken_end_sends_and_receives_each_byte_once() {
                     });
                     std::thread::sleep(pause);
                     holder.tell("take");
-                    let end = former.join().expect("the former owner");
+                    let end = previous.join().expect("the previous owner");
                     holder.tell(&format!("receive {end} {}", last - end));
                     source.join().expect("the sender");
                 }

@@ -158,7 +158,7 @@ impl Socket {
         }
         self.subscribe(control);
         for epoll in registrations.iter().filter_map(|known| known.epoll.upgrade()) {
-            // Once for each item: so often does the instance know the former home.
+            // Once for each item: so often does the instance know the previous home.
             epoll.rehome(self.serial(), &control.link.home);
         }
     }

@@ -47,11 +47,11 @@ pub struct Report {
 /// A completed take-over.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Time for which no client was served, from the former driver's last work to this one's first, in microseconds.
+    /// Time for which no client was served, from the previous driver's last work to this one's first, in microseconds.
     pub pause_us: u64,
-    /// Attempts of the former driver, each of which stopped it for a moment. The last one succeeded.
+    /// Attempts of the previous driver, each of which stopped it for a moment. The last one succeeded.
     pub attempts: u32,
-    /// Time for which the former driver was stopped by the attempts before the last one, in microseconds.
+    /// Time for which the previous driver was stopped by the attempts before the last one, in microseconds.
     pub earlier_us: u64,
     /// Clients that came.
     pub clients: usize,

@@ -78,7 +78,7 @@ pub struct Connection {
     pub twin: Option<Box<Twin>>,
     /// State of the direct path.
     pub direct: Option<Box<Direct>>,
-    /// Moves to another client since nothing was under way for a former one. Indexed by side, then 0 for the flow that the side receives,
+    /// Moves to another client since nothing was under way for a previous one. Indexed by side, then 0 for the flow that the side receives,
     /// and 1 for the flow that it sends.
     undrained: [[u32; 2]; 2],
     /// Set for a side that has shut receiving.
@@ -210,7 +210,7 @@ impl Connection {
         self.sides
     }
 
-    /// Gives a side to a socket, or to none. Returns the former owner.
+    /// Gives a side to a socket, or to none. Returns the previous owner.
     pub fn set_owner(&mut self, side: Side, owner: Option<(ClientId, Slot)>) -> Option<(ClientId, Slot)> {
         std::mem::replace(&mut self.sides[side], owner)
     }
@@ -275,7 +275,7 @@ impl Connection {
         }
     }
 
-    /// Counts a move of a side to another client. The movers of its flows report when nothing is under way for the former client.
+    /// Counts a move of a side to another client. The movers of its flows report when nothing is under way for the previous client.
     pub fn count_move(&mut self, side: Side) {
         self.undrained[side][0] += u32::from(self.life[side.other()].has_flow());
         self.undrained[side][1] += u32::from(self.life[side].has_flow());
@@ -290,12 +290,12 @@ impl Connection {
         (was_open, *open == 0)
     }
 
-    /// Tells whether something is under way for former clients of a side: of what it receives, and of what it sends.
+    /// Tells whether something is under way for previous clients of a side: of what it receives, and of what it sends.
     pub fn has_undrained(&self, side: Side) -> [bool; 2] {
         self.undrained[side].map(|moves| moves > 0)
     }
 
-    /// Tells whether nothing is under way for former clients of either side.
+    /// Tells whether nothing is under way for previous clients of either side.
     pub fn is_drained(&self) -> bool {
         self.undrained == [[0; 2]; 2]
     }

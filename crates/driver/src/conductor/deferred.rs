@@ -289,7 +289,7 @@ impl Conductor {
             return Vec::new();
         };
         let namespace = client.identity.namespace;
-        // The kernel connects to backends by itself. A twin towards the container of a former holder is never claimed.
+        // The kernel connects to backends by itself. A twin towards the container of a previous holder is never claimed.
         if self.services.find(at).is_some() {
             return Vec::new();
         }

@@ -159,7 +159,7 @@ impl Conductor {
     }
 
     /// Begins a connection on the direct path. The sockets' lines say so before a client is told. `undrained`: bits of the sides' words for
-    /// bytes of former clients.
+    /// bytes of previous clients.
     pub(super) fn open_direct(
         &mut self,
         sides: [(ClientId, Slot); 2],

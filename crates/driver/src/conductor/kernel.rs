@@ -70,7 +70,7 @@ impl Kernel {
         all.map(|(refusal, count)| (refusal.label().to_owned(), count)).collect()
     }
 
-    /// Returns the counts of all present and former clients.
+    /// Returns the counts of all present and previous clients.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }

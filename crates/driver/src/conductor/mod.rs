@@ -47,7 +47,9 @@ use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
 use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
-use crate::messages::{Endpoint, FlowEnd, Former, Gone, Payer, ToConductor, ToMover, Violation, DRIVER};
+use crate::messages::{
+    Endpoint, FlowEnd, Gone, Payer, PreviousOwner, ToConductor, ToMover, Violation, DRIVER,
+};
 use crate::metrics::Metrics;
 use crate::mover::Mover;
 use crate::pipes::Pipes;
@@ -357,7 +359,7 @@ impl Conductor {
                 }
             }
             ToConductor::FreeRing { ref ring } => self.free_ring(ring),
-            ToConductor::Released { former: Former { client, serial, slot } } => {
+            ToConductor::Released { previous: PreviousOwner { client, serial, slot } } => {
                 let client_state = self.client_mut(client).filter(|client| client.serial == serial);
                 if let Some(socket) = client_state.and_then(|client| client.socket_mut(slot)) {
                     socket.flows_left = socket.flows_left.saturating_sub(1);

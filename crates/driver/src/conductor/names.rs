@@ -185,7 +185,7 @@ impl Names {
         self.owners.get(&self.place(id, ip)).copied()
     }
 
-    /// Records the addresses that a namespace holds. Reading them took the time `took`. `None`: they could not be read, and the former ones
+    /// Records the addresses that a namespace holds. Reading them took the time `took`. `None`: they could not be read, and the previous ones
     /// stay.
     pub fn learn(&mut self, id: NamespaceId, found: Option<Addresses>, took: Duration, now: Duration) {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return };

@@ -68,13 +68,13 @@ impl Conductor {
         }
         // The registration ends with the process.
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
-        let former = self.containers.add(id, pidfd, cgroup);
-        if former.is_some() {
+        let previous = self.containers.add(id, pidfd, cgroup);
+        if previous.is_some() {
             self.names.leave(id);
         }
         self.sort_anew();
-        if let Some(Some(former)) = former {
-            self.tell_of_container(id, Some(&former), None);
+        if let Some(Some(previous)) = previous {
+            self.tell_of_container(id, Some(&previous), None);
         }
         Ok(())
     }

@@ -385,8 +385,8 @@ impl Conductor {
         self.tenants.enroll(&tenant).map_err(Wrong::of)?;
         let pidfd = Arc::new(fds.take(pidfd)?);
         self.door.send(ToDoor::Watch { pidfd: Arc::clone(&pidfd) });
-        let former = self.containers.add(namespace, pidfd, cgroup);
-        Wrong::unless(former.is_none(), || "two containers in a namespace".to_owned())
+        let previous = self.containers.add(namespace, pidfd, cgroup);
+        Wrong::unless(previous.is_none(), || "two containers in a namespace".to_owned())
     }
 
     fn take_client(&mut self, state: ClientState, fds: &mut Unpacked) -> Result<Came, Wrong> {

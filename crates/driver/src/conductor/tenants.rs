@@ -52,7 +52,7 @@ impl Containers {
         pidfd: Arc<OwnedFd>,
         cgroup: Option<String>,
     ) -> Option<Option<String>> {
-        self.0.insert(id, Container { pidfd, cgroup }).map(|former| former.cgroup)
+        self.0.insert(id, Container { pidfd, cgroup }).map(|previous| previous.cgroup)
     }
 
     /// Finds the container of a client in `cgroup`. Returns its namespace.

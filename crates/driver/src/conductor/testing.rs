@@ -150,7 +150,7 @@ impl Conductor {
         self.clients.iter().flat_map(of).collect()
     }
 
-    /// Makes all bytes count that former owners have in rings, for them alone.
+    /// Makes all bytes count that previous owners have in rings, for them alone.
     pub fn unfix_ends(&mut self) {
         for (id, slot) in self.taken() {
             let socket = self.client_mut(id).and_then(|client| client.socket_mut(slot));
@@ -160,7 +160,7 @@ impl Conductor {
         }
     }
 
-    /// Makes all bytes count that former owners have read out of their receive rings, for them alone.
+    /// Makes all bytes count that previous owners have read out of their receive rings, for them alone.
     pub fn count_all_received(&self) {
         for (id, slot) in self.taken() {
             if let Some(memory) = self.client(id).and_then(|client| client.memory()) {

@@ -66,9 +66,9 @@ pub struct Helpers {
     pool: Arc<Pool>,
     door: Arc<Mailbox<ToDoor>>,
     queues: HashMap<Payer, Arc<Queue>>,
-    /// Regions of former clients that others hold.
+    /// Regions of previous clients that others hold.
     held: Vec<Region>,
-    /// Other memory of former clients that others hold.
+    /// Other memory of previous clients that others hold.
     lent: Vec<Arc<dyn Lent>>,
 }
 

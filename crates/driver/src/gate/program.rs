@@ -272,9 +272,9 @@ impl Programs {
         let stale = std::mem::take(&mut self.stale);
         if let Some(answers) = self.awaited.take().filter(|_| is_bound) {
             for (program, kind) in self.programs.iter().filter(|(_, kind)| answers || *kind != GETSOCKOPT) {
-                let mut former = stale.iter().filter(|(_, of)| of == kind);
+                let mut previous = stale.iter().filter(|(_, of)| of == kind);
                 let is_replaced =
-                    former.any(|(former, _)| bpf::replace(&self.root, program, former, *kind).is_ok());
+                    previous.any(|(previous, _)| bpf::replace(&self.root, program, previous, *kind).is_ok());
                 // None of them was attached.
                 let attached = if is_replaced { Ok(()) } else { bpf::attach(&self.root, program, *kind) };
                 if let Err(errno) = attached {

@@ -449,7 +449,7 @@ impl Account {
         let before = std::mem::replace(above, Arc::clone(payer));
         books.change(before.index, &|amounts| *amounts -= used);
         books.change(payer.index, &|amounts| *amounts += used);
-        // The former payer's account may end with this reference.
+        // The previous payer's account may end with this reference.
         drop(books);
         drop(before);
     }

@@ -51,7 +51,7 @@ struct RingFile {
 #[derive(Debug)]
 pub struct UnpaidRing(RingFile);
 
-/// Bytes of a direct flow that its former receiver has not read. The sender may write more of them until it learns
+/// Bytes of a direct flow that its previous receiver has not read. The sender may write more of them until it learns
 /// that it must leave the ring.
 #[derive(Debug)]
 pub struct UndrainedRing {

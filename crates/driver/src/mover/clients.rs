@@ -124,7 +124,7 @@ impl Client {
         self.payer
     }
 
-    /// Changes the payer. Returns the former one.
+    /// Changes the payer. Returns the previous one.
     pub fn replace_payer(&mut self, payer: PayerId) -> PayerId {
         std::mem::replace(&mut self.payer, payer)
     }

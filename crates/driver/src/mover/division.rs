@@ -8,7 +8,7 @@ use super::scheduler::{PayerId, Scheduler};
 pub const RINGS_BYTES: u64 = 4 << 20;
 /// Smallest share of a ring.
 const RING_BYTES_BUSY: u64 = 16 << 10;
-/// Part of a former number of rings that still counts after a tick. Short connections have rings for moments. Sizes by the number at each
+/// Part of a previous number of rings that still counts after a tick. Short connections have rings for moments. Sizes by the number at each
 /// moment would take all values, each in new memory.
 const RINGS_FORGOTTEN: (u64, u64) = (3, 4);
 
@@ -85,7 +85,7 @@ impl Division {
         self.parts[payer as usize].busy_now += 1;
     }
 
-    /// Tells whether former rings still count.
+    /// Tells whether previous rings still count.
     pub fn remembers(&self) -> bool {
         self.parts.iter().any(|part| part.peak > part.rings)
     }

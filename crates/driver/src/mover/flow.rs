@@ -156,7 +156,7 @@ impl Flow {
         self.pending
     }
 
-    /// Adds bytes that former owners have left, and that are to be put under way.
+    /// Adds bytes that previous owners have left, and that are to be put under way.
     pub fn add_pending(&mut self, bytes: u64) {
         self.pending += bytes;
     }
@@ -356,18 +356,18 @@ impl Flow {
         self.source.publish(first, end)
     }
 
-    /// Takes the sends of another client from now on, and tells that client the state. Returns the former source, and the news.
+    /// Takes the sends of another client from now on, and tells that client the state. Returns the previous source, and the news.
     pub fn replace_source(&mut self, source: Endpoint) -> (Endpoint, News) {
-        let former = self.source.replace_end(source);
+        let previous = self.source.replace_end(source);
         if self.is_source_last() {
-            self.source.forget_former_sends();
+            self.source.forget_previous_sends();
         }
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
         if (self.aborted || self.finish.is_some()) && self.is_source_last() {
             self.source.publish_end(if self.aborted { self.ends_told.0 } else { ENDED });
             news.source = true;
         }
-        (former, news)
+        (previous, news)
     }
 
     /// Tells whether no client comes after the source. A source with a successor knows by the same word that it sends no more, and is not
@@ -381,12 +381,12 @@ impl Flow {
         self.sink.is_quiet() && self.migration.as_ref().is_some_and(|migration| migration.is_switching())
     }
 
-    /// Delivers to another client from now on, with an empty ring. Returns the former destination and its ring, the first unread byte
+    /// Delivers to another client from now on, with an empty ring. Returns the previous destination and its ring, the first unread byte
     /// there, and the number of unread bytes.
     pub fn replace_destination(&mut self, destination: Endpoint) -> (Endpoint, Option<Ring>, u64, u64) {
-        let former = self.sink.end().clone();
+        let previous = self.sink.end().clone();
         let (ring, first, unread) = self.sink.restart(destination, self.aborted);
-        (former, ring, first, unread)
+        (previous, ring, first, unread)
     }
 
     /// Tells a new destination of an end that its predecessor knew.

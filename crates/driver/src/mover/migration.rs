@@ -14,7 +14,7 @@
 use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{Endpoint, FlowEnd, Former, Gone, Handoff, Leave, ToConductor, ToMover};
+use crate::messages::{Endpoint, FlowEnd, Gone, Handoff, Leave, PreviousOwner, ToConductor, ToMover};
 use pd_abi::layout::{moved, socket_status, ELSEWHERE};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -44,8 +44,8 @@ impl Drains {
 
 impl Mover {
     /// Tells a client that another has its socket by now. `word` is the word by which the client's sends, or received bytes, end.
-    fn tell_moved(&mut self, former: &Endpoint, word: usize, end: u32) {
-        let Endpoint { client, slot, ref memory, mover, .. } = *former;
+    fn tell_moved(&mut self, previous: &Endpoint, word: usize, end: u32) {
+        let Endpoint { client, slot, ref memory, mover, .. } = *previous;
         if client == ClientId::NOBODY {
             return;
         }
@@ -59,9 +59,9 @@ impl Mover {
     }
 
     /// Tells a client that another one receives what it has not. The number of bytes is in its line.
-    fn tell_received(&mut self, former: &Endpoint) {
+    fn tell_received(&mut self, previous: &Endpoint) {
         let stale = Errno::STALE.raw_os_error() as u16;
-        self.tell_moved(former, socket_status::RECV_END, moved::received(stale, true));
+        self.tell_moved(previous, socket_status::RECV_END, moved::received(stale, true));
     }
 
     /// Makes flow `id` deliver to another client's socket from now on.
@@ -74,14 +74,14 @@ impl Mover {
         let is_move = handoff.is_some();
         let handoff = handoff.map_or_else(Handoff::default, |handoff| *handoff);
         let end = handoff.end_of_over();
-        let Handoff { former, former_end, left, undrained_ring, .. } = handoff;
+        let Handoff { previous, previous_end, left, undrained_ring, .. } = handoff;
         let Some(flow) = self.flows.get(id) else {
             // The flow is over, and its last receiver has read all.
-            if let Some(Endpoint { memory, slot, .. }) = &former_end {
+            if let Some(Endpoint { memory, slot, .. }) = &previous_end {
                 memory.publish_u64(*slot, socket_status::SPACE_WAKE_AT, u64::MAX);
             }
-            former_end.iter().for_each(|end| self.tell_received(end));
-            self.release_previous(former);
+            previous_end.iter().for_each(|end| self.tell_received(end));
+            self.release_previous(previous);
             let (memory, slot) = (&destination.memory, destination.slot);
             memory.publish_u32(slot, socket_status::RECV_END, end);
             Waker::default().wake_always(&memory.recv_wait(slot));
@@ -90,8 +90,8 @@ impl Mover {
         };
         let finished = flow.is_finished();
         let migration = flow.migration_mut();
-        // A client that was to have the end meanwhile learns the same as the former one.
-        let between = migration.hand_off_destination(destination, former, left, is_move);
+        // A client that was to have the end meanwhile learns the same as the previous one.
+        let between = migration.hand_off_destination(destination, previous, left, is_move);
         if let Some(undrained_ring) = undrained_ring {
             let is_last = migration.drain(undrained_ring) || finished;
             self.drains.add(id);
@@ -128,7 +128,7 @@ impl Mover {
             return;
         }
         let (had_ring, payer) = (flow.has_ring(), flow.ring_payer());
-        let Some((former, read_up)) = flow.switch_destination() else { return };
+        let Some((previous, read_up)) = flow.switch_destination() else { return };
         counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
         let news = flow.repeat_recv_end();
         if had_ring {
@@ -137,14 +137,14 @@ impl Mover {
         if let Some(ring) = read_up {
             self.tell_conductor(ToConductor::FreeRing { ring });
         }
-        self.tell_received(&former);
+        self.tell_received(&previous);
         self.tell(id, news);
         self.resume(id);
-        self.release_formers(id);
+        self.release_previous_owners(id);
         self.tell_drained(id);
     }
 
-    /// Tells the conductor which ends have nothing of their former clients under way, if it has asked.
+    /// Tells the conductor which ends have nothing of their previous clients under way, if it has asked.
     fn tell_drained(&mut self, id: FlowId) {
         for end in [FlowEnd::Source, FlowEnd::Destination] {
             let migration = self.flows.used(id).and_then(|flow| flow.migration());
@@ -155,14 +155,14 @@ impl Mover {
     }
 
     /// Tells the conductor that the flow touches the line of this socket no more.
-    fn release_previous(&self, former: impl IntoIterator<Item = Former>) {
-        former.into_iter().for_each(|former| self.tell_conductor(ToConductor::Released { former }));
+    fn release_previous(&self, previous: impl IntoIterator<Item = PreviousOwner>) {
+        previous.into_iter().for_each(|previous| self.tell_conductor(ToConductor::Released { previous }));
     }
 
-    fn release_formers(&mut self, id: FlowId) {
+    fn release_previous_owners(&mut self, id: FlowId) {
         let migration = self.flows.used(id).and_then(|flow| flow.migration());
-        let formers = migration.map(|migration| migration.take_formers()).unwrap_or_default();
-        self.release_previous(formers);
+        let previous_owners = migration.map(|migration| migration.take_previous_owners()).unwrap_or_default();
+        self.release_previous(previous_owners);
     }
 
     /// Takes the sends of another client's socket from now on, after those of the present one.
@@ -174,38 +174,38 @@ impl Mover {
         let end = handoff.end_of_over();
         let stale = Errno::STALE.raw_os_error() as u16;
         let Some(flow) = self.flows.get(id) else {
-            if let Some(end) = &handoff.former_end {
+            if let Some(end) = &handoff.previous_end {
                 // All that it sent is done.
                 let sends = end.memory.published(end.slot, socket_status::SEND_CONSUMER);
                 self.tell_moved(end, socket_status::SEND_END, moved::word(stale, Some(sends)));
             }
-            self.release_previous(handoff.former);
+            self.release_previous(handoff.previous);
             let (memory, slot) = (&source.memory, source.slot);
             memory.publish_u32(slot, socket_status::SEND_END, end);
             Waker::default().wake_always(&memory.send_wait(slot));
             return;
         };
-        let former = flow.last_sender().clone();
+        let previous = flow.last_sender().clone();
         if handoff.peers_end == ELSEWHERE {
-            // The former one has learnt the same, or would have with its next send.
+            // The previous one has learnt the same, or would have with its next send.
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
         }
-        // The former client sees the word before it posts a send, or the send is seen here.
-        former.memory.publish_u32(former.slot, socket_status::SEND_END, moved::word(stale, None));
+        // The previous client sees the word before it posts a send, or the send is seen here.
+        previous.memory.publish_u32(previous.slot, socket_status::SEND_END, moved::word(stale, None));
         // SYNC POINT: moved-dekker
         fence(Ordering::SeqCst);
-        self.catch_up(former.client, former.slot);
+        self.catch_up(previous.client, previous.slot);
         let Some(flow) = self.flows.get(id) else { return };
         let successor = (source.client, source.slot);
         let (base, _) = flow.sends();
         flow.make_room_for_successor();
         let migration = flow.migration_mut();
         let taken = migration.hand_off_source(base, source, handoff.held);
-        self.tell_moved(&former, socket_status::SEND_END, moved::word(stale, Some(taken)));
+        self.tell_moved(&previous, socket_status::SEND_END, moved::word(stale, Some(taken)));
         if handoff.unclaimed {
-            self.tell_received(&former);
+            self.tell_received(&previous);
         }
-        if let Some(socket) = self.clients.socket_mut(former.client, former.slot) {
+        if let Some(socket) = self.clients.socket_mut(previous.client, previous.slot) {
             socket.outgoing = None;
         }
         if let Some(socket) = self.clients.socket_mut(successor.0, successor.1) {
@@ -220,26 +220,30 @@ impl Mover {
             let Some(flow) = self.flows.get(id) else { return };
             let (_, sends_done) = flow.sends();
             let Some(migration) = flow.migration() else { return };
-            if let Some(former) = migration.read_up() {
-                if let Some(ring) = former.into_receive_ring() {
+            if let Some(previous) = migration.read_up() {
+                if let Some(ring) = previous.into_receive_ring() {
                     self.tell_conductor(ToConductor::FreeRing { ring });
                 }
                 continue;
             }
             let Some(successor) = migration.inherit(sends_done) else { return self.tell_drained(id) };
-            let (former, news) = flow.replace_source(successor);
+            let (previous, news) = flow.replace_source(successor);
             counting::open_clients(&self.metrics, self.outbox.own(), [flow.source(), flow.destination()]);
-            let Endpoint { client, serial, slot, .. } = former;
-            self.release_previous((client != ClientId::NOBODY).then_some(Former { client, serial, slot }));
-            self.forget_client(former.client);
+            let Endpoint { client, serial, slot, .. } = previous;
+            self.release_previous((client != ClientId::NOBODY).then_some(PreviousOwner {
+                client,
+                serial,
+                slot,
+            }));
+            self.forget_client(previous.client);
             self.tell(id, news);
             self.touch(id);
         }
     }
 
-    /// Gives back the rings of former receivers: nobody will read them.
+    /// Gives back the rings of previous receivers: nobody will read them.
     pub(super) fn drop_undrained(&mut self, id: FlowId) {
-        self.release_formers(id);
+        self.release_previous_owners(id);
         let Some(flow) = self.flows.get(id) else { return };
         let unread = flow.migration().map(|migration| migration.drop_undrained());
         for ring in unread.into_iter().flatten() {
@@ -256,14 +260,14 @@ impl Mover {
             return;
         }
         let incoming = self.clients.socket(to.client, to.slot.socket(to.generation)).and_then(|s| s.incoming);
-        // SYNC POINT: direct-left (the peer sees all that the former client wrote)
+        // SYNC POINT: direct-left (the peer sees all that the previous client wrote)
         to.memory.publish_path(to.slot, *path);
         fence(Ordering::SeqCst);
         self.wake_ends(id, incoming.map_or(self.outbox.own(), |(mover, _)| mover));
         self.wake_ends(id.peer(), self.outbox.own());
     }
 
-    /// Takes bytes that have come into a ring that is read in a former receiver's place. `last`: the sender has left the ring.
+    /// Takes bytes that have come into a ring that is read in a previous receiver's place. `last`: the sender has left the ring.
     pub(super) fn read_on(&mut self, id: FlowId, last: bool) {
         let now = self.now;
         let Some(flow) = self.flows.used(id).filter(|flow| flow.is_draining()) else { return };

@@ -118,7 +118,7 @@ impl Outbox {
         !self.overflowing.is_empty()
     }
 
-    /// Replaces the outbox to the conductor. Returns the former one.
+    /// Replaces the outbox to the conductor. Returns the previous one.
     #[cfg(test)]
     pub fn replace_conductor(
         &mut self,

@@ -150,7 +150,7 @@ impl Mover {
         self.scheduler.add_flow(payer, id);
     }
 
-    /// Changes a client's payer. Ready flows have their present turn with the former one.
+    /// Changes a client's payer. Ready flows have their present turn with the previous one.
     pub(super) fn set_payer(&mut self, client: ClientId, payer: Payer) {
         let Some(state) = self.clients.get_mut(client) else { return };
         let to = self.scheduler.enter(payer);

@@ -255,7 +255,7 @@ impl Mover {
         Ok(())
     }
 
-    /// Begins to look at channels and flows, with all state there. `states`: the highest numbers of sleeps of the former movers.
+    /// Begins to look at channels and flows, with all state there. `states`: the highest numbers of sleeps of the previous movers.
     pub fn begin(&mut self, states: &[u32]) {
         states.iter().for_each(|&sleeps| self.doorbells.number_beyond_these(sleeps));
         let places: Vec<_> = self

@@ -45,7 +45,7 @@ impl Mover {
         self.doorbells.is_rung() || self.scheduler.has_flows()
     }
 
-    /// Skips a byte that goes from a former client's ring to its successor's. Returns whether there was one.
+    /// Skips a byte that goes from a previous client's ring to its successor's. Returns whether there was one.
     pub fn skip_moved_byte(&mut self) -> bool {
         let ids: Vec<_> = self.flows.ids().collect();
         ids.into_iter().any(|id| {
@@ -96,7 +96,7 @@ impl Mover {
         self.division.rings()
     }
 
-    /// Replaces the outbox to the conductor. Returns the former one.
+    /// Replaces the outbox to the conductor. Returns the previous one.
     #[cfg(test)]
     pub fn tell_by(
         &mut self,

@@ -25,7 +25,7 @@ pub struct Transfer<'a> {
     pub from: MoverId,
     /// Mover that takes them.
     pub to: MoverId,
-    /// Channels that go, all of which are the former's.
+    /// Channels that go, all of which are the previous's.
     pub places: &'a [Place],
 }
 
@@ -201,10 +201,10 @@ impl Mover {
         if let Some(flow) = old.flows.used(id) {
             flow.touched = false;
             if flow.has_ring() || flow.is_ring_asked() {
-                let (former, source) = (flow.ring_payer(), flow.source().client);
+                let (previous, source) = (flow.ring_payer(), flow.source().client);
                 let payer = self.clients.payer(source);
                 flow.set_ring_payer(payer);
-                old.division.give(&mut old.scheduler, former);
+                old.division.give(&mut old.scheduler, previous);
                 self.division.take(&mut self.scheduler, payer);
             }
         }

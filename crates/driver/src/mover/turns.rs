@@ -257,7 +257,7 @@ impl Mover {
                 Err(violation) => self.destination_broke(id, violation),
             }
         }
-        // Ticks go on until former rings are forgotten. A lone connection after a pause would else have a ring as if it were one of many.
+        // Ticks go on until previous rings are forgotten. A lone connection after a pause would else have a ring as if it were one of many.
         if self.division.remembers() {
             self.ticks.want();
         }

@@ -177,7 +177,7 @@ impl Slots {
                 continue;
             }
             let number = next.find(|number| !taken.contains(number)).ok_or_else(|| {
-                format!("{name}: there are connections to {SLOTS} former backends; end some of them")
+                format!("{name}: there are connections to {SLOTS} previous backends; end some of them")
             })?;
             self.slot(number).clear();
             taken.insert(number);

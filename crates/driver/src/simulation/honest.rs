@@ -65,7 +65,7 @@ enum Wait {
     ForEvent,
     /// Waits for an answer on the attach socket.
     ForFrame,
-    /// Waits until a former process says how far it has come.
+    /// Waits until a previous process says how far it has come.
     ForTurn,
     /// There is nothing more to do.
     Over,

@@ -46,7 +46,7 @@ enum Mutation {
     LastUnsaid,
     /// A read of a disk has no answer.
     ReadLost,
-    /// A byte that a former client has not read is not given to its successor.
+    /// A byte that a previous client has not read is not given to its successor.
     ByteNotMoved,
     /// A client is told too early that its peer has left for the kernel.
     ElsewhereTooEarly,
@@ -54,9 +54,9 @@ enum Mutation {
     RateForgotten,
     /// Bytes that a process has claimed in a ring do not count when another one takes the end.
     ClaimIgnored,
-    /// A former owner is told that all its bytes in a ring count.
+    /// A previous owner is told that all its bytes in a ring count.
     EndsUnfixed,
-    /// A former owner is told that all bytes that it has read out of its receive ring count.
+    /// A previous owner is told that all bytes that it has read out of its receive ring count.
     ReceivedUnfixed,
 }
 

@@ -104,7 +104,7 @@ impl Successor {
         let sent = begun.elapsed();
         self.stream.set_read_timeout(Some(left()))?;
         offer::expect(&self.stream, Word::Ready)?;
-        tracing::debug!(?gathered, ?written, ?sent, ready = ?begun.elapsed(), "steps of a take-over at the former driver");
+        tracing::debug!(?gathered, ?written, ?sent, ready = ?begun.elapsed(), "steps of a take-over at the previous driver");
         // A write that fails means that the successor has gone.
         offer::say(&self.stream, Word::Yours)?;
         Ok(())

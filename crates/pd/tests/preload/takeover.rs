@@ -50,8 +50,8 @@ impl Site {
     fn take_over(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
         command.args(["driver", "--take-over", "--config"]).arg(self.folder.path().join("driver.toml"));
-        let mut former = std::mem::replace(&mut self.driver, command.spawn().unwrap());
-        let status = former.wait().unwrap();
+        let mut previous = std::mem::replace(&mut self.driver, command.spawn().unwrap());
+        let status = previous.wait().unwrap();
         assert!(status.success(), "{status}");
     }
 }

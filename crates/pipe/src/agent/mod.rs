@@ -419,8 +419,8 @@ impl Agent {
     /// Sets the payer of the agent's time for a pipe. Payers share that time equally, however many pipes each has.
     pub fn set_payer(&mut self, id: PipeId, payer: u64) {
         let account = self.shares.enter(payer);
-        let former = self.slot(id).map(|slot| std::mem::replace(&mut slot.account, account));
-        self.shares.leave(former.unwrap_or(account));
+        let previous = self.slot(id).map(|slot| std::mem::replace(&mut slot.account, account));
+        self.shares.leave(previous.unwrap_or(account));
     }
 
     /// Fills a purse. Returns the tokens that were left in it.

@@ -247,7 +247,7 @@ fn a_bell_in_the_hands_of_a_hostile_peer_costs_a_wake_up_in_vain() {
     stand.agent.turn();
     let _ = stand.receiver.arm();
     write(&of_receiver, &1u64.to_ne_bytes()).unwrap();
-    assert!(!is_readable(&stand.receiver), "a former peer wakes nobody");
+    assert!(!is_readable(&stand.receiver), "a previous peer wakes nobody");
 }
 
 #[derive(Clone, Debug)]

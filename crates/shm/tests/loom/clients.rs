@@ -267,8 +267,8 @@ fn direct_begin() {
     });
 }
 
-/// Direct path: when an end goes to another client, its peer sees the last byte of the former one, and whoever reads the
-/// peer's ring in the former one's place sees the peer's last (`SYNC POINT: direct-left`).
+/// Direct path: when an end goes to another client, its peer sees the last byte of the previous one, and whoever reads the
+/// peer's ring in the previous one's place sees the peer's last (`SYNC POINT: direct-left`).
 #[test]
 fn direct_left() {
     let parts = [
@@ -278,12 +278,12 @@ fn direct_left() {
         "direct: acquire of the request that it has left",
     ];
     check("clients::direct_left", 5, &parts, |weak| {
-        // Indices of the former client and of its peer, the path in the peer's line, the peer's request.
+        // Indices of the previous client and of its peer, the path in the peer's line, the peer's request.
         let cells = Arc::new([(); 4].map(|()| AtomicU64::new(0)));
-        let (former, peer) = (cells.clone(), cells.clone());
+        let (previous, peer) = (cells.clone(), cells.clone());
         let handing_over = thread::spawn(move || {
-            // One thread for the former client and the driver, which hears of the move after all that it wrote.
-            let [written, _, path, _] = &*former;
+            // One thread for the previous client and the driver, which hears of the move after all that it wrote.
+            let [written, _, path, _] = &*previous;
             written.store(7, Relaxed);
             path.store(1, weak.order("direct: release of the word that it leaves", Release));
         });
@@ -291,7 +291,7 @@ fn direct_left() {
             let [written, own, path, request] = &*peer;
             own.store(1, Release);
             if path.load(weak.order("direct: acquire of the word that it leaves", Acquire)) != 0 {
-                assert_eq!(written.load(Relaxed), 7, "the last of the former client's bytes");
+                assert_eq!(written.load(Relaxed), 7, "the last of the previous client's bytes");
                 request.store(1, weak.order("direct: release of the request that it has left", Release));
             } else {
                 own.store(2, Relaxed);
@@ -356,7 +356,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// The former owner sends a byte. Returns whether it counts.
+    /// The previous owner sends a byte. Returns whether it counts.
     fn send(&self) -> bool {
         let weak = self.weak;
         // SAFETY: nobody reads the byte before it is claimed.
@@ -406,7 +406,7 @@ impl Ends {
     }
 }
 
-/// Direct path: a socket goes to another process while its former owner sends. A byte is sent if and only if it is received
+/// Direct path: a socket goes to another process while its previous owner sends. A byte is sent if and only if it is received
 /// (`SYNC POINT: ring-ends`).
 #[test]
 fn ends_of_rings() {

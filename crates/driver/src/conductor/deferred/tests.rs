@@ -358,7 +358,7 @@ fn a_container_is_registered_when_the_holders_list_is_there() {
             assert!(matches!(&why, Answer::Error(why) if why.contains("never")), "{why:?}");
             continue;
         }
-        // The former holder has given the address up.
+        // The previous holder has given the address up.
         stage.tell(FromDoor::Addresses(Box::new(Reading {
             payer: DRIVER,
             id: id(1),

@@ -24,7 +24,7 @@ pub(in crate::conductor) struct DirectHandoff {
     pub(in crate::conductor) held: bool,
     /// News for the peer.
     pub(in crate::conductor) leave: Option<Leave>,
-    /// Ends of the rings for the former owner.
+    /// Ends of the rings for the previous owner.
     pub(in crate::conductor) ends: Option<RingEnds>,
 }
 
@@ -55,7 +55,7 @@ impl Conductor {
     ) -> Result<DirectHandoff, Errno> {
         let peer = self.connection(index).and_then(|connection| connection.owner(side.other()));
         let Some(direct) = self.direct_mut(index) else { return Ok(DirectHandoff::default()) };
-        let (former, word) = (direct.clients[side], direct.words[side]);
+        let (previous, word) = (direct.clients[side], direct.words[side]);
         if direct.is_unused() && direct.is_in_use() {
             let stays = match (owner, peer) {
                 (Some(new), Some(peer)) => {
@@ -66,7 +66,7 @@ impl Conductor {
                 _ => true, // no client has the side
             };
             if stays {
-                self.exit_direct(former);
+                self.exit_direct(previous);
                 let word = word | self.undrained(index, side);
                 let entered = owner.map_or((ClientId::NOBODY, 0), |owner| self.enter_direct(owner, word));
                 if let Some(direct) = self.direct_mut(index) {
@@ -146,14 +146,14 @@ impl Conductor {
         }
     }
 
-    /// Returns the bits of a side's `path` word for bytes of its former clients.
+    /// Returns the bits of a side's `path` word for bytes of its previous clients.
     pub(super) fn undrained(&self, index: ConnectionId, side: Side) -> u32 {
         let open = self.connection(index).map_or([false; 2], |connection| connection.has_undrained(side));
         let bits = open.into_iter().zip(UNDRAINED).map(|(is_open, bit)| if is_open { bit } else { 0 });
         bits.fold(0, |word, bit| word | bit)
     }
 
-    /// Tells the client of an offloaded side whether bytes of former clients are under way. On the direct path `Direct::words` has that.
+    /// Tells the client of an offloaded side whether bytes of previous clients are under way. On the direct path `Direct::words` has that.
     pub(in crate::conductor) fn tell_undrained(&self, index: ConnectionId, side: Side) {
         let direct = self.connection(index).and_then(|connection| connection.direct.as_ref());
         if direct.is_none_or(|direct| direct.left[side]) {
@@ -162,7 +162,7 @@ impl Conductor {
         }
     }
 
-    /// Notes that nothing is under way any more for the former clients of one end of a flow, after `moves` moves. The ring may be used when
+    /// Notes that nothing is under way any more for the previous clients of one end of a flow, after `moves` moves. The ring may be used when
     /// all moves are done.
     pub(in crate::conductor) fn drained(&mut self, flow: FlowId, end: FlowEnd, moves: u32) {
         let index = flow.connection();

@@ -228,7 +228,7 @@ fn two_networks_use_the_same_addresses() {
     assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Ok(own(3, 1)));
     names.register(id(1), registration(&["10.0.0.1"])).unwrap();
     names.register(id(3), registration(&["10.0.0.1"])).unwrap();
-    // A namespace that moves comes after those that are there. Its former network finds it no more.
+    // A namespace that moves comes after those that are there. Its previous network finds it no more.
     assert!(names.set_network(id(3), red) && !names.set_network(id(3), red));
     assert_eq!(names.listener(id(2), at("10.0.0.1:80")), Ok(own(1, 1)));
     assert_eq!(names.listener(id(4), at("10.0.0.1:80")), Err(Errno::HOSTUNREACH));

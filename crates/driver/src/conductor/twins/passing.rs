@@ -8,7 +8,7 @@ use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::memory::RingEnds;
-use crate::messages::{Endpoint, Former, Handoff, ToMover};
+use crate::messages::{Endpoint, Handoff, PreviousOwner, ToMover};
 use crate::wanted::Wanted;
 use pd_abi::layout::ELSEWHERE;
 use pd_abi::{TwinRequest, TAKEN_ASIDE};
@@ -43,13 +43,13 @@ impl Conductor {
         }
         let Wanted { local, peer: remote, .. } = held.wanted;
         let connected = Connected { connection: index, side, local, remote };
-        let former = connection.owner(side);
-        let former_socket = former.and_then(|(owner, slot)| self.client(owner)?.socket(slot));
+        let previous = connection.owner(side);
+        let previous_socket = previous.and_then(|(owner, slot)| self.client(owner)?.socket(slot));
         let fresh = self.fresh_socket(local.is_ipv6(), channel, SocketState::Connected(connected));
-        let socket = match former_socket {
-            Some(former) => Socket {
-                send_ring_bytes: former.send_ring_bytes,
-                receive_ring_bytes: former.receive_ring_bytes,
+        let socket = match previous_socket {
+            Some(previous) => Socket {
+                send_ring_bytes: previous.send_ring_bytes,
+                receive_ring_bytes: previous.receive_ring_bytes,
                 ..fresh
             },
             None => fresh,
@@ -63,11 +63,11 @@ impl Conductor {
         }
         let mover = endpoint.mover;
         let ends = self.move_side(index, side, endpoint, Some((id, slot)));
-        // The client is told this size, whatever a former owner of a parked side had asked for.
+        // The client is told this size, whatever a previous owner of a parked side had asked for.
         let flow = index.flow(side);
         self.movers.send(mover, ToMover::SetSendRing { flow, bytes: send_ring_bytes });
         self.twins.parked.remove((index, side));
-        if let Some((owner, slot)) = former {
+        if let Some((owner, slot)) = previous {
             // The slot is free when the bytes that it sent are delivered, and the client has closed the socket.
             if let Some(socket) = self.client_mut(owner).and_then(|c| c.socket_mut(slot)) {
                 socket.state = SocketState::Taken(ends);
@@ -118,7 +118,7 @@ impl Conductor {
         proved.or_else(|errno| self.prove_ended(id, asked, known, tenant).map_err(|_| errno))
     }
 
-    /// Gives one side of a connection to another client, or to none. Returns the ends of its rings for the former owner.
+    /// Gives one side of a connection to another client, or to none. Returns the ends of its rings for the previous owner.
     pub(super) fn move_side(
         &mut self,
         index: ConnectionId,
@@ -146,11 +146,11 @@ impl Conductor {
             true => ELSEWHERE,
             false => 0,
         };
-        let former_end = owned.and_then(|(client, slot)| self.endpoint(client, slot));
-        let former = owned.and_then(|(client, slot)| {
+        let previous_end = owned.and_then(|(client, slot)| self.endpoint(client, slot));
+        let previous = owned.and_then(|(client, slot)| {
             let state = self.client_mut(client)?;
             state.socket_mut(slot)?.flows_left = 1 + u8::from(claimed);
-            Some(Former { client, serial: state.serial, slot })
+            Some(PreviousOwner { client, serial: state.serial, slot })
         });
         let (outgoing, incoming) = (index.flow(side), index.flow(side.other()));
         if claimed {
@@ -163,8 +163,8 @@ impl Conductor {
                     flow: incoming,
                     destination: to.clone(),
                     handoff: Some(Box::new(Handoff {
-                        former,
-                        former_end: former_end.clone(),
+                        previous,
+                        previous_end: previous_end.clone(),
                         left,
                         undrained_ring,
                         peers_end,
@@ -179,8 +179,8 @@ impl Conductor {
                 flow: outgoing,
                 source: to,
                 handoff: Box::new(Handoff {
-                    former,
-                    former_end,
+                    previous,
+                    previous_end,
                     held,
                     leave,
                     ring_end: ends.map(|ends| ends.sent),

@@ -69,7 +69,7 @@ impl Flow {
             }
             let most = match next.piece {
                 Piece::File(_) => budget.bytes.min(next.allowed),
-                Piece::SendRegion(_) | Piece::FormerRing(_) => {
+                Piece::SendRegion(_) | Piece::PreviousRing(_) => {
                     budget.bytes.min(next.allowed).min(chunk_bytes_max.into())
                 }
             };
@@ -99,12 +99,12 @@ impl Flow {
         Ok(Pump::Drained)
     }
 
-    /// Returns the bytes to be copied next. Bytes that a former owner has left come before any send.
+    /// Returns the bytes to be copied next. Bytes that a previous owner has left come before any send.
     #[inline]
     fn next(&mut self, messages: &mut u64) -> Option<Next> {
         let Some(migration) = &self.migration else { return self.source.next(messages) };
         match migration.next_undrained() {
-            Some((address, left)) => Some(Next { piece: Piece::FormerRing(address), left, allowed: left }),
+            Some((address, left)) => Some(Next { piece: Piece::PreviousRing(address), left, allowed: left }),
             None if migration.holds_sends() => None,
             None => self.source.next(messages),
         }
@@ -114,7 +114,7 @@ impl Flow {
     #[inline]
     fn advance(&mut self, next: Next, len: u64) {
         match (next.piece, &mut self.migration) {
-            (Piece::FormerRing(_), Some(migration)) => migration.take_undrained(len),
+            (Piece::PreviousRing(_), Some(migration)) => migration.take_undrained(len),
             _ => self.source.advance(len, next.left),
         }
     }
@@ -133,7 +133,7 @@ impl Flow {
         let Some(room) = self.sink.room(place, next.left.min(most))? else { return Ok(Err(Pump::Full)) };
         let to = place.base + room.position;
         match next.piece {
-            Piece::SendRegion(from) | Piece::FormerRing(from) if at_once && self.sink.is_quiet() => {
+            Piece::SendRegion(from) | Piece::PreviousRing(from) if at_once && self.sink.is_quiet() => {
                 let from = std::ptr::with_exposed_provenance(from as usize);
                 let to = std::ptr::with_exposed_provenance_mut(to as usize);
                 // SAFETY: as for commands (`Engines::submit`). The source lies in memory that the client's entry or the flow keeps mapped.
@@ -141,7 +141,7 @@ impl Flow {
                 unsafe { Cpu::copy(to, from, room.len as usize) };
                 Ok(Ok((room.len, Put::Copied)))
             }
-            Piece::SendRegion(from) | Piece::FormerRing(from) => {
+            Piece::SendRegion(from) | Piece::PreviousRing(from) => {
                 let Some(number) = self.sink.begin_copy(room) else { return Ok(Err(Pump::More)) };
                 commands.push(self.command(from, to, room.len, number));
                 Ok(Ok((room.len, Put::Commanded)))

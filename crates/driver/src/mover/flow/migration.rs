@@ -1,9 +1,9 @@
-//! State of a flow whose ends went from one client to another: former owners' bytes and rings, and owners to come.
+//! State of a flow whose ends went from one client to another: previous owners' bytes and rings, and owners to come.
 //! The mover acts on it ([`crate::mover::migration`]).
 use super::Flow;
 use crate::ids::ClientId;
 use crate::memory::UndrainedRing;
-use crate::messages::{Endpoint, FlowEnd, Former, Ring};
+use crate::messages::{Endpoint, FlowEnd, PreviousOwner, Ring};
 use crate::takeover::pack::Hindrance;
 use pd_abi::layout::direct;
 use pd_shm::Mapping;
@@ -22,13 +22,13 @@ const LOOK_LAST: Duration = Duration::from_secs(1);
 pub struct Migration {
     /// Receiving end to come, as soon as no copy is under way.
     next: Option<Endpoint>,
-    /// Sockets of former receivers that the flow lets go then.
-    formers: Vec<Former>,
-    /// Unread bytes in rings of former receivers, in the order of the stream.
+    /// Sockets of previous receivers that the flow lets go then.
+    previous_owners: Vec<PreviousOwner>,
+    /// Unread bytes in rings of previous receivers, in the order of the stream.
     undrained: VecDeque<Undrained>,
     /// Bytes of them that were counted when they were first delivered.
     counted: u64,
-    /// Number of moves of each end since the conductor was told that nothing of former clients is under way.
+    /// Number of moves of each end since the conductor was told that nothing of previous clients is under way.
     moves: [u32; 2],
     /// Senders to come, each with the number of sends that were accepted before it.
     successors: VecDeque<(u64, Endpoint)>,
@@ -36,7 +36,7 @@ pub struct Migration {
     base: u64,
     /// The sender's ring, as long as it may write there and the receiver cannot read it.
     drain_ring: Option<Box<DrainRing>>,
-    /// Set while the receiver has still to read a ring that the present sender, or a former one, has left.
+    /// Set while the receiver has still to read a ring that the present sender, or a previous one, has left.
     held: bool,
     /// Set if the sender's ring is read here: its receiver has gone to another client.
     read_here: bool,
@@ -57,16 +57,16 @@ pub struct MigrationState {
     receiver_left: bool,
 }
 
-/// Place of a former receiver's bytes.
+/// Place of a previous receiver's bytes.
 #[derive(Debug)]
-pub enum FormerRing {
+pub enum PreviousRing {
     /// The receiver's own ring.
     Receive(Ring),
     /// The ring of the sender that it read: the mapping, the ring's offset there, and its bytes.
     Direct(Arc<Mapping>, usize, u64),
 }
 
-impl FormerRing {
+impl PreviousRing {
     /// Returns the receive ring, which goes back when it is read up.
     pub fn into_receive_ring(self) -> Option<Ring> {
         match self {
@@ -85,10 +85,10 @@ impl FormerRing {
     }
 }
 
-/// Bytes in a former receiver's ring.
+/// Bytes in a previous receiver's ring.
 #[derive(Debug)]
 struct Undrained {
-    ring: FormerRing,
+    ring: PreviousRing,
     /// Offset in the ring of the next byte to be put under way (free-running).
     at: u64,
     /// Bytes still to be put under way.
@@ -103,9 +103,9 @@ struct DrainRing {
     map: Arc<Mapping>,
     ring_offset: usize,
     bytes: u64,
-    /// Bytes that the former receiver has given back. The number stays, so that no more than a ring comes.
+    /// Bytes that the previous receiver has given back. The number stays, so that no more than a ring comes.
     given_back: u64,
-    /// Bytes read, by the former receiver or here.
+    /// Bytes read, by the previous receiver or here.
     read: u64,
     /// Bytes that count, if that is fixed.
     end: Option<u64>,
@@ -133,8 +133,10 @@ impl Migration {
     /// # Errors
     /// An end is on its way to another client.
     pub fn give(&self) -> Result<MigrationState, Hindrance> {
-        let Self { next, formers, undrained, counted, moves, successors, base, drain_ring, held, .. } = self;
-        let has_arrived = next.is_none() && formers.is_empty() && successors.is_empty();
+        let Self {
+            next, previous_owners, undrained, counted, moves, successors, base, drain_ring, held, ..
+        } = self;
+        let has_arrived = next.is_none() && previous_owners.is_empty() && successors.is_empty();
         if !has_arrived || !undrained.is_empty() || *moves != [0; 2] || drain_ring.is_some() || *held {
             return Err(Hindrance::passing("a connection is on its way from one process to another"));
         }
@@ -153,7 +155,7 @@ impl Migration {
         self.is_switching() || self.holds_sends() && self.next_undrained().is_none()
     }
 
-    /// Tells whether no send may be put under way. Bytes in rings of former receivers may be: they come before the ring that the receiver has
+    /// Tells whether no send may be put under way. Bytes in rings of previous receivers may be: they come before the ring that the receiver has
     /// still to read, and the receiver does not read that before them.
     pub fn holds_sends(&self) -> bool {
         self.held
@@ -169,7 +171,7 @@ impl Migration {
         self.drain_ring.is_some()
     }
 
-    /// Returns address and length of the former owners' bytes that are to be copied next.
+    /// Returns address and length of the previous owners' bytes that are to be copied next.
     pub fn next_undrained(&self) -> Option<(u64, u64)> {
         let piece = self.undrained.iter().find(|piece| piece.left > 0)?;
         let (base, bytes) = piece.ring.place();
@@ -192,7 +194,7 @@ impl Migration {
         piece.map(|piece| piece.at += 1).is_some()
     }
 
-    /// Ends a copy of `len` bytes. Returns whether these were of former owners.
+    /// Ends a copy of `len` bytes. Returns whether these were of previous owners.
     pub fn deliver_undrained(&mut self, len: u64) -> bool {
         let Some(piece) = self.undrained.iter_mut().find(|piece| piece.undelivered > 0) else { return false };
         piece.undelivered -= len;
@@ -200,7 +202,7 @@ impl Migration {
     }
 
     /// Takes a ring in which all bytes are delivered.
-    pub fn read_up(&mut self) -> Option<FormerRing> {
+    pub fn read_up(&mut self) -> Option<PreviousRing> {
         self.undrained.front().filter(|piece| piece.undelivered == 0)?;
         self.undrained.pop_front().map(|piece| piece.ring)
     }
@@ -218,19 +220,19 @@ impl Migration {
     pub fn hand_off_destination(
         &mut self,
         destination: Endpoint,
-        former: Option<Former>,
+        previous: Option<PreviousOwner>,
         left: bool,
         is_move: bool,
     ) -> Option<Endpoint> {
         self.read_here |= left;
         self.moves[FlowEnd::Destination as usize] += u32::from(is_move);
-        self.formers.extend(former);
-        // The new destination gets the unread bytes of a former sender's ring here.
+        self.previous_owners.extend(previous);
+        // The new destination gets the unread bytes of a previous sender's ring here.
         self.held = false;
         self.next.replace(destination)
     }
 
-    /// Returns the number of moves of this end since the last time, if nothing of former clients is under way.
+    /// Returns the number of moves of this end since the last time, if nothing of previous clients is under way.
     pub fn take_drained(&mut self, end: FlowEnd) -> Option<u32> {
         let is_drained = match end {
             FlowEnd::Source => self.successors.is_empty(),
@@ -281,8 +283,8 @@ impl Migration {
     }
 
     /// Takes the sockets that the flow touches no more.
-    pub fn take_formers(&mut self) -> Vec<Former> {
-        std::mem::take(&mut self.formers)
+    pub fn take_previous_owners(&mut self) -> Vec<PreviousOwner> {
+        std::mem::take(&mut self.previous_owners)
     }
 
     /// Adds a sender after the known ones, which have made `base` sends in all. With `held` its bytes wait until the receiver has read the
@@ -354,12 +356,12 @@ impl Migration {
         self.counted += len;
         match self.undrained.back_mut() {
             _ if len == 0 => {}
-            Some(piece) if matches!(piece.ring, FormerRing::Direct(..)) => {
+            Some(piece) if matches!(piece.ring, PreviousRing::Direct(..)) => {
                 piece.left += len;
                 piece.undelivered += len;
             }
             _ => {
-                let place = FormerRing::Direct(Arc::clone(&ring.map), ring.ring_offset, ring.bytes);
+                let place = PreviousRing::Direct(Arc::clone(&ring.map), ring.ring_offset, ring.bytes);
                 let at = written - len;
                 self.undrained.push_back(Undrained { ring: place, at, left: len, undelivered: len });
             }
@@ -369,22 +371,22 @@ impl Migration {
 }
 
 impl Flow {
-    /// Delivers to the next client from now on. Returns the former one, and its ring if it has read everything.
+    /// Delivers to the next client from now on. Returns the previous one, and its ring if it has read everything.
     pub fn switch_destination(&mut self) -> Option<(Endpoint, Option<Ring>)> {
         let next = self.migration()?.next.take()?;
-        let (former, ring, at, left) = self.replace_destination(next);
-        let (Some(migration), Some(ring)) = (self.migration(), ring) else { return Some((former, None)) };
+        let (previous, ring, at, left) = self.replace_destination(next);
+        let (Some(migration), Some(ring)) = (self.migration(), ring) else { return Some((previous, None)) };
         if left == 0 {
-            return Some((former, Some(ring)));
+            return Some((previous, Some(ring)));
         }
         migration.counted += left;
         migration.undrained.push_front(Undrained {
-            ring: FormerRing::Receive(ring),
+            ring: PreviousRing::Receive(ring),
             at,
             left,
             undelivered: left,
         });
         self.add_pending(left);
-        Some((former, None))
+        Some((previous, None))
     }
 }

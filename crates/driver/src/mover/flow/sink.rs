@@ -459,7 +459,7 @@ impl Sink {
         Ok(self.consumed == self.delivered)
     }
 
-    /// Begins again, at another client's socket, without a ring. Returns the former ring, the first unread byte there, and the number of
+    /// Begins again, at another client's socket, without a ring. Returns the previous ring, the first unread byte there, and the number of
     /// unread bytes. A client that forged its counter loses its unread bytes. A flow that was given up (`is_over`) has none that will be
     /// read.
     pub fn restart(&mut self, end: Endpoint, is_over: bool) -> (Option<Ring>, u64, u64) {

@@ -1,6 +1,6 @@
 //! Source of a flow's stream: the sends of its client, in the order of the stream.
 //!
-//! Sends wait in the SBT (send buffer table). The next copy takes a [`Piece`] of a send, or of bytes that a former owner of an end has left
+//! Sends wait in the SBT (send buffer table). The next copy takes a [`Piece`] of a send, or of bytes that a previous owner of an end has left
 //! ([`crate::mover::migration`]), which come first. A further kind of source is a further kind of piece.
 use super::file::Files;
 use super::sink::{Room, Sink};
@@ -20,8 +20,8 @@ pub enum Piece {
     SendRegion(u64),
     /// Offset in the file of the send.
     File(u64),
-    /// Address in a ring that a former owner of an end has left.
-    FormerRing(u64),
+    /// Address in a ring that a previous owner of an end has left.
+    PreviousRing(u64),
 }
 
 /// A source without copies under way, as another driver goes on with it.
@@ -209,7 +209,7 @@ impl Source {
         &mut self.end
     }
 
-    /// Takes sends of another client from now on. Returns the former end.
+    /// Takes sends of another client from now on. Returns the previous end.
     pub fn replace_end(&mut self, end: Endpoint) -> Endpoint {
         self.waker = Waker::default();
         std::mem::replace(&mut self.end, end)
@@ -218,7 +218,7 @@ impl Source {
     /// Sets the bytes that the client may have sent and not yet delivered. Bytes beyond them may stay.
     pub fn set_bytes_max(&mut self, bytes: u64) {
         self.ring_bytes = bytes;
-        self.forget_former_sends();
+        self.forget_previous_sends();
     }
 
     /// Lets a further client fill its send ring, while sends of those before it are not yet delivered.
@@ -227,7 +227,7 @@ impl Source {
     }
 
     /// Lets the client have no more bytes under way than its send ring holds: it is the only one that has any.
-    pub fn forget_former_sends(&mut self) {
+    pub fn forget_previous_sends(&mut self) {
         self.sbt.set_bytes_max(self.ring_bytes.max(self.sbt.used()));
     }
 
@@ -451,7 +451,7 @@ mod tests {
                         prop_assert!(!of_files[at] && from >= 1000 && from + next.left <= 1016);
                     }
                     Piece::File(from) => prop_assert!(of_files[at] && from + next.left <= i64::MAX as u64),
-                    Piece::FormerRing(_) => return Err(TestCaseError::fail("a former ring")),
+                    Piece::PreviousRing(_) => return Err(TestCaseError::fail("a previous ring")),
                 }
                 prop_assert!(next.left <= pending);
                 pending -= next.left;

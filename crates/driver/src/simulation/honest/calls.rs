@@ -1,8 +1,8 @@
 //! Sends and receives of processes that use one end of a connection without a common lock. Another process may take the end between any
-//! two steps of a call: the bytes are copied, claimed, and published. The former owner goes on, and learns of the driver whether the bytes
+//! two steps of a call: the bytes are copied, claimed, and published. The previous owner goes on, and learns of the driver whether the bytes
 //! of its call count: docs/design/paths.md.
 //!
-//! Every byte of a stream follows from its place, so that a process begins where the former one has ended: it waits until that has heard
+//! Every byte of a stream follows from its place, so that a process begins where the previous one has ended: it waits until that has heard
 //! of the move, as programs do that tell each other how far they are ([`Wait::ForTurn`]).
 use super::direct::Claim;
 use super::twins::Twin;
@@ -188,7 +188,7 @@ impl Honest {
         });
     }
 
-    /// Begins where the former process has ended.
+    /// Begins where the previous process has ended.
     fn take_turn(&mut self, at: usize, direction: usize, book: &mut Book) -> u64 {
         let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return 360 };
         let (id, Some(twin)) = (socket.id, socket.twin) else { return 360 };
@@ -213,7 +213,7 @@ impl Honest {
             format!("client {} goes on with {}, direction {direction}: {end:?}", self.index, twin.inode)
         });
         if direction == SENDS {
-            // The driver has counted what the former process claimed.
+            // The driver has counted what the previous process claimed.
             book.sockets[end.number].unsure = 0;
         }
         self.set(at, |socket| match direction {
@@ -233,7 +233,7 @@ impl Honest {
         363
     }
 
-    /// Ends a socket whose process cannot know how far its end is: the driver has failed it, or a former owner.
+    /// Ends a socket whose process cannot know how far its end is: the driver has failed it, or a previous owner.
     fn lose_end(&mut self, at: usize, book: &mut Book) {
         [RECEIVES, SENDS].into_iter().for_each(|direction| self.settle_call(at, direction, book));
         let Some(twin) = self.sockets[at].as_ref().and_then(|socket| socket.twin) else { return };

@@ -211,7 +211,7 @@ impl Rings {
     /// Tells whether a receiver without bytes has something to do.
     pub fn has_come(&self, received: u64, word: u32, now: Duration) -> bool {
         if word & path::RECV_UNDRAINED != 0 {
-            // The driver brings bytes of a former client first.
+            // The driver brings bytes of a previous client first.
             return false;
         }
         let came = match (self.into.leaving, self.pair()) {
@@ -421,7 +421,7 @@ impl Honest {
             return Found::Later(80);
         }
         if word & path::RECV_UNDRAINED != 0 {
-            // The driver brings bytes of a former client first.
+            // The driver brings bytes of a previous client first.
             return Found::ByDriver;
         }
         let written = rings.pair().map_or(0, |(_, peer)| peer.load(direct::PRODUCER));

@@ -2,7 +2,7 @@
 //! process to process, as by `fork`, `execve` or in a message.
 //!
 //! Processes that hold an end know together which client uses it, and have a lock for it, as `preload/shared.rs` has. A client that
-//! wants an end takes the lock, asks the driver for the end, and goes on where the former one has given bytes back.
+//! wants an end takes the lock, asks the driver for the end, and goes on where the previous one has given bytes back.
 mod aside;
 mod passing;
 mod settling;

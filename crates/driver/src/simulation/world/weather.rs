@@ -135,8 +135,8 @@ impl World {
         let early = self.successions.chance(500);
         let shelves = shelves(self.weather.take_overs);
         let Self { driver, settings, engine, is_safe, .. } = self;
-        let former = driver.as_mut().expect("a driver");
-        let next = former.taken_over((settings, &**engine, *is_safe), shelves, early, shake)?;
+        let previous = driver.as_mut().expect("a driver");
+        let next = previous.taken_over((settings, &**engine, *is_safe), shelves, early, shake)?;
         *driver = Some(next);
         Ok(())
     }

@@ -37,7 +37,7 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 const SKIPPED_MAX: usize = 16;
 /// Most foreign descriptors that wait to be closed.
 const CLOSING_MAX: usize = 8;
-/// Most threads of former clients that have not ended yet. At this number, no client's message is read.
+/// Most threads of previous clients that have not ended yet. At this number, no client's message is read.
 const ENDING_MAX: usize = 8;
 
 /// A client.

@@ -62,7 +62,7 @@ impl Honest {
         }
     }
 
-    /// Goes on in the kernel with an end that a former client has led there, if the driver knows of it.
+    /// Goes on in the kernel with an end that a previous client has led there, if the driver knows of it.
     pub(super) fn taken_aside(&mut self, at: usize, aside: bool, was_answered: bool, book: &mut Book) {
         let number = socket_number(self, at);
         if aside {

@@ -27,7 +27,7 @@ impl Honest {
         }
         let Some(end) = sockets(|all| all.end(inode)) else { return };
         if end.is_dead {
-            // The former process has gone on without a driver: the program's calls fail.
+            // The previous process has gone on without a driver: the program's calls fail.
             sockets(|all| all.set_end(inode, End { owner: None, lock: None, ..end }));
             let at = self.add_socket(id, channel, None);
             self.set(at, |socket| socket.is_closing = true);
