@@ -19,12 +19,12 @@ mod calls;
 mod epoll;
 #[path = "preload/files.rs"]
 mod files;
-#[path = "preload/heirs.rs"]
-mod heirs;
 #[path = "preload/limits.rs"]
 mod limits;
 #[path = "preload/narrow.rs"]
 mod narrow;
+#[path = "preload/next_owners.rs"]
+mod next_owners;
 #[path = "preload/pointers.rs"]
 mod pointers;
 #[path = "preload/ports.rs"]

@@ -2,7 +2,7 @@
 //!
 //! `mayfly FOLDER SEED USER`: listens and leaves its address in FOLDER, connects to addresses that it finds there, sends blocks of growing
 //! size, receives, waits, shuts down, resets, and makes twins that a child inherits. What fails is tried again later.
-//! `mayfly heir FD`: holds descriptor FD, takes its twin over and uses it, until its standard input ends.
+//! `mayfly next_owner FD`: holds descriptor FD, takes its twin over and uses it, until its standard input ends.
 use pd_client::core::{free, malloc, twin, Socket};
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_tests::Random;
@@ -24,7 +24,7 @@ const TWINS: usize = 3;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if args[0] == "heir" {
+    if args[0] == "next_owner" {
         return inherit(args[1].parse().expect("number"));
     }
     let number = |index: usize| args[index].parse::<u64>().expect("number");
@@ -131,7 +131,7 @@ fn wait(stream: &Stream) {
 struct Pair {
     ends: [OwnedFd; 2],
     sockets: [Option<Arc<Socket>>; 2],
-    heir: Option<Child>,
+    next_owner: Option<Child>,
 }
 
 fn twins(mut random: Random) {
@@ -148,7 +148,9 @@ fn twins(mut random: Random) {
         let pair = &mut pairs[at];
         let socket = pair.sockets[random.below(2) as usize].clone();
         match (random.below(5), socket) {
-            (0, _) if pair.heir.is_none() => pair.heir = heir(&pair.ends[random.below(2) as usize]),
+            (0, _) if pair.next_owner.is_none() => {
+                pair.next_owner = next_owner(&pair.ends[random.below(2) as usize])
+            }
             (1, _) => end(pairs.swap_remove(at)),
             (_, Some(socket)) => exchange(&socket, &mut random),
             _ => {}
@@ -172,11 +174,11 @@ fn pair(random: &mut Random) -> Option<Pair> {
         _ => twin::claim(accepted.as_fd()).ok()?,
     };
     let _ = twin::unlisten(listener.as_fd());
-    Some(Pair { ends: [own, accepted.into()], sockets: [Some(near), far], heir: None })
+    Some(Pair { ends: [own, accepted.into()], sockets: [Some(near), far], next_owner: None })
 }
 
 /// Starts a process that inherits an end.
-fn heir(end: &OwnedFd) -> Option<Child> {
+fn next_owner(end: &OwnedFd) -> Option<Child> {
     // Without close-on-exec, so that it is inherited under this number.
     // SAFETY: no memory is concerned.
     let inherited = unsafe { libc::dup(end.as_raw_fd()) };
@@ -184,7 +186,7 @@ fn heir(end: &OwnedFd) -> Option<Child> {
         return None;
     }
     let mut command = Command::new("/proc/self/exe");
-    let child = command.args(["heir", &inherited.to_string()]).stdin(Stdio::piped()).spawn().ok();
+    let child = command.args(["next_owner", &inherited.to_string()]).stdin(Stdio::piped()).spawn().ok();
     // SAFETY: made above.
     drop(unsafe { OwnedFd::from_raw_fd(inherited) });
     child
@@ -192,11 +194,11 @@ fn heir(end: &OwnedFd) -> Option<Child> {
 
 fn end(pair: Pair) {
     for socket in pair.sockets.into_iter().flatten() {
-        let _ = socket.close(); // the heir may have taken it
+        let _ = socket.close(); // the next_owner may have taken it
     }
-    if let Some(mut heir) = pair.heir {
-        drop(heir.stdin.take());
-        let _ = heir.wait();
+    if let Some(mut next_owner) = pair.next_owner {
+        drop(next_owner.stdin.take());
+        let _ = next_owner.wait();
     }
 }
 

@@ -46,7 +46,7 @@ fn the_line_of_another_socket_is_left_alone() {
 
 /// The end goes to another client after the connection was cut, and after its stream has ended in order.
 #[test]
-fn an_heir_of_an_end_learns_of_the_same_end() {
+fn a_next_owner_of_an_end_learns_of_the_same_end() {
     let reset = Errno::CONNRESET.raw_os_error() as u32;
     let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
     let endings = [

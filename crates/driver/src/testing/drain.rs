@@ -172,8 +172,8 @@ fn impossible_counters_end_the_connection() {
 }
 
 #[test]
-fn sends_of_an_heir_wait_until_the_former_ring_is_read() {
-    // The receiver's message comes after the mover's word of the heir, or before.
+fn sends_of_a_next_owner_wait_until_the_former_ring_is_read() {
+    // The receiver's message comes after the mover's word of the next_owner, or before.
     for early in [false, true] {
         let mut world = World::new("cpu");
         if early {

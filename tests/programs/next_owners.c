@@ -1,5 +1,5 @@
-// A connection whose descriptor goes to another process, in every possible way. `heirs server PORT PATH` prints "ready" and echoes, on a
-// TCP port and on a file. `heirs client IP PORT PATH` prints a line for each kind of connection and way, which do not depend on the
+// A connection whose descriptor goes to another process, in every possible way. `next_owners server PORT PATH` prints "ready" and echoes, on a
+// TCP port and on a file. `next_owners client IP PORT PATH` prints a line for each kind of connection and way, which do not depend on the
 // transport of the bytes. A client that is stuck names the case, and ends.
 #define _GNU_SOURCE
 #include <linux/sched.h>
@@ -14,7 +14,7 @@
 #include "serve.h"
 
 #define STUCK_S 8
-// Numbers of the heir's end of the talk with its parent, and of the connection where it has no standard number.
+// Numbers of the next_owner's end of the talk with its parent, and of the connection where it has no standard number.
 #define TALK 60
 #define OTHER 61
 #define PART_MAX 60000
@@ -34,10 +34,10 @@ static const char *const plans[] = {
     "Xwrowrse",         // A server that inetd starts.
     "WrWrSe",           // One process sends, the other receives.
     "wRwRsE",
-    "WRwrWRwrxWRSE",    // In turns, and the heir ends first.
+    "WRwrWRwrxWRSE",    // In turns, and the next_owner ends first.
     "xWRSE",
-    "oWRosE",           // The heir has options and the end only.
-    "WoxRSE",           // Bytes are under way when the heir ends...
+    "oWRosE",           // The next_owner has options and the end only.
+    "WoxRSE",           // Bytes are under way when the next_owner ends...
     "wXrse",            // ...and when the parent is done.
     "WwRrWwrRSe",       // Both have bytes under way.
     "OwrOWRSeEx",
@@ -56,7 +56,7 @@ struct place {
     uint64_t sent, received;
 };
 
-// The parent's request to its heir, and the answer.
+// The parent's request to its next_owner, and the answer.
 struct turn {
     int step;
     int ended;
@@ -148,7 +148,7 @@ static void inherit(int read_fd, int write_fd, int talk) {
     signal(SIGALRM, stuck);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     while (read(talk, &turn, sizeof turn) == sizeof turn) {
-        snprintf(text, sizeof text, "heir at %c", turn.step);
+        snprintf(text, sizeof text, "next_owner at %c", turn.step);
         alarm(STUCK_S);
         turn.ended = do_step(turn.step, read_fd, write_fd, &turn.at);
         if (write(talk, &turn, sizeof turn) != sizeof turn) fails("talk");
@@ -196,12 +196,12 @@ static void send_number(int to, int fd) {
     if (sendmsg(to, &message, 0) != 1) fails("sendmsg");
 }
 
-static char *image[] = {"heirs", "heir", "0", "0", NULL};
+static char *image[] = {"next_owners", "next_owner", "0", "0", NULL};
 static char *clean[] = {"HOME=/", NULL};
 extern char **environ;
 
 // A process that has the connection, and its number.
-static pid_t heir(enum way way, int fd, int standard, int talk, int parents_talk) {
+static pid_t next_owner(enum way way, int fd, int standard, int talk, int parents_talk) {
     static char stack[1 << 20] __attribute__((aligned(16)));
     struct start start = {fd, standard, talk, parents_talk};
     pid_t child = -1;
@@ -291,7 +291,7 @@ static void run_case(enum kind kind, enum way way, const char *plan, int standar
     send_some(fd, 100, &at), receive_owed(fd, &at, 0);
     for (int left = much; left > 0; left -= PART_MAX) send_some(fd, PART_MAX, &at), receive_owed(fd, &at, 0);
     checked("socketpair", socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, talk));
-    child = heir(way, fd, standard, talk[1], talk[0]);
+    child = next_owner(way, fd, standard, talk[1], talk[0]);
     if (child < 0) fails("no process");
     close(talk[1]);
     for (const char *step = plan; *step; step++) {
@@ -301,13 +301,13 @@ static void run_case(enum kind kind, enum way way, const char *plan, int standar
             continue;
         }
         struct turn turn = {.step = *step, .at = at};
-        if (write(talk[0], &turn, sizeof turn) != sizeof turn || read(talk[0], &turn, sizeof turn) != sizeof turn) fails("the heir has ended");
+        if (write(talk[0], &turn, sizeof turn) != sizeof turn || read(talk[0], &turn, sizeof turn) != sizeof turn) fails("the next_owner has ended");
         at = turn.at;
     }
     if (!strchr(plan, 'X')) close(fd);
     close(talk[0]);
     int status = -1;
-    if (waitpid(child, &status, 0) != child || status) fails("the heir's status");
+    if (waitpid(child, &status, 0) != child || status) fails("the next_owner's status");
     if (peer && waitpid(peer, &status, 0) != peer) fails("the peer's status");
     alarm(0);
 }
@@ -329,7 +329,7 @@ static void *echo_at_once(void *argument) {
 
 int main(int count, char **arguments) {
     signal(SIGPIPE, SIG_IGN), signal(SIGALRM, stuck);
-    if (count > 3 && !strcmp(arguments[1], "heir")) {
+    if (count > 3 && !strcmp(arguments[1], "next_owner")) {
         if (*arguments[3] == 's') inherit(0, 1, TALK);
         inherit(OTHER, OTHER, TALK);
     }

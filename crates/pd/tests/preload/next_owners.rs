@@ -4,12 +4,12 @@ use super::{Site, With, PORT};
 
 /// In all ways, with either process sending, receiving, setting options and ending first.
 #[test]
-fn heirs_of_a_connection_go_on_with_it() {
+fn next_owners_of_a_connection_go_on_with_it() {
     let mut site = Site::new(177);
     // Some get namespaces of their own.
     site.privileged = true;
-    let program = site.compiled("heirs", &[]);
-    let file = site.folder.path().join("heirs.sock");
+    let program = site.compiled("next_owners", &[]);
+    let file = site.folder.path().join("next_owners.sock");
     let (program, address, file) = (program.as_str(), site.address(2), file.to_str().unwrap());
     let answer = |site: &Site, with: With| {
         let _server = site.serve(with, &[program, "server", PORT, file]);
@@ -93,7 +93,7 @@ if os.fork() == 0:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET): raise OSError(ctypes.get_errno(), 'unshare')
     fd = socket.recv_fds(there, 1, 1)[1][0]
     connection = socket.socket(fileno=fd)
-    connection.sendall(b'by the heir')
+    connection.sendall(b'by the next owner')
     os.write(here_pipe, b'x')
     print(connection.recv(100), flush=True)
     connection.shutdown(socket.SHUT_WR)
@@ -115,7 +115,7 @@ os.wait()
     for with in [With::Nothing, With::Library, With::Mediated] {
         let before = site.connections();
         let running = site.serve(with, &server);
-        assert_eq!(site.answer(with, &client), "b'BY THE HEIR'\nb''\n", "{with:?}");
+        assert_eq!(site.answer(with, &client), "b'BY THE NEXT OWNER'\nb''\n", "{with:?}");
         drop(running);
         assert_eq!(site.connections() > before, with != With::Nothing, "{with:?}");
     }
@@ -262,7 +262,7 @@ if sys.argv[1] == 'fills':
     listener = socket.create_server(('', 0))
     print('fills', flush=True)
     sys.stdin.read()
-elif sys.argv[1] == 'heir':
+elif sys.argv[1] == 'next_owner':
     way, fd = sys.argv[2], int(sys.argv[3])
     if way == 'full':
         try:
@@ -296,14 +296,14 @@ else:
             filler = subprocess.Popen([sys.executable, '-c', os.environ['IMAGE'], 'fills'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             filler.stdout.readline()
         limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))) if way == 'full' else None
-        heir = subprocess.Popen([sys.executable, '-c', os.environ['IMAGE'], 'heir', way, str(connection.fileno())],
+        next_owner = subprocess.Popen([sys.executable, '-c', os.environ['IMAGE'], 'next_owner', way, str(connection.fileno())],
                                 pass_fds=[connection.fileno()], preexec_fn=limit, stderr=subprocess.PIPE)
         connection.close()
-        heir.stderr.readline()
+        next_owner.stderr.readline()
         if way != 'full':
             time.sleep(0.3)
             filler.communicate()
-        heir.wait()
+        next_owner.wait()
 ";
 
 const ASKS_IMAGES: &str = "
