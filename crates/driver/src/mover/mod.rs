@@ -5,6 +5,7 @@
 mod channel;
 mod clients;
 mod commands;
+mod completion;
 mod counting;
 mod division;
 mod doorbells;
@@ -29,7 +30,6 @@ pub(crate) mod testing;
 mod throttle;
 mod ticks;
 pub mod transfer;
-mod turns;
 
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
