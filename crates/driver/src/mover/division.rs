@@ -1,6 +1,6 @@
 //! Division of the caches among receive rings. Each payer has a share by its weight, which its rings divide among themselves. Many flows of
 //! one payer make the rings of others no smaller.
-use super::fit::Shares;
+use super::ring_sizing::Shares;
 use super::scheduler::{PayerId, Scheduler};
 
 /// Bytes of all receive rings together that stay in the caches through which copies go. The more flows there are, the smaller are their

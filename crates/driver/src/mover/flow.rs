@@ -13,7 +13,7 @@ pub use allowance::Allowance;
 pub use migration::Impossible;
 pub use takeover::FlowState;
 
-use super::fit::Shares;
+use super::ring_sizing::Shares;
 use super::scheduler::PayerId;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;
@@ -72,11 +72,11 @@ pub enum Pump {
     /// No receive ring.
     NoRing,
     /// The receive ring is empty and too small or too large: it is to be exchanged.
-    Poor,
+    Resize,
     /// The next bytes are on a disk: the reader is to read them ([`Flow::take_cold`]).
-    Cold,
+    PageCacheMiss,
     /// A file lacks bytes that were sent.
-    Failed,
+    FileError,
 }
 
 /// News for one side of the flow, to be turned into `Ready` events.

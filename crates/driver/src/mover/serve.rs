@@ -102,13 +102,13 @@ impl Mover {
                 }
             }
             Ok(Pump::NoRing) => self.need_ring(id),
-            Ok(Pump::Poor) => {
+            Ok(Pump::Resize) => {
                 self.give_ring(id);
                 self.need_ring(id);
             }
             Ok(Pump::Drained) => {}
-            Ok(Pump::Cold) => self.read_cold(id),
-            Ok(Pump::Failed) => self.fail_file(id),
+            Ok(Pump::PageCacheMiss) => self.read_cold(id),
+            Ok(Pump::FileError) => self.fail_file(id),
             Err(violation) => self.destination_broke(id, violation),
         }
         if let Some(next) = next {

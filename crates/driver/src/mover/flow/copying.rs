@@ -88,7 +88,7 @@ impl Flow {
                 Put::Read => {
                     self.deliver();
                     if self.source.is_cold() {
-                        return Ok(Pump::Cold);
+                        return Ok(Pump::PageCacheMiss);
                     }
                 }
             }

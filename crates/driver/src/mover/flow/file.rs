@@ -57,12 +57,12 @@ impl Files {
     /// # Errors
     /// The reason why the flow stops.
     pub(super) fn read(&mut self, send: u64, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
-        let file = Arc::clone(self.of(send).ok_or(Pump::Failed)?);
+        let file = Arc::clone(self.of(send).ok_or(Pump::FileError)?);
         let (map, ring_at) = sink.mapping().ok_or(Pump::NoRing)?;
         let offset = ring_at + room.position as usize;
         // SAFETY: the flow alone may write the ring's room.
         match unsafe { file.read(map, offset, room.len as usize, from) } {
-            Ok(0) => Err(Pump::Failed),
+            Ok(0) => Err(Pump::FileError),
             Ok(read) => {
                 let room = Room { len: read as u64, ..room };
                 let number = sink.begin_copy(room).ok_or(Pump::More)?;
@@ -78,7 +78,7 @@ impl Files {
                 self.cold = Some(ColdRead { file, from, map, offset, len, entry_seq });
                 Ok(room.len)
             }
-            Err(_) => Err(Pump::Failed),
+            Err(_) => Err(Pump::FileError),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Destination of a flow's stream: the receive ring, its part in use (RBT, receive buffer table), and the words to and from the receiver.
 use super::{wants_event, Pump};
 use crate::messages::{Endpoint, Ring, Violation};
-use crate::mover::fit::{Fit, Shares};
+use crate::mover::ring_sizing::{RingSizing, Shares};
 use crate::mover::scheduler::{PayerId, NOBODY};
 use crate::mover::table::BufferTable;
 use crate::takeover::pack::{Hindrance, Wrong};
@@ -27,7 +27,7 @@ pub struct Sink {
     asked: bool,
     /// Payer of the ring that it has or has asked for.
     payer: PayerId,
-    fit: Fit,
+    sizing: RingSizing,
     /// Copies under way in the receive ring, in order of the stream.
     rbt: BufferTable,
     /// Bytes ever reserved. The ring holds the bytes from `consumed` to `reserved`.
@@ -93,7 +93,7 @@ impl Sink {
             ring: None,
             asked: false,
             payer: NOBODY,
-            fit: Fit::default(),
+            sizing: RingSizing::default(),
             rbt: BufferTable::new(u64::MAX),
             reserved: 0,
             delivered: 0,
@@ -154,11 +154,11 @@ impl Sink {
         memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
         self.ring = Some(ring);
         self.asked = false;
-        self.fit.begin();
+        self.sizing.begin();
     }
 
     pub fn take_ring(&mut self) -> Option<Ring> {
-        self.fit.begin();
+        self.sizing.begin();
         self.ring.take()
     }
 
@@ -196,7 +196,7 @@ impl Sink {
     /// tick.
     pub fn check_size(&mut self, shares: Shares) -> bool {
         let Some(ring) = &self.ring else { return false };
-        self.fit.look((ring.bytes(), ring.wished), self.delivered, shares)
+        self.sizing.look((ring.bytes(), ring.wished), self.delivered, shares)
     }
 
     fn ring_bytes(&self) -> u64 {
@@ -224,13 +224,13 @@ impl Sink {
     /// # Errors
     /// The receiving client broke the protocol.
     pub fn open(&mut self) -> Result<Result<Place, Pump>, Violation> {
-        if self.fit.is_poor() {
+        if self.sizing.is_to_be_resized() {
             self.refresh_consumed()?;
             // All that ever went into the ring has been given back.
             if self.consumed == self.reserved {
-                return Ok(Err(Pump::Poor));
+                return Ok(Err(Pump::Resize));
             }
-            if self.fit.is_closed() {
+            if self.sizing.is_closed() {
                 return Ok(Err(Pump::Full));
             }
         }
@@ -252,7 +252,7 @@ impl Sink {
             room = place.bytes - (self.reserved - self.consumed);
         }
         if room == 0 {
-            self.fit.note_full();
+            self.sizing.note_full();
             return Ok(None);
         }
         let position = self.reserved & (place.bytes - 1);
@@ -262,7 +262,7 @@ impl Sink {
     /// Returns the place for `len` bytes that are put there at once, if the ring has room for all of them in one piece.
     #[inline]
     pub fn room_at_once(&mut self, len: u64) -> Option<*mut u8> {
-        if !self.rbt.is_empty() || self.fit.is_poor() {
+        if !self.rbt.is_empty() || self.sizing.is_to_be_resized() {
             return None;
         }
         let ring = self.ring.as_ref()?;
@@ -331,7 +331,7 @@ impl Sink {
     /// The receiving client broke the protocol.
     pub fn has_room(&mut self) -> Result<bool, Violation> {
         self.refresh_consumed()?;
-        Ok(self.reserved - self.consumed < if self.fit.is_closed() { 1 } else { self.ring_bytes() })
+        Ok(self.reserved - self.consumed < if self.sizing.is_closed() { 1 } else { self.ring_bytes() })
     }
 
     /// Asks the receiver to report when half of a full ring, or the pending bytes, are given back. A ring that takes nothing before has to
@@ -341,7 +341,7 @@ impl Sink {
             return;
         }
         let ring_bytes = self.ring_bytes();
-        let want = if self.fit.is_closed() { ring_bytes } else { pending.min(ring_bytes / 2).max(1) };
+        let want = if self.sizing.is_closed() { ring_bytes } else { pending.min(ring_bytes / 2).max(1) };
         let target = (self.reserved + want).saturating_sub(ring_bytes).max(self.consumed + 1);
         self.end.memory.publish_u64(self.end.slot, socket_status::SPACE_WAKE_AT, target);
     }

@@ -382,7 +382,7 @@ impl Source {
     /// The reason why the flow stops.
     pub fn read_file(&mut self, from: u64, sink: &mut Sink, room: Room) -> Result<u64, Pump> {
         let (number, _) = self.cursor;
-        self.files.as_mut().ok_or(Pump::Failed)?.read(number, from, sink, room)
+        self.files.as_mut().ok_or(Pump::FileError)?.read(number, from, sink, room)
     }
 
     /// Returns the files of its sends, if there ever were any.

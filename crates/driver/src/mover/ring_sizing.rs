@@ -1,4 +1,4 @@
-//! Fit of a flow's receive ring: whether the ring has the size that it should have by now. A ring gets the share that there is when it is
+//! Size of a flow's receive ring: whether the ring has the size that it should have by now. A ring gets the share that there is when it is
 //! asked for. A flow whose ring is larger than that of others gets more than its share of the engine, too.
 //!
 //! Shares are those of [`super::division`]: a flow shares with the others of its payer.
@@ -34,7 +34,7 @@ enum State {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub struct Fit {
+pub struct RingSizing {
     state: State,
     /// Set if the ring was full since the last look.
     filled: bool,
@@ -42,7 +42,7 @@ pub struct Fit {
     delivered: u64,
 }
 
-impl Fit {
+impl RingSizing {
     pub fn note_full(&mut self) {
         self.filled = true;
     }
@@ -54,7 +54,7 @@ impl Fit {
 
     /// Tells whether the ring is to be exchanged as soon as it is empty.
     #[inline]
-    pub fn is_poor(&self) -> bool {
+    pub fn is_to_be_resized(&self) -> bool {
         matches!(self.state, State::TooSmall | State::TooLarge)
     }
 
@@ -88,14 +88,17 @@ mod tests {
     /// Runs a flow with a ring of `bytes`. A step is the bytes until the next look, and the number of busy flows. Returns whether the ring
     /// is poor at the end, and whether it takes bytes.
     fn after(bytes: u64, steps: &[(u64, u64)]) -> (bool, bool) {
-        let (mut fit, mut delivered) = (Fit::default(), 0);
+        let (mut sizing, mut delivered) = (RingSizing::default(), 0);
         for &(more, busy) in steps {
             delivered += more;
-            let counts =
-                fit.look((bytes, 4 << 20), delivered, Shares::new((RINGS_BYTES, busy), (RINGS_BYTES, busy)));
+            let counts = sizing.look(
+                (bytes, 4 << 20),
+                delivered,
+                Shares::new((RINGS_BYTES, busy), (RINGS_BYTES, busy)),
+            );
             assert_eq!(counts, more >= bytes);
         }
-        (fit.is_poor(), !fit.is_closed())
+        (sizing.is_to_be_resized(), !sizing.is_closed())
     }
 
     #[test]
@@ -111,12 +114,12 @@ mod tests {
     #[test]
     fn full_rings_grow_when_there_are_fewer() {
         let look = |was_full: bool, rings| {
-            let mut fit = Fit::default();
+            let mut sizing = RingSizing::default();
             if was_full {
-                fit.note_full();
+                sizing.note_full();
             }
-            fit.look((256 << 10, 4 << 20), 0, Shares::new((RINGS_BYTES, rings), (RINGS_BYTES, 1)));
-            (fit.is_poor(), fit.is_closed())
+            sizing.look((256 << 10, 4 << 20), 0, Shares::new((RINGS_BYTES, rings), (RINGS_BYTES, 1)));
+            (sizing.is_to_be_resized(), sizing.is_closed())
         };
         assert_eq!(look(true, 4), (true, false), "takes bytes until it happens to be empty");
         assert_eq!(look(true, 5), (false, false));
