@@ -87,7 +87,7 @@ def serve(listener):
         threading.Thread(target=answer, args=(one,), daemon=True).start()
 
 
-def obey(words):
+def apply(words):
     name, ip, port = words[0], words[1], int(words[2])
     if name == "serve":
         listener = opened(ip)
@@ -133,7 +133,7 @@ def obey(words):
 
 for line in sys.stdin:
     try:
-        print("ok", obey(line.split()), flush=True)
+        print("ok", apply(line.split()), flush=True)
     except OSError as failed:
         print("error", failed.errno or 0, failed, flush=True)
     except Exception as failed:

@@ -91,7 +91,7 @@ impl QueuePair for CpuQueue {
                 CommandStatus::Ok => {
                     // SAFETY: the command was submitted and neither reaped nor its pair dropped, so the
                     // promise made to `submit` holds; type, length and addresses have just been checked.
-                    unsafe { carry_out(&command) };
+                    unsafe { execute(&command) };
                     CommandStatus::Ok
                 }
                 bad => bad,
@@ -136,7 +136,7 @@ fn check(command: &Command) -> CommandStatus {
 /// # Safety
 ///
 /// As for [`QueuePair::submit`].
-unsafe fn carry_out(command: &Command) {
+unsafe fn execute(command: &Command) {
     let src = std::ptr::with_exposed_provenance(command.src_addr as usize);
     let dst = std::ptr::with_exposed_provenance_mut(command.dst_addr as usize);
     // SAFETY: the caller promises that both ranges are there and disjoint.

@@ -147,7 +147,7 @@ impl Ringer {
                         state.waiting.remove(&key);
                     }
                     drop(state);
-                    job.carry_out();
+                    job.run();
                     state = self.lock();
                 }
                 None => {
@@ -169,7 +169,7 @@ impl Ringer {
 }
 
 impl Job {
-    fn carry_out(self) {
+    fn run(self) {
         match self {
             Self::Word(memory, offset) => {
                 // In pieces, since others may wait for the lock that the kernel holds meanwhile.

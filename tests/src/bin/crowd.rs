@@ -224,7 +224,7 @@ impl Crowd {
         }
     }
 
-    fn obey(&mut self, command: &str) -> String {
+    fn apply(&mut self, command: &str) -> String {
         let words: Vec<_> = command.split(' ').collect();
         match words[..] {
             ["connect", count, addr] => {
@@ -265,7 +265,7 @@ fn main() {
     let commands = commands();
     loop {
         match commands.try_recv() {
-            Ok(command) => println!("ok {}", crowd.obey(&command)),
+            Ok(command) => println!("ok {}", crowd.apply(&command)),
             Err(TryRecvError::Empty) => {
                 crowd.round();
                 std::thread::sleep(REST);

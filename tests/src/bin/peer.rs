@@ -424,7 +424,7 @@ fn puppet() {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("command");
         let words: Vec<_> = line.split(' ').collect();
-        match puppet.obey(&words) {
+        match puppet.apply(&words) {
             Ok(answer) => println!("ok {answer}"),
             Err(error) => println!("error {} {}", error.errno(), error.message()),
         }
@@ -432,7 +432,7 @@ fn puppet() {
 }
 
 impl Puppet {
-    fn obey(&mut self, words: &[&str]) -> pd_client::Result<String> {
+    fn apply(&mut self, words: &[&str]) -> pd_client::Result<String> {
         let number = |index: usize| words[index].parse::<u64>().expect("number");
         let addr = |index: usize| words[index].parse().expect("address");
         let stream = |name: &str| self.streams.get(name).expect("stream");

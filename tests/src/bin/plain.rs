@@ -16,7 +16,7 @@ fn main() {
     for line in io::stdin().lock().lines() {
         let line = line.expect("command");
         let words: Vec<_> = line.split(' ').collect();
-        match plain.obey(&words) {
+        match plain.apply(&words) {
             Ok(answer) => println!("ok {answer}"),
             Err(error) => println!("error {} {error}", error.raw_os_error().unwrap_or(libc::ENODATA)),
         }
@@ -40,7 +40,7 @@ fn close_resets(stream: &TcpStream) -> io::Result<()> {
 }
 
 impl Plain {
-    fn obey(&mut self, words: &[&str]) -> io::Result<String> {
+    fn apply(&mut self, words: &[&str]) -> io::Result<String> {
         let number = |index: usize| words[index].parse::<u64>().expect("number");
         let mut stream = self.streams.get(words[1]);
         Ok(match words[0] {
@@ -70,7 +70,7 @@ impl Plain {
                 String::new()
             }
             "end" => match stream.as_mut().expect("stream").read(&mut [0]) {
-                Err(error) if error.kind() == ErrorKind::Interrupted => return self.obey(words),
+                Err(error) if error.kind() == ErrorKind::Interrupted => return self.apply(words),
                 read => read?.to_string(),
             },
             "shutdown" => {

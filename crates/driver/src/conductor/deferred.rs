@@ -227,7 +227,7 @@ impl Conductor {
         asked: TwinRequest,
     ) -> Result<(), Violation> {
         if self.unread_for_twin(id, &asked, self.clock.now()).is_empty() {
-            return self.carry_out_twin(id, channel, &asked);
+            return self.apply_twin_request(id, channel, &asked);
         }
         self.defer(Lane::Frames(id), What::Twin(channel, asked));
         Ok(())
@@ -243,7 +243,12 @@ impl Conductor {
         self.defer(lane, What::Register(Box::new(registering), reply));
     }
 
-    fn carry_out_twin(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Result<(), Violation> {
+    fn apply_twin_request(
+        &mut self,
+        id: ClientId,
+        channel: usize,
+        asked: &TwinRequest,
+    ) -> Result<(), Violation> {
         let twin = self.twin(id, channel, asked);
         self.door.send(ToDoor::Done { client: id });
         twin
@@ -375,7 +380,7 @@ impl Conductor {
                     self.control(id, channel, &request)
                 }
                 (Lane::Frames(id), What::Twin(channel, asked)) => {
-                    if let Err(violation) = self.carry_out_twin(id, channel, &asked) {
+                    if let Err(violation) = self.apply_twin_request(id, channel, &asked) {
                         self.disconnect(id, Some(violation));
                     }
                 }

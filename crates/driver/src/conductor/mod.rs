@@ -266,9 +266,9 @@ impl Conductor {
     pub fn step(&mut self) -> bool {
         let mut messages = std::mem::take(&mut self.messages);
         self.movers.take_messages(&mut messages);
-        let mut worked = self.carry_out_all(&mut messages);
+        let mut worked = self.apply_all(&mut messages);
         self.inboxes.movers.drain(&mut messages);
-        worked |= self.carry_out_all(&mut messages);
+        worked |= self.apply_all(&mut messages);
         self.messages = messages;
         if self.from_door.is_empty() {
             self.inboxes.door.drain(&mut self.from_door);
@@ -286,9 +286,9 @@ impl Conductor {
         worked
     }
 
-    fn carry_out_all(&mut self, messages: &mut VecDeque<ToConductor>) -> bool {
+    fn apply_all(&mut self, messages: &mut VecDeque<ToConductor>) -> bool {
         let worked = !messages.is_empty();
-        messages.iter_mut().for_each(|message| self.carry_out(message));
+        messages.iter_mut().for_each(|message| self.apply_message(message));
         messages.clear();
         worked
     }
@@ -345,7 +345,7 @@ impl Conductor {
         &self.inboxes
     }
 
-    fn carry_out(&mut self, message: &mut ToConductor) {
+    fn apply_message(&mut self, message: &mut ToConductor) {
         match *message {
             ToConductor::Control { client, channel, ref request, ref mut _forwarded } => {
                 self.hear_request(client, channel, request, _forwarded.take())

@@ -265,7 +265,7 @@ impl Movers {
             return listener.send(command);
         }
         match to.index() {
-            0 => self.own.borrow_mut().carry_out(&mut command),
+            0 => self.own.borrow_mut().apply_command(&mut command),
             other => self.inboxes[other].send(command),
         }
     }

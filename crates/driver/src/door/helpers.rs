@@ -186,7 +186,7 @@ impl Helpers {
     pub fn help(&self, payer: Payer) {
         let job = self.queues.get(&payer).and_then(|queue| queue.lock().jobs.pop_front());
         if let Some(((client, serial), made)) =
-            job.and_then(|(whose, job)| Some((whose, job.carry_out(&self.pool)?)))
+            job.and_then(|(whose, job)| Some((whose, job.run(&self.pool)?)))
         {
             self.door.send(ToDoor::Made { client, serial, made });
         }
@@ -231,7 +231,7 @@ impl Queue {
                 Some((whose, job)) => {
                     state.is_busy = true;
                     drop(state);
-                    if let Some(made) = job.carry_out(pool) {
+                    if let Some(made) = job.run(pool) {
                         door.send(ToDoor::Made { client: whose.0, serial: whose.1, made });
                     }
                     state = self.lock();
@@ -252,7 +252,7 @@ impl Queue {
 }
 
 impl Job {
-    fn carry_out(self, pool: &Pool) -> Option<Made> {
+    fn run(self, pool: &Pool) -> Option<Made> {
         match self {
             Self::SendRegion(lease) => Some(Made::SendRegion(pool.send_region(lease))),
             Self::ReceiveRegion(lease, ring_bytes) => {

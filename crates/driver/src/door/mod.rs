@@ -225,12 +225,12 @@ impl Door {
         let mut commands = std::mem::take(&mut self.commands);
         self.inbox.drain(&mut commands);
         let worked = !commands.is_empty();
-        commands.drain(..).for_each(|command| self.carry_out(command));
+        commands.drain(..).for_each(|command| self.apply_command(command));
         self.commands = commands;
         worked
     }
 
-    fn carry_out(&mut self, command: ToDoor) {
+    fn apply_command(&mut self, command: ToDoor) {
         match command {
             ToDoor::Admit { client, tenant, account, lease, unread } => {
                 let Some(guest) = self.guests.get(client) else { return };

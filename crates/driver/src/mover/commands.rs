@@ -22,14 +22,14 @@ impl Mover {
         }
         let mut commands = std::mem::take(&mut self.commands);
         self.inbox.drain(&mut commands);
-        commands.iter_mut().for_each(|command| self.carry_out(command));
+        commands.iter_mut().for_each(|command| self.apply_command(command));
         commands.clear();
         self.commands = commands;
         true
     }
 
     /// Carries out a command. Takes a reference: a copy would wait until the stores that have just made the command have reached the cache.
-    pub fn carry_out(&mut self, command: &mut ToMover) {
+    pub fn apply_command(&mut self, command: &mut ToMover) {
         match *command {
             ToMover::AddClient { client, payer, ref account, ref memory } => {
                 account.set_near(self.node);

@@ -52,7 +52,7 @@ struct Plan {
 pub fn settle(movers: &mut [&mut Mover]) -> bool {
     let mut worked = false;
     loop {
-        let told = movers.iter_mut().fold(false, |any, mover| mover.carry_out_all() | any);
+        let told = movers.iter_mut().fold(false, |any, mover| mover.apply_all() | any);
         worked |= told;
         // A mover that was told nothing has news all the same, and may have told one before it.
         if !told && !movers.iter().any(|mover| mover.inbox.is_filled()) {
@@ -126,7 +126,7 @@ fn two<'a>(movers: &'a mut [&mut Mover], from: MoverId, to: MoverId) -> [&'a mut
 
 impl Mover {
     /// Carries out its commands, and tells its clients all news. Returns whether there were any commands.
-    fn carry_out_all(&mut self) -> bool {
+    fn apply_all(&mut self) -> bool {
         self.now = self.clock.now();
         let told = self.take_commands();
         self.reap();

@@ -176,11 +176,11 @@ impl Nic {
         }
         let mut commands = VecDeque::new();
         self.inbox.drain(&mut commands);
-        commands.into_iter().for_each(|command| self.carry_out(command));
+        commands.into_iter().for_each(|command| self.apply_command(command));
         true
     }
 
-    fn carry_out(&mut self, command: ToNic) {
+    fn apply_command(&mut self, command: ToNic) {
         match command {
             ToNic::Policy { binds, tenants } => self.apply(binds, tenants),
             ToNic::AddPort { name, kind, port, reply } => {

@@ -178,7 +178,7 @@ impl ColdRead {
     }
 
     /// Reads the piece. Returns whether all of it could be read.
-    fn carry_out(&self) -> bool {
+    fn run(&self) -> bool {
         let mut done = 0;
         while done < self.len {
             let Some(fd) = &self.file.fd else { return false };
@@ -203,7 +203,7 @@ impl ColdRead {
 
 impl Job {
     /// Carries out the job, on a thread of this side.
-    fn carry_out(self, side: &Side) {
+    fn run(self, side: &Side) {
         match self {
             Self::Open(opening) => {
                 let reader = opening.socket.reader_of_files();
@@ -231,7 +231,7 @@ impl Job {
                 to.file_opened(asker, file);
             }
             Self::Read { read, flow, to } => {
-                let whole = read.carry_out();
+                let whole = read.run();
                 to.file_read(flow, read.entry_seq, whole);
             }
             Self::Close(fd, _lease) => drop(fd),

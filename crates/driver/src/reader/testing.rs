@@ -18,7 +18,7 @@ impl Readers {
             Kind::Reader => Some(&**apart.near()),
         };
         if let Some(side) = side {
-            job.carry_out(side);
+            job.run(side);
         }
     }
 

@@ -191,7 +191,7 @@ impl Running {
     fn run(self, queue: &Queue, side: &Side) {
         loop {
             while let Some(job) = queue.next(&self.shared.is_ending) {
-                job.carry_out(side);
+                job.run(side);
             }
             // No handle is given out under this lock.
             let mut queues = lock(&self.shared.queues);

@@ -97,7 +97,7 @@ pub fn run(program: &[u8]) {
     let mut world = World::with_movers(engine, if first / 4 % 2 == 0 { 1 } else { 3 });
     let mut program = Program(rest);
     while !program.0.is_empty() {
-        world.obey(&mut program);
+        world.apply(&mut program);
     }
     world.finish();
 }

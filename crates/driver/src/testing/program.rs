@@ -29,7 +29,7 @@ impl Program<'_> {
 }
 
 impl World {
-    pub(super) fn obey(&mut self, program: &mut Program<'_>) {
+    pub(super) fn apply(&mut self, program: &mut Program<'_>) {
         match program.byte() % 19 {
             0 => {
                 let at = Self::somewhere(program);

@@ -43,7 +43,7 @@ pub fn main(args: &InitArgs) -> Result<i32> {
         Ok(child) => {
             channel.send(&Message::Started)?;
             let told = channel.try_clone()?;
-            std::thread::spawn(move || obey(channel, child));
+            std::thread::spawn(move || serve(channel, child));
             reap_until(child, &told)
         }
         Err(e) => {
@@ -72,7 +72,7 @@ fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
 }
 
 /// Carries out the holder's orders on the command. Ends this process, and with it the container, when the holder has gone.
-fn obey(mut channel: Channel, child: Pid) {
+fn serve(mut channel: Channel, child: Pid) {
     while let Ok(Some(message)) = channel.receive() {
         match message {
             Message::Signal { signal, group } => jobs::signal(child, signal, group),

@@ -93,12 +93,12 @@ impl World {
             }
             self.scheduler.end(&turn, false);
         }
-        self.carry_out(&asked);
+        self.take_turn(&asked);
         self.charged.iter().sum::<u64>() - before
     }
 
     /// Takes the conductor's part of a step.
-    fn carry_out(&mut self, asked: &[u64]) {
+    fn take_turn(&mut self, asked: &[u64]) {
         let mut all = Duration::ZERO;
         for (at, (count, (_, load))) in asked.iter().zip(&self.loads).enumerate() {
             let took = Duration::from_nanos(count * load.controls.1);

@@ -49,7 +49,7 @@ impl Stand {
             TenantNow { name: name.to_owned(), budget: Budget::new(limits) }
         };
         let tenants = vec![tenant("default"), tenant("red")];
-        self.nic.carry_out(ToNic::Policy { binds: policy.binds, tenants });
+        self.nic.apply_command(ToNic::Policy { binds: policy.binds, tenants });
     }
 
     fn open(
@@ -70,13 +70,13 @@ impl Stand {
         let (client, number) = (ClientId::new(client), self.numbers);
         let payer = (TenantId::new(tenant), None);
         let opening = Opening { client, serial: 1, payer, number, request, made, offer };
-        self.nic.carry_out(ToNic::Open(Box::new(opening)));
+        self.nic.apply_command(ToNic::Open(Box::new(opening)));
         let mut told = VecDeque::new();
         self.door.drain(&mut told);
         let Some(ToDoor::PipeOpened { opened, .. }) = told.pop_front() else { panic!("no answer") };
         let pipe = pd_pipe::Pipe::map(*opened.map_err(|(errno, _)| errno)?).unwrap();
         files.seal().unwrap();
-        self.nic.carry_out(ToNic::Start { client, number });
+        self.nic.apply_command(ToNic::Start { client, number });
         Ok((number, pipe))
     }
 
@@ -152,9 +152,9 @@ fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
     assert_eq!(tenants, [("default", 1, 0), ("red", 1, 1)]);
     // The first client moves to the other tenant: frames that it has received stay on the account of the first.
     let [left, payer] = [0, 1].map(|tenant| (TenantId::new(tenant), None));
-    stand.nic.carry_out(ToNic::SetPayer { client: ClientId::new(1), left, payer });
+    stand.nic.apply_command(ToNic::SetPayer { client: ClientId::new(1), left, payer });
     assert_eq!(stand.nic.report().tenants[1].pipes_open, 2);
-    stand.nic.carry_out(ToNic::Left { client: ClientId::new(1) });
+    stand.nic.apply_command(ToNic::Left { client: ClientId::new(1) });
     assert_eq!(stand.nic.report().pipes.len(), 1);
     assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
 }
@@ -169,7 +169,7 @@ fn a_port_is_added_once_and_asked_for_by_those_who_may() {
     let (_, mut pipe) = stand.open(1, 1, PipeDirection::Send, "drain").unwrap();
     for (name, port) in [("drain", NewPort::Link), ("wire", NewPort::Link), ("a.b", NewPort::Link)] {
         let (reply, answer) = channel();
-        stand.nic.carry_out(ToNic::AddPort { name: name.to_owned(), kind: "link", port, reply });
+        stand.nic.apply_command(ToNic::AddPort { name: name.to_owned(), kind: "link", port, reply });
         assert!(matches!(answer.recv(), Ok(Answer::Error(_))), "{name}");
     }
     stand.apply("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"\nport = \"wire.0\"");
@@ -189,7 +189,7 @@ fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leave
         let (one, two) = (ClientId::new(1), ClientId::new(2));
         let payer = |tenant| (TenantId::new(tenant), None);
         let set_payer = |stand: &mut Stand, client, left, payer| {
-            stand.nic.carry_out(ToNic::SetPayer { client, left, payer });
+            stand.nic.apply_command(ToNic::SetPayer { client, left, payer });
             stand.nic.turn();
         };
         stand.nic.turn();
@@ -203,7 +203,7 @@ fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leave
         assert_eq!(stand.peer(one, to), Some((two, 1, from)));
         assert_eq!(stand.peer(one, from), None, "another's pipe");
         if closes_first {
-            stand.nic.carry_out(ToNic::Close { client: one, number: to });
+            stand.nic.apply_command(ToNic::Close { client: one, number: to });
         }
         // A client that stays where it was ends nothing.
         set_payer(&mut stand, one, payer(0), payer(0));
