@@ -65,7 +65,7 @@ pub fn connect_unix(fd: BorrowedFd<'_>, path: &Path) -> Result<Arc<Socket>> {
     twin_of(fd, TwinOperation::Connect, Ends { local: Address::FILE, peer: file }, None)
 }
 
-/// The twin of `fd`, which was just accepted from a listener that this process speaks for ([`listen`]), if its peer made one.
+/// The twin of `fd`, which was just accepted from a listener that this process has registered ([`listen`]), if its peer made one.
 /// The driver is only asked while there are such.
 ///
 /// # Errors

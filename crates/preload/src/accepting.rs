@@ -1,4 +1,4 @@
-//! Accepting from the kernel: the process speaks for its listeners, and claims the twins of what it accepts.
+//! Accepting from the kernel: the process registers its listeners, and claims the twins of what it accepts.
 use crate::ending::is_new;
 use crate::entry::{Entry, State};
 use crate::log::note;

@@ -190,7 +190,7 @@ impl Socket {
         }
     }
 
-    /// Of a listener that this process may not speak for: twins of what it accepts are to be asked for one by one.
+    /// Of a listener that this process may not register: twins of what it accepts are to be asked for one by one.
     pub(crate) fn is_refused(&self) -> bool {
         matches!(self.state(), Some(State::Listener(listener)) if listener.is_refused())
     }

@@ -15,7 +15,7 @@ mod twin;
 pub(super) use takeover::TwinsState;
 pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
-use listeners::{Listening, Speaker};
+use listeners::{Listening, Registrant};
 use parked::Parked;
 use twin::End;
 
@@ -47,7 +47,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Twins {
     listeners: HashMap<Place, Vec<Listening>>,
-    speakers: HashMap<ClientId, Speaker>,
+    registrants: HashMap<ClientId, Registrant>,
     /// Unclaimed connections, by name.
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
@@ -75,8 +75,8 @@ pub(super) struct NewTwin {
     pub(super) reserved: Reservation,
     pub(super) key: Key,
     pub(super) place: Place,
-    /// Clients that speak for listeners at `place`.
-    pub(super) speakers: Vec<ClientId>,
+    /// Clients with registered listeners at `place`.
+    pub(super) registrants: Vec<ClientId>,
     pub(super) sides: [Held; 2],
     pub(super) connected: Connected,
     pub(super) tenants: [TenantId; 2],
@@ -96,7 +96,7 @@ impl Twins {
         nobody.populate_slot(Slot::default())?;
         Ok(Self {
             listeners: HashMap::default(),
-            speakers: HashMap::default(),
+            registrants: HashMap::default(),
             unclaimed: HashMap::default(),
             ends: HashMap::default(),
             namespaces: HashMap::default(),
@@ -257,8 +257,8 @@ impl Conductor {
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
-        let speakers = self.twins.speakers_at(place, to.ip());
-        let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
+        let registrants = self.twins.registrants_at(place, to.ip());
+        let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         // `EACCES` is for the policy alone.
         let inode = inode_of_descriptor(pid, asked.descriptor).map_err(|errno| match errno {
             Errno::ACCESS => Errno::OPNOTSUPP,
@@ -301,7 +301,7 @@ impl Conductor {
             reserved,
             key,
             place,
-            speakers,
+            registrants,
             sides,
             connected,
             tenants,
@@ -319,7 +319,7 @@ impl Conductor {
             reserved,
             key,
             place,
-            speakers,
+            registrants,
             sides,
             connected,
             tenants,
@@ -342,7 +342,7 @@ impl Conductor {
             reached,
             mapped: None,
             through,
-            twin: Some(Box::new(Twin::new(key, place, self.twins.tell_of_twin(&speakers), sides))),
+            twin: Some(Box::new(Twin::new(key, place, self.twins.tell_of_twin(&registrants), sides))),
             // A direct path may begin when both ends are there.
             direct: None,
             counted,

@@ -31,8 +31,8 @@ impl Conductor {
     pub(super) fn unix_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let (device, inode) = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
         let place = Place::Unix(device, inode);
-        let speakers = self.twins.speakers_at(place, NOWHERE.ip());
-        let peer = *speakers.first().ok_or(Errno::CONNREFUSED)?;
+        let registrants = self.twins.registrants_at(place, NOWHERE.ip());
+        let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE.into())?;
         self.check_room(peer)?;
@@ -49,7 +49,7 @@ impl Conductor {
             reserved,
             key,
             place,
-            speakers,
+            registrants,
             sides,
             connected,
             tenants,

@@ -29,7 +29,7 @@ static PAUSED: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct Listener {
     /// The driver has been told by this process.
     joined: AtomicBool,
-    /// The driver has refused that. Another process may speak for the same socket, so that twins may come all the same.
+    /// The driver has refused that. Another process may register the same socket, so that twins may come all the same.
     refused: AtomicBool,
     /// Tells whether anybody is seen to wait for it.
     pub(crate) attention: Attention,
@@ -101,7 +101,7 @@ impl Listener {
         self.joined.load(Ordering::Relaxed) || self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the driver has refused that, and this process may not speak for it.
+    /// Returns whether the driver has refused that, and this process may not register it.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }

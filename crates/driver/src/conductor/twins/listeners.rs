@@ -1,4 +1,4 @@
-//! Listening sockets of the kernel, the clients that speak for them, and the twins that these may find there.
+//! Listening sockets of the kernel, the clients that have registered them, and the twins that these may find there.
 use super::twin::{is_unix, Place, Twin};
 use super::Twins;
 use crate::conductor::answer::{done, Answer};
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Most listening sockets that one client may speak for.
+/// Most listening sockets that one client may register.
 const LISTENERS_PER_CLIENT_MAX: usize = 1024;
 
 /// A listening socket of the kernel.
@@ -23,9 +23,9 @@ pub(super) struct Listening {
     holders: Vec<ClientId>,
 }
 
-/// A client that speaks for listening sockets.
+/// A client that has registered listening sockets.
 #[derive(Debug)]
-pub(super) struct Speaker {
+pub(super) struct Registrant {
     serial: u64,
     memory: Arc<ClientMemory>,
     listeners: usize,
@@ -35,12 +35,12 @@ pub(super) struct Speaker {
 
 impl Twins {
     /// Lets these clients find a new twin. Returns them with their serials.
-    pub(super) fn tell_of_twin(&mut self, speakers: &[ClientId]) -> Vec<(ClientId, u64)> {
-        let mut told = Vec::with_capacity(speakers.len());
-        for client in speakers {
-            if let Some(speaker) = self.speakers.get_mut(client) {
-                speaker.may_claim(speaker.claimable + 1);
-                told.push((*client, speaker.serial));
+    pub(super) fn tell_of_twin(&mut self, registrants: &[ClientId]) -> Vec<(ClientId, u64)> {
+        let mut told = Vec::with_capacity(registrants.len());
+        for client in registrants {
+            if let Some(registrant) = self.registrants.get_mut(client) {
+                registrant.may_claim(registrant.claimable + 1);
+                told.push((*client, registrant.serial));
             }
         }
         told
@@ -49,15 +49,17 @@ impl Twins {
     /// Hides a twin from the clients that were told of it.
     pub(super) fn take_back_told(&mut self, twin: &mut Twin) {
         for (client, serial) in twin.take_told() {
-            if let Some(speaker) = self.speakers.get_mut(&client).filter(|speaker| speaker.serial == serial) {
-                speaker.may_claim(speaker.claimable - 1);
+            if let Some(registrant) =
+                self.registrants.get_mut(&client).filter(|registrant| registrant.serial == serial)
+            {
+                registrant.may_claim(registrant.claimable - 1);
             }
         }
     }
 
     /// Forgets a client that has gone.
     pub fn leave(&mut self, client: ClientId) {
-        if self.speakers.remove(&client).is_some() {
+        if self.registrants.remove(&client).is_some() {
             self.listeners.retain(|_, list| {
                 silence(list, client, None);
                 !list.is_empty()
@@ -65,8 +67,8 @@ impl Twins {
         }
     }
 
-    /// Ends a client's speaking for a listening socket of AF_UNIX, whose file the client may not know any longer. Returns for how many
-    /// fewer it speaks.
+    /// Ends the registration of a listening socket of AF_UNIX, whose file the client may not know any longer. Returns for how many
+    /// fewer it has registered.
     fn leave_unix(&mut self, client: ClientId, cookie: u64) -> usize {
         let mut left = 0;
         self.listeners.retain(|place, list| {
@@ -78,8 +80,8 @@ impl Twins {
         left
     }
 
-    /// Returns the clients that speak for listening sockets at `place` that the kernel may choose for `ip`. For a file `ip` is unspecified.
-    pub(in crate::conductor) fn speakers_at(&self, place: Place, ip: IpAddr) -> Vec<ClientId> {
+    /// Returns the clients that have registered listening sockets at `place` that the kernel may choose for `ip`. For a file `ip` is unspecified.
+    pub(in crate::conductor) fn registrants_at(&self, place: Place, ip: IpAddr) -> Vec<ClientId> {
         let ip = canonical(ip);
         let accepts = |listening: &&Listening| match canonical(listening.ip) {
             own if own.is_unspecified() => own.is_ipv6() || ip.is_ipv4(),
@@ -93,7 +95,7 @@ impl Twins {
     }
 }
 
-/// Ends a client's speaking for these listening sockets, or only for the one with this cookie. Returns for how many fewer it speaks.
+/// Ends the registrations of these listening sockets, or only for the one with this cookie. Returns for how many fewer it has registered.
 fn silence(list: &mut Vec<Listening>, client: ClientId, cookie: Option<u64>) -> usize {
     let mut fewer = 0;
     for listening in list.iter_mut().filter(|l| cookie.is_none_or(|cookie| l.cookie == cookie)) {
@@ -131,22 +133,22 @@ impl Twins {
 
 impl Conductor {
     /// Takes over the listening sockets that another driver has given. Clients may find the unclaimed twins, which are counted here and
-    /// published by [`Twins::say_claimable`]. Returns whether clients can speak for the sockets.
+    /// published by [`Twins::say_claimable`]. Returns whether clients can register the sockets.
     pub(super) fn resume_listeners(&mut self, given: Vec<ListeningState>) -> bool {
         for ListeningState { place, ip, cookie, holders } in given {
             for &id in &holders {
                 let Some(client) = self.client(id) else { return false };
                 let (serial, Some(memory)) = (client.serial, client.memory().cloned()) else { return false };
-                let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
-                let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
-                speaker.listeners += 1;
-                if speaker.listeners > LISTENERS_PER_CLIENT_MAX {
+                let fresh = || Registrant { serial, memory, listeners: 0, claimable: 0 };
+                let registrant = self.twins.registrants.entry(id).or_insert_with(fresh);
+                registrant.listeners += 1;
+                if registrant.listeners > LISTENERS_PER_CLIENT_MAX {
                     return false;
                 }
                 for index in self.twins.unclaimed.values().flatten() {
                     let twin = self.connections.get_mut(*index).and_then(|it| it.twin.as_mut());
                     if twin.is_some_and(|twin| twin.tell(place, (id, serial))) {
-                        speaker.claimable += 1;
+                        registrant.claimable += 1;
                     }
                 }
             }
@@ -159,11 +161,13 @@ impl Conductor {
 impl Twins {
     /// Publishes to clients how many twins they may find.
     pub(in crate::conductor) fn say_claimable(&self) {
-        self.speakers.values().for_each(|speaker| speaker.memory.set_claimable(speaker.claimable));
+        self.registrants
+            .values()
+            .for_each(|registrant| registrant.memory.set_claimable(registrant.claimable));
     }
 }
 
-impl Speaker {
+impl Registrant {
     fn may_claim(&mut self, twins: u32) {
         self.claimable = twins;
         self.memory.set_claimable(twins);
@@ -197,13 +201,13 @@ impl Conductor {
         if fewer == 0 {
             return Err(Errno::NOENT);
         }
-        if let Some(speaker) = self.twins.speakers.get_mut(&id) {
-            speaker.listeners -= fewer;
+        if let Some(registrant) = self.twins.registrants.get_mut(&id) {
+            registrant.listeners -= fewer;
         }
         Ok(done(SocketId(0)))
     }
 
-    /// Has a client speak for a listening socket from now on.
+    /// Registers a listening socket for a client.
     pub(in crate::conductor) fn join_listener(
         &mut self,
         id: ClientId,
@@ -224,24 +228,24 @@ impl Conductor {
         Ok(done(SocketId(0)))
     }
 
-    /// Has a client speak for one more listening socket. The client may find twins that were made towards it before.
+    /// Registers one more listening socket for a client. The client may find twins that were made towards it before.
     fn speak_for(&mut self, id: ClientId, place: Place) -> Result<(), Errno> {
         let client = self.client(id).ok_or(Errno::BADF)?;
         let (serial, memory) = (client.serial, client.memory().cloned().ok_or(Errno::BADF)?);
-        let fresh = || Speaker { serial, memory, listeners: 0, claimable: 0 };
-        let speaker = self.twins.speakers.entry(id).or_insert_with(fresh);
-        if speaker.listeners == LISTENERS_PER_CLIENT_MAX {
+        let fresh = || Registrant { serial, memory, listeners: 0, claimable: 0 };
+        let registrant = self.twins.registrants.entry(id).or_insert_with(fresh);
+        if registrant.listeners == LISTENERS_PER_CLIENT_MAX {
             return Err(Errno::NOBUFS);
         }
-        speaker.listeners += 1;
-        let mut claimable = speaker.claimable;
+        registrant.listeners += 1;
+        let mut claimable = registrant.claimable;
         for index in self.twins.unclaimed.values().flatten() {
             let Some(connection) = self.connections.get_mut(*index) else { continue };
             if connection.twin.as_mut().is_some_and(|twin| twin.tell(place, (id, serial))) {
                 claimable += 1;
             }
         }
-        speaker.may_claim(claimable);
+        registrant.may_claim(claimable);
         Ok(())
     }
 }

@@ -72,7 +72,7 @@ impl Conductor {
 
     fn take_twin(&mut self, index: ConnectionId) {
         let Some(Connection { twin: Some(twin), .. }) = self.connections.get_mut(index) else { return };
-        // Clients that speak for its place are told again, and count it.
+        // Clients with a registration of its place are told again, and count it.
         twin.take_told();
         if twin.is_withdrawn() {
             return;

@@ -110,7 +110,7 @@ impl Twin {
         self.sides[side].wanted = wanted;
     }
 
-    /// Lets a client that speaks for listeners at `place` find this twin. Returns whether it may from now on, and could not before.
+    /// Lets a client with registered listeners at `place` find this twin. Returns whether it may from now on, and could not before.
     pub(super) fn tell(&mut self, place: Place, client: (ClientId, u64)) -> bool {
         let is_news = self.place == place && !self.told.contains(&client);
         if is_news {

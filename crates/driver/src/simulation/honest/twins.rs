@@ -27,7 +27,7 @@ const LISTENERS_MAX: usize = 2;
 pub(super) struct Twins {
     /// Actions with sockets of the kernel that the client will still begin.
     pub moves: u64,
-    /// Listeners that the client has said it speaks for.
+    /// Listeners that the client has registered.
     said: Vec<u32>,
 }
 
