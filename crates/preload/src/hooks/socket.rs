@@ -25,7 +25,7 @@ const TIMEOUTS: [c_int; 4] = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, SO_RCVTIMEO_
 hooks! {
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
         start::bind_deep_objects();
-        let (fd, spare) = connecting::socket(domain, kind, protocol);
+        let (fd, pooled) = connecting::socket(domain, kind, protocol);
         if fd >= 0 {
             ending::is_new(fd);
             let stream = kind & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
@@ -37,7 +37,7 @@ hooks! {
                 aside(|| {
                     if let Some(entry) = lookup::adopt(fd, None) {
                         if let Some(socket) = entry.socket() {
-                            socket.facts.made(domain, kind, spare);
+                            socket.facts.made(domain, kind, pooled);
                             socket.unix.store(unix, Ordering::Relaxed);
                         }
                     }

@@ -2,7 +2,7 @@
 use super::connecting::socket;
 use super::may_listen;
 use super::names::Names;
-use super::spare::Spare;
+use super::socket_pool::PooledSocket;
 use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
 use crate::entry::listener::Listening;
 use crate::entry::{Entry, State};
@@ -106,7 +106,7 @@ pub(crate) unsafe fn accept(
     }
     let mut waits: Option<Option<Instant>> = None;
     loop {
-        if let Some((accepted, twin, spare)) = take(listening, &end, flags)? {
+        if let Some((accepted, twin, pooled)) = take(listening, &end, flags)? {
             // SAFETY: the caller's promise.
             let written = unsafe { write_address(&twin, address, len) };
             note!("descriptor {accepted}: accepted on the fabric alone");
@@ -117,7 +117,7 @@ pub(crate) unsafe fn accept(
                 return Err(Failure::Errno(libc::EMFILE));
             };
             adopted.iter().for_each(|entry| listening.has_accepted(entry));
-            socket.facts.accepted(listening.is_v6(), flags, spare);
+            socket.facts.accepted(listening.is_v6(), flags, pooled);
             if let Err(errno) = written {
                 ending::release(accepted);
                 // SAFETY: made just now.
@@ -213,19 +213,19 @@ unsafe fn accept_kernel(
     }
 }
 
-/// A connection of the fabric's, if one has come, and a descriptor for it, of a spare socket if there is one.
+/// A connection of the fabric's, if one has come, and a descriptor for it, of a pooled socket if there is one.
 fn take(
     listening: &Listening,
     end: &Arc<Socket>,
     flags: c_int,
-) -> Outcome<Option<(c_int, Twin, Option<Spare>)>> {
+) -> Outcome<Option<(c_int, Twin, Option<PooledSocket>)>> {
     if !has_come(end) {
         return Ok(None);
     }
     let v6 = listening.is_v6();
     let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
     // SAFETY: makes a descriptor.
-    let (fd, spare) = unsafe { socket(domain, libc::SOCK_STREAM | flags, 0) };
+    let (fd, pooled) = unsafe { socket(domain, libc::SOCK_STREAM | flags, 0) };
     if fd < 0 {
         return Err(Failure::Errno(errno()));
     }
@@ -246,7 +246,7 @@ fn take(
     let timeouts = [listening.recv_timeout_ns(), 0];
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     let twin = Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false));
-    Ok(Some((fd, twin, spare)))
+    Ok(Some((fd, twin, pooled)))
 }
 
 unsafe fn write_address(twin: &Twin, at: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {

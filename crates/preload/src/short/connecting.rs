@@ -2,7 +2,7 @@
 use super::begun::{self, settle};
 use super::names::Names;
 use super::reuse::renew;
-use super::spare::{self, Spare};
+use super::socket_pool::{self, PooledSocket};
 use super::{open_to_new, wanted, ACROSS};
 use crate::call::{interrupts, Failure, Outcome};
 use crate::entry::Entry;
@@ -23,15 +23,15 @@ const ROOM_LOOK_FIRST: Duration = Duration::from_millis(1);
 const ROOM_LOOK_LAST: Duration = Duration::from_millis(50);
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(127);
 
-/// A new socket, as `socket` makes it: of a spare one if there is one, or else the kernel's.
+/// A new socket, as `socket` makes it: of a pooled one if there is one, or else the kernel's.
 ///
 /// # Safety
 /// The requirements of `socket`.
-pub(crate) unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> (c_int, Option<Spare>) {
+pub(crate) unsafe fn socket(domain: c_int, kind: c_int, protocol: c_int) -> (c_int, Option<PooledSocket>) {
     let tcp = wanted() && (protocol == 0 || protocol == libc::IPPROTO_TCP);
-    let family = spare::family(domain, kind).filter(|_| tcp);
-    match family.and_then(|v6| spare::take(v6, kind)) {
-        Some((fd, spare)) => (fd, Some(spare)),
+    let family = socket_pool::family(domain, kind).filter(|_| tcp);
+    match family.and_then(|v6| socket_pool::take(v6, kind)) {
+        Some((fd, pooled)) => (fd, Some(pooled)),
         // SAFETY: the caller's promise.
         None => (unsafe { real::socket(domain, kind, protocol) }, None),
     }

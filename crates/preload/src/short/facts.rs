@@ -1,5 +1,5 @@
 //! Facts about a socket that may become a short connection, known without asking the kernel.
-use super::spare::{Behind, Spare};
+use super::socket_pool::{Behind, PooledSocket};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,17 +15,17 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Records a connection that is made now, with a spare socket of the kernel or a new one.
-    pub(crate) fn made(&self, domain: c_int, kind: c_int, spare: Option<Spare>) {
+    /// Records a connection that is made now, with a pooled socket of the kernel or a new one.
+    pub(crate) fn made(&self, domain: c_int, kind: c_int, pooled: Option<PooledSocket>) {
         self.nonblocking.store(kind & libc::SOCK_NONBLOCK != 0, Ordering::Relaxed);
-        self.behind.made(domain == libc::AF_INET6, spare);
+        self.behind.made(domain == libc::AF_INET6, pooled);
         self.untouched.store(true, Ordering::Relaxed);
     }
 
     /// Records a connection that was accepted with `flags`.
-    pub(super) fn accepted(&self, v6: bool, flags: c_int, spare: Option<Spare>) {
+    pub(super) fn accepted(&self, v6: bool, flags: c_int, pooled: Option<PooledSocket>) {
         self.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
-        self.behind.made(v6, spare);
+        self.behind.made(v6, pooled);
     }
 
     /// The program makes calls wait, or not. What the kernel says of a listener's is not always that: see

@@ -18,7 +18,7 @@ pub(crate) mod facts;
 pub(crate) mod names;
 pub(crate) mod passing;
 pub(crate) mod reuse;
-pub(crate) mod spare;
+pub(crate) mod socket_pool;
 
 use crate::log::note;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,7 +2,7 @@
 //! the library cannot undo.
 use super::begun::{settle, settle_all};
 use super::reuse::renew;
-use super::{begun, may_have_any, spare, suspend, wanted};
+use super::{begun, may_have_any, socket_pool, suspend, wanted};
 use crate::entry::{Entry, State};
 use crate::table;
 use libc::c_int;
@@ -40,10 +40,10 @@ pub(crate) fn refuses_to_pass(fd: c_int) -> bool {
     alone(&entry)
 }
 
-/// A forked child has begun no connections, and has no spare sockets.
+/// A forked child has begun no connections, and has no pooled sockets.
 pub(crate) fn forget() {
     begun::forget();
-    spare::forget();
+    socket_pool::forget();
 }
 
 /// The program makes something else of a socket than the library knows to undo. One that is not connected may become the

@@ -1,4 +1,4 @@
-//! Entries whose kernel sockets serve again ([`super::spare`]): keeps the socket of one that ends, and takes a used one out of one that
+//! Entries whose kernel sockets serve again ([`super::socket_pool`]): keeps the socket of one that ends, and takes a used one out of one that
 //! the kernel is to do something with.
 use super::open_to_new;
 use crate::entry::Entry;

@@ -16,16 +16,16 @@ const SPARES_MAX: usize = 128;
 
 /// A kernel socket by a descriptor of the library's, which outlives the program's.
 #[derive(Debug)]
-pub(crate) struct Spare {
+pub(crate) struct PooledSocket {
     socket: OwnFd,
     nonblocking: bool,
 }
 
 /// IPv4 and IPv6. Nobody waits for a lock on them: a signal handler may close sockets, too, and a forked child has threads' locks.
-static SPARES: [Mutex<Vec<Spare>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
+static POOLS: [Mutex<Vec<PooledSocket>>; 2] = [const { Mutex::new(Vec::new()) }; 2];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-impl Spare {
+impl PooledSocket {
     fn of(fd: c_int) -> Option<Self> {
         if COUNT.fetch_add(1, Ordering::Relaxed) < SPARES_MAX {
             // SAFETY: the program's, which is in `close`.
@@ -38,7 +38,7 @@ impl Spare {
     }
 }
 
-impl Drop for Spare {
+impl Drop for PooledSocket {
     fn drop(&mut self) {
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
@@ -51,20 +51,20 @@ pub(crate) struct Behind {
     /// Tells whether another connection used the socket before.
     used: AtomicBool,
     /// Its second descriptor, if it has one.
-    spare: Mutex<Option<Spare>>,
+    pooled: Mutex<Option<PooledSocket>>,
     nodelay: AtomicBool,
     /// Tells whether the socket was made here and has changed only in ways that are known.
     unaltered: AtomicBool,
 }
 
 impl Behind {
-    /// A new descriptor of this family, with a spare socket or a new one.
-    pub(super) fn made(&self, v6: bool, spare: Option<Spare>) {
+    /// A new descriptor of this family, with a pooled socket or a new one.
+    pub(super) fn made(&self, v6: bool, pooled: Option<PooledSocket>) {
         self.v6.store(v6, Ordering::Relaxed);
-        self.used.store(spare.is_some(), Ordering::Relaxed);
+        self.used.store(pooled.is_some(), Ordering::Relaxed);
         self.unaltered.store(true, Ordering::Relaxed);
-        if let Ok(mut place) = self.spare.try_lock() {
-            *place = spare;
+        if let Ok(mut place) = self.pooled.try_lock() {
+            *place = pooled;
         }
     }
 
@@ -97,17 +97,17 @@ impl Behind {
         if !self.unaltered.load(Ordering::Relaxed) {
             return;
         }
-        let (Ok(mut known), Ok(mut spares)) =
-            (self.spare.try_lock(), SPARES[usize::from(self.is_v6())].try_lock())
+        let (Ok(mut known), Ok(mut pool)) =
+            (self.pooled.try_lock(), POOLS[usize::from(self.is_v6())].try_lock())
         else {
             return;
         };
-        let Some(mut spare) = known.take().or_else(|| Spare::of(fd)) else { return };
+        let Some(mut pooled) = known.take().or_else(|| PooledSocket::of(fd)) else { return };
         if self.nodelay.load(Ordering::Relaxed) {
             set_nodelay(fd, false);
         }
-        spare.nonblocking = nonblocking();
-        spares.push(spare);
+        pooled.nonblocking = nonblocking();
+        pool.push(pooled);
     }
 
     /// Puts a new socket in its place, by all numbers of the program's, if it was another connection's.
@@ -115,7 +115,7 @@ impl Behind {
         if !self.used.swap(false, Ordering::Relaxed) {
             return;
         }
-        drop(self.spare.try_lock().map(|mut spare| spare.take()));
+        drop(self.pooled.try_lock().map(|mut pooled| pooled.take()));
         let domain = if self.is_v6() { libc::AF_INET6 } else { libc::AF_INET };
         let flags = if nonblocking() { libc::SOCK_NONBLOCK } else { 0 };
         // SAFETY: makes a descriptor and duplicates it; the numbers are the program's names of this very socket.
@@ -144,20 +144,20 @@ pub(crate) fn family(domain: c_int, kind: c_int) -> Option<bool> {
     (stream && (v6 || domain == libc::AF_INET)).then_some(v6)
 }
 
-/// A spare socket and a descriptor of it, of `kind` as for `socket`.
-pub(crate) fn take(v6: bool, kind: c_int) -> Option<(c_int, Spare)> {
+/// A pooled socket and a descriptor of it, of `kind` as for `socket`.
+pub(crate) fn take(v6: bool, kind: c_int) -> Option<(c_int, PooledSocket)> {
     if !open_to_new() {
         return None;
     }
-    let spare = SPARES[usize::from(v6)].try_lock().ok()?.pop()?;
+    let pooled = POOLS[usize::from(v6)].try_lock().ok()?.pop()?;
     let duplicate = if kind & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     // SAFETY: a descriptor of the library's, and numbers.
-    let fd = unsafe { real::fcntl(spare.socket.as_raw_fd(), duplicate, 0) };
+    let fd = unsafe { real::fcntl(pooled.socket.as_raw_fd(), duplicate, 0) };
     let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
-    if fd >= 0 && nonblocking != spare.nonblocking {
+    if fd >= 0 && nonblocking != pooled.nonblocking {
         set_nonblocking(fd, nonblocking);
     }
-    (fd >= 0).then_some((fd, spare))
+    (fd >= 0).then_some((fd, pooled))
 }
 
 fn set_nonblocking(fd: c_int, nonblocking: bool) {
@@ -174,10 +174,10 @@ fn set_nodelay(fd: c_int, nodelay: bool) {
 
 /// A forked child has none: its parent's are closed.
 pub(super) fn forget() {
-    for spares in &SPARES {
+    for pool in &POOLS {
         // A thread of the parent's may have had the lock.
-        if let Ok(mut spares) = spares.try_lock() {
-            spares.clear();
+        if let Ok(mut pool) = pool.try_lock() {
+            pool.clear();
         }
     }
     COUNT.store(0, Ordering::Relaxed);
