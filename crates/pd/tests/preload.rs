@@ -11,8 +11,6 @@ use std::time::{Duration, Instant};
 
 #[path = "preload/aside.rs"]
 mod aside;
-#[path = "preload/brief.rs"]
-mod brief;
 #[path = "preload/calls.rs"]
 mod calls;
 #[path = "preload/epoll.rs"]
@@ -35,6 +33,8 @@ mod reasons;
 mod scarce;
 #[path = "preload/short.rs"]
 mod short;
+#[path = "preload/short_lived.rs"]
+mod short_lived;
 #[path = "preload/signals.rs"]
 mod signals;
 #[path = "preload/takeover.rs"]

@@ -1,5 +1,5 @@
-"""Connections that are opened, used once and closed. `brief.py server PORT` sends as many bytes as it is asked for;
-`brief.py client IP PORT COUNT BYTES [SECONDS]` makes so many connections, one after the other, once, or again and again for so
+"""Connections that are opened, used once and closed. `short_lived.py server PORT` sends as many bytes as it is asked for;
+`short_lived.py client IP PORT COUNT BYTES [SECONDS]` makes so many connections, one after the other, once, or again and again for so
 many seconds, and prints what came in all."""
 import socket
 import sys

@@ -6,7 +6,7 @@ use super::{programs, Site, With, PORT};
 fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
     let mut site = Site::new(91);
     site.preload = "--preload";
-    let program = programs().join("brief.py");
+    let program = programs().join("short_lived.py");
     let program = program.to_str().unwrap();
     let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
     let ip = site.address(2);
@@ -36,7 +36,7 @@ fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
 fn a_place_that_is_brief_again_is_the_kernels_for_longer() {
     let mut site = Site::new(92);
     site.preload = "--preload";
-    let program = programs().join("brief.py");
+    let program = programs().join("short_lived.py");
     let program = program.to_str().unwrap();
     let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
     let client = ["python3", program, "client", &site.address(2), PORT, "20", "64", "7.5"];
