@@ -291,11 +291,9 @@ pub fn own_files() -> Vec<String> {
     files
 }
 
-/// Tells whether this process is root's. A test that needs root fails without, and prints its need.
-pub fn is_root(needed_for: &str) -> bool {
-    let root = rustix::process::geteuid().is_root();
-    assert!(root, "{needed_for} needs root: run the tests as root (sudo)");
-    root
+/// Fails, with the remedy, unless this process is root's. `what` needs root.
+pub fn needs_root(what: &str) {
+    assert!(rustix::process::geteuid().is_root(), "{what} needs root: run the tests as root (sudo)");
 }
 
 /// Returns byte number `position` of the stream called `seed`.

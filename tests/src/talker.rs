@@ -1,5 +1,5 @@
 //! `talker` in network namespaces: one program, controlled by lines, in each of the ways that a program can be connected.
-use crate::{is_root, program_path, Network, Puppet, TestDriver};
+use crate::{needs_root, program_path, Network, Puppet, TestDriver};
 use pd_driver::Settings;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -37,21 +37,19 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Makes a scene with a namespace of each letter. Without the rights, prints that and returns none.
-    pub fn of(letters: &'static [&'static str]) -> Option<Self> {
+    /// Makes a scene with a namespace of each letter. Fails unless the process is root's.
+    pub fn of(letters: &'static [&'static str]) -> Self {
         Self::with(letters, |_| {})
     }
 
     /// Makes a scene with a driver of changed settings.
-    pub fn with(letters: &'static [&'static str], change: impl FnOnce(&mut Settings)) -> Option<Self> {
-        if !is_root("making network namespaces") {
-            return None;
-        }
+    pub fn with(letters: &'static [&'static str], change: impl FnOnce(&mut Settings)) -> Self {
+        needs_root("making network namespaces");
         let driver = TestDriver::with("cpu", |settings| {
             settings.hugepages = pd_driver::HugepageUse::Off;
             change(settings);
         });
-        Some(Self { driver, network: Network::of(letters), talkers: Talkers::build() })
+        Self { driver, network: Network::of(letters), talkers: Talkers::build() }
     }
 
     /// Starts a program in the namespace of this letter.

@@ -1,13 +1,11 @@
 //! The admin socket hears nobody from inside a container, root or not.
-use pd_tests::{is_root, program_path, TestDriver};
+use pd_tests::{needs_root, program_path, TestDriver};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 #[test]
 fn strangers_at_the_admin_socket_wait_for_their_turn() {
-    if !is_root("a namespace of process ids") {
-        return;
-    }
+    needs_root("a namespace of process ids");
     let driver = TestDriver::new();
     let since = Instant::now();
     let mut command = Command::new("unshare");
@@ -27,9 +25,7 @@ fn strangers_at_the_admin_socket_wait_for_their_turn() {
 
 #[test]
 fn a_containers_root_is_no_administrator() {
-    if !is_root("a namespace of process ids") {
-        return;
-    }
+    needs_root("a namespace of process ids");
     let driver = TestDriver::new();
     let admin = driver.socket().with_file_name("admin.sock");
     let ask = |command: &mut Command| {

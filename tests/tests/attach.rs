@@ -1,6 +1,6 @@
 //! Attaching, in real namespaces and with users other than root.
 use pd_driver::admin::{Answer, Ask, KernelReport};
-use pd_tests::{is_root, peer_path, program_path, Network, Puppet, TestDriver};
+use pd_tests::{needs_root, peer_path, program_path, Network, Puppet, TestDriver};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -47,9 +47,7 @@ fn kernel(driver: &TestDriver) -> KernelReport {
 
 #[test]
 fn containers_of_any_user_are_let_in_and_the_hosts_users_are_not() {
-    if !is_root("processes of other users, and network namespaces") {
-        return;
-    }
+    needs_root("processes of other users, and network namespaces");
     let driver = driver();
     let network = Network::new();
     let namespace = network.namespace("a");
@@ -79,9 +77,7 @@ fn containers_of_any_user_are_let_in_and_the_hosts_users_are_not() {
 
 #[test]
 fn members_of_the_sockets_group_are_let_in() {
-    if !is_root("processes of other users") {
-        return;
-    }
+    needs_root("processes of other users");
     let driver = TestDriver::with("cpu", |settings| settings.socket_group = Some(61_010));
     std::fs::set_permissions(driver.folder(), PermissionsExt::from_mode(0o755)).unwrap();
     refused_for(&mut puppet(&driver, &["env"], A), "[attach] allow");
@@ -94,9 +90,7 @@ fn members_of_the_sockets_group_are_let_in() {
 
 #[test]
 fn a_policy_says_who_may_attach_and_a_new_one_turns_clients_out() {
-    if !is_root("processes of other users, and network namespaces") {
-        return;
-    }
+    needs_root("processes of other users, and network namespaces");
     let driver = driver();
     let network = Network::new();
     let at = |letter: &str, uid| puppet(&driver, &["ip", "netns", "exec", &network.namespace(letter)], uid);
@@ -167,9 +161,7 @@ impl Drop for Group {
 
 #[test]
 fn containers_of_other_engines_are_known_by_their_control_groups() {
-    if !is_root("processes of other users, and control groups") {
-        return;
-    }
+    needs_root("processes of other users, and control groups");
     let id = format!("{:064x}", std::process::id());
     let Some(group) = Group::new(&id) else {
         println!("SKIPPED: no cgroup2 that can be written");

@@ -1,7 +1,7 @@
 //! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with the mounts of
 //! `docs/guides/unmodified.md`. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
 use engine::{Description, Engine};
-use pd_tests::{alone, is_root, peer_path, program_path, TestDriver};
+use pd_tests::{alone, needs_root, peer_path, program_path, TestDriver};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn mounts(driver: &TestDriver, preload: bool) -> Vec<String> {
 /// Runs an exchange in podman with the device, in docker with mounts, and in docker with the device if it supports devices.
 fn in_every_way(preload: bool, exchange: impl Fn(&Engine, &TestDriver, &[String])) {
     let _alone = alone();
-    assert!(is_root("container engines"), "run as root");
+    needs_root("container engines");
     let driver = TestDriver::new();
     let description = Description::new(driver.socket());
     let name = if preload { "preload" } else { "native" };

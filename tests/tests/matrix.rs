@@ -1,6 +1,6 @@
 //! Every kind of program reaches every other: native, unmodified, one without any of ours, and one on another host. Another host is a
 //! namespace across the bridge that the driver serves nobody in.
-use pd_tests::{ip, is_root, program_path, Network, Puppet, TestDriver};
+use pd_tests::{ip, needs_root, program_path, Network, Puppet, TestDriver};
 use std::net::SocketAddr;
 use std::process::Command;
 
@@ -229,9 +229,7 @@ fn pass(from: &mut Puppet, sender: &str, to: &mut Puppet, receiver: &str, seed: 
 
 #[test]
 fn every_kind_of_program_reaches_every_other() {
-    if !is_root("making network namespaces") {
-        return;
-    }
+    needs_root("making network namespaces");
     let matrix = Matrix { driver: TestDriver::new(), network: Network::new() };
     let far = matrix.network.namespace(FAR.0);
     assert!(ip(&format!("-n {far} addr add 10.77.0.{}/24 dev br0", FAR.1)));

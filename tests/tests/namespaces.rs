@@ -1,17 +1,15 @@
 //! Two containers in network namespaces of their own: they meet by address and port, and by nothing else.
-use pd_tests::{ip, is_root, Network, Puppet, TestDriver};
+use pd_tests::{ip, needs_root, Network, Puppet, TestDriver};
 use std::thread;
 use std::time::Duration;
 
 /// Makes a driver, the network, and a puppet in each namespace.
-fn stage() -> Option<(TestDriver, Network, Puppet, Puppet)> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
+fn stage() -> (TestDriver, Network, Puppet, Puppet) {
+    needs_root("making network namespaces");
     let driver = TestDriver::with("cpu", |settings| settings.hugepages = pd_driver::HugepageUse::Off);
     let network = Network::new();
     let (a, b) = (network.puppet(&driver, "a"), network.puppet(&driver, "b"));
-    Some((driver, network, a, b))
+    (driver, network, a, b)
 }
 
 /// Moves a stream each way between connected sockets called `c` and `s`.
@@ -34,7 +32,7 @@ fn port(addr: &str) -> u16 {
 
 #[test]
 fn containers_connect_by_address_and_port() {
-    let Some((_driver, _network, mut a, mut b)) = stage() else { return };
+    let (_driver, _network, mut a, mut b) = stage();
     for (seed, client_ip, server_ip) in [(1, "10.77.0.2", "10.77.0.1"), (2, "[fd77::2]", "[fd77::1]")] {
         let server_addr = format!("{server_ip}:7000");
         assert_eq!(a.ok(&format!("listen l {server_addr} 8")), server_addr);
@@ -60,7 +58,7 @@ fn containers_connect_by_address_and_port() {
 
 #[test]
 fn wildcards_take_both_families_and_a_namespace_reaches_itself_by_its_address() {
-    let Some((_driver, _network, mut a, mut b)) = stage() else { return };
+    let (_driver, _network, mut a, mut b) = stage();
     assert_eq!(a.ok("listen l [::]:7001 8"), "[::]:7001");
     for (to, local) in [("10.77.0.1:7001", "[::ffff:10.77.0.1]:7001"), ("[fd77::1]:7001", "[fd77::1]:7001")] {
         b.ok(&format!("connect c {to}"));
@@ -85,7 +83,7 @@ fn wildcards_take_both_families_and_a_namespace_reaches_itself_by_its_address() 
 
 #[test]
 fn loopback_stays_its_own() {
-    let Some((driver, _network, mut a, mut b)) = stage() else { return };
+    let (driver, _network, mut a, mut b) = stage();
     for loopback in ["127.0.0.1", "127.9.9.9", "[::1]"] {
         let addr = format!("{loopback}:7002");
         a.ok(&format!("listen l {addr} 8"));
@@ -110,7 +108,7 @@ fn loopback_stays_its_own() {
 
 #[test]
 fn addresses_not_owned_ports_taken_hosts_unknown() {
-    let Some((driver, _network, mut a, mut b)) = stage() else { return };
+    let (driver, _network, mut a, mut b) = stage();
     for (own, other, nowhere) in
         [("10.77.0.1", "10.77.0.2", "10.77.0.9"), ("[fd77::1]", "[fd77::2]", "[fd77::9]")]
     {
@@ -141,7 +139,7 @@ fn addresses_not_owned_ports_taken_hosts_unknown() {
 
 #[test]
 fn a_stolen_address_gains_nothing() {
-    let Some((_driver, network, mut a, mut b)) = stage() else { return };
+    let (_driver, network, mut a, mut b) = stage();
     b.ok("listen l 10.77.0.2:7005 8");
     a.ok("listen l 0.0.0.0:7005 8");
     assert!(ip(&format!("-n {} addr add 10.77.0.2/32 dev lo", network.namespace("a"))));
@@ -167,7 +165,7 @@ fn a_stolen_address_gains_nothing() {
 
 #[test]
 fn addresses_that_come_late_are_found() {
-    let Some((_driver, network, mut a, mut b)) = stage() else { return };
+    let (_driver, network, mut a, mut b) = stage();
     assert_eq!(a.errno("listen l 10.77.0.50:7009 8"), libc::EADDRNOTAVAIL);
     assert!(ip(&format!("-n {} addr add 10.77.0.50/24 dev eth0", network.namespace("a"))));
     thread::sleep(Duration::from_millis(120));

@@ -1,7 +1,7 @@
 //! Networks of tenants that use the same addresses, in real network namespaces.
 use pd_driver::admin::{Answer, Ask};
 use pd_tests::talker::{connect, tenant, Scene, Way};
-use pd_tests::{is_root, peer_path, Network, Puppet, TestDriver};
+use pd_tests::{needs_root, peer_path, Network, Puppet, TestDriver};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,7 @@ fn exchange(a: &mut Puppet, from: &str, b: &mut Puppet, to: &str, seed: u32) {
 
 #[test]
 fn two_networks_with_the_same_addresses_reach_their_own_only() {
-    if !is_root("network namespaces") {
-        return;
-    }
+    needs_root("network namespaces");
     let driver = TestDriver::new();
     // Each has 10.77.0.1 and 10.77.0.2.
     let (red, blue) = (Network::new(), Network::new());
@@ -58,9 +56,7 @@ fn two_networks_with_the_same_addresses_reach_their_own_only() {
 
 #[test]
 fn a_new_policy_ends_connections_that_cross_networks_and_no_others() {
-    if !is_root("network namespaces") {
-        return;
-    }
+    needs_root("network namespaces");
     let driver = TestDriver::new();
     let network = Network::new();
     let [a_name, b_name] = ["a", "b"].map(|letter| network.namespace(letter));
@@ -130,14 +126,14 @@ const MAPS: &str = r#"
 "#;
 
 impl Two {
-    fn new() -> Option<Self> {
-        let scene = Scene::of(&["a", "b"])?;
+    fn new() -> Self {
+        let scene = Scene::of(&["a", "b"]);
         let blue = Network::new();
         let members = |network: &Network| ["a", "b"].map(|letter| network.namespace(letter));
         let networks = tenant(&scene.network, "red", &["a", "b"], "")
             + &tenant(&blue, "blue", &["a", "b"], "")
             + &policy(&[("red", &members(&scene.network)), ("blue", &members(&blue))]);
-        Some(Self { scene, blue, networks })
+        Self { scene, blue, networks }
     }
 
     fn red(&self, letter: &str, way: Way) -> Puppet {
@@ -165,7 +161,7 @@ const WAYS: [Way; 4] = [Way::Library("default"), Way::Library("short"), Way::Sta
 /// the own network.
 #[test]
 fn rules_and_services_hold_for_each_network_by_itself() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     let (mut red, mut blue) = (two.red("b", Way::Static), two.blue("b", Way::Static));
     for server in [&mut red, &mut blue] {
         server.ok("listen 7400");
@@ -233,7 +229,7 @@ for line in sys.stdin:
 /// Each side sees an address that is valid in its own network, rules apply to the real address, and the kernel has no way.
 #[test]
 fn a_mapped_address_reaches_the_other_network() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     two.apply(MAPS);
     let (mut red, mut blue) = (two.red("b", Way::Native), two.blue("a", Way::Native));
     for (seed, (address, mapped, seen)) in
@@ -343,7 +339,7 @@ fn across() -> [String; 2] {
 /// Programs that know nothing of the driver: names, both directions, the end of either, a reset of either, and the death of a side.
 #[test]
 fn an_unmodified_client_of_a_mapped_address_has_a_connection_like_any_other() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     two.apply(MAPS);
     let plain = pd_tests::program_path("plain");
     let plain = [plain.to_str().expect("a path")];
@@ -404,7 +400,7 @@ fn an_unmodified_client_of_a_mapped_address_has_a_connection_like_any_other() {
 /// Clients in every mode, by every kind of connect, and what they are told where there is no connection.
 #[test]
 fn unmodified_clients_reach_a_mapped_address_in_every_mode() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     let more = "[[rule]]\nfrom = \"blue\"\nto = \"red\"\nport = 7482\naction = \"deny\"\n\
                 [[service]]\naddress = \"10.96.0.1:80\"\nbackends = [\"10.9.0.2:7480\"]\n";
     two.apply(&format!("{MAPS}{more}"));
@@ -467,7 +463,7 @@ fn unmodified_clients_reach_a_mapped_address_in_every_mode() {
 /// The library has learnt that connections to an address are better left to the kernel, and then the address is mapped.
 #[test]
 fn an_address_that_is_mapped_later_is_reached_by_programs_that_know_it_as_the_kernels() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     let (here, there) = (two.blue.namespace("a"), two.blue.namespace("b"));
     assert!(pd_tests::ip(&format!("-n {there} addr add 10.9.0.2/24 dev eth0")));
     assert!(pd_tests::ip(&format!("-n {here} route add 10.9.0.0/24 dev eth0")));
@@ -499,7 +495,7 @@ fn ends(said: &str) -> [String; 2] {
 
 #[test]
 fn a_map_that_changes_ends_its_connections_and_no_others() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     two.apply(MAPS);
     let (mut red, mut blue) = (two.red("b", Way::Native), two.blue("a", Way::Native));
     let mut blue_b = two.blue("b", Way::Native);
@@ -539,7 +535,7 @@ fn a_map_that_changes_ends_its_connections_and_no_others() {
 /// The test prints the cost of a connect with each, on the kernel and by a map on the fabric.
 #[test]
 fn ten_thousand_rules_and_a_hundred_maps_bind_as_a_few_do() {
-    let Some(two) = Two::new() else { return };
+    let two = Two::new();
     let mut server = two.blue("b", Way::Static);
     server.ok("listen 7430");
     let mut red = two.red("b", Way::Native);

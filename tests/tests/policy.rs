@@ -2,7 +2,7 @@
 use pd_driver::admin::{Answer, Ask, TenantReport};
 use pd_driver::policy::Path;
 use pd_driver::Settings;
-use pd_tests::{is_root, Network, Puppet, TestDriver};
+use pd_tests::{needs_root, Network, Puppet, TestDriver};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,10 +16,8 @@ struct Stage {
     tenants: String,
 }
 
-fn stage(change: impl FnOnce(&mut Settings)) -> Option<Stage> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
+fn stage(change: impl FnOnce(&mut Settings)) -> Stage {
+    needs_root("making network namespaces");
     let driver = TestDriver::with("cpu", |settings| {
         settings.hugepages = pd_driver::HugepageUse::Off;
         change(settings);
@@ -31,7 +29,7 @@ fn stage(change: impl FnOnce(&mut Settings)) -> Option<Stage> {
         format!("[[tenant]]\nname = \"{name}\"\nnamespaces = [\"/run/netns/{namespace}\"]\n{more}\n")
     };
     let tenants = tenant("red", "a", "") + &tenant("blue", "b", "MORE");
-    Some(Stage { driver, network, a, b, tenants })
+    Stage { driver, network, a, b, tenants }
 }
 
 impl Stage {
@@ -62,7 +60,7 @@ fn stream(client: &mut Puppet, server: &mut Puppet, seed: u64, from: u64, bytes:
 
 #[test]
 fn what_is_denied_is_refused_and_counted() {
-    let Some(mut stage) = stage(|_| {}) else { return };
+    let mut stage = stage(|_| {});
     stage.a.ok("listen l 10.77.0.1:7100 8");
     stage.a.ok("listen m 10.77.0.1:7101 8");
     stage.b.ok("listen l 10.77.0.2:7100 8");
@@ -91,7 +89,7 @@ fn what_is_denied_is_refused_and_counted() {
 
 #[test]
 fn a_service_address_leads_to_a_container() {
-    let Some(mut stage) = stage(|_| {}) else { return };
+    let mut stage = stage(|_| {});
     stage.a.ok("listen l 10.77.0.1:7102 8");
     assert_eq!(stage.b.errno("connect c 10.96.0.1:80"), libc::EHOSTUNREACH);
     let services =
@@ -114,7 +112,7 @@ fn a_service_address_leads_to_a_container() {
 
 #[test]
 fn a_tenant_has_so_many_connections_and_no_more() {
-    let Some(mut stage) = stage(|_| {}) else { return };
+    let mut stage = stage(|_| {});
     stage.a.ok("listen l 10.77.0.1:7103 64");
     stage.apply("connections_max = 3", "");
     stage.b.ok("connect-many c 10.77.0.1:7103 3");
@@ -145,7 +143,7 @@ fn a_tenant_has_so_many_connections_and_no_more() {
 
 #[test]
 fn what_is_reserved_for_a_tenant_is_kept_for_it() {
-    let Some(mut stage) = stage(|settings| settings.clients_max = 12) else { return };
+    let mut stage = stage(|settings| settings.clients_max = 12);
     let all = "[[tenant]]\nname = \"default\"\nclients_max = 12\n";
     stage.apply("clients_max = 3\nreserved = { clients = 3 }", all);
     // One of red, one of blue: two more are reserved for blue.
@@ -174,7 +172,7 @@ fn what_is_reserved_for_a_tenant_is_kept_for_it() {
 }
 
 fn reload_under_traffic(movers: usize) {
-    let Some(mut stage) = stage(|settings| settings.movers = movers) else { return };
+    let mut stage = stage(|settings| settings.movers = movers);
     stage.apply("", "");
     stage.a.ok("listen l 10.77.0.1:7104 8");
     stage.a.ok("listen m 10.77.0.1:7105 8");
@@ -270,7 +268,7 @@ impl Drop for Group {
 
 #[test]
 fn a_client_does_not_choose_its_tenant() {
-    let Some(mut stage) = stage(|_| {}) else { return };
+    let mut stage = stage(|_| {});
     let name = stage.network.namespace("c");
     let Some(group) = Group::new(&name) else {
         eprintln!("SKIPPED: no cgroup2 that can be written");
@@ -332,7 +330,7 @@ fn path(from: &mut Puppet, to: &mut Puppet, addr: &str, shared: bool) -> String 
 
 #[test]
 fn a_connections_path_follows_the_policy() {
-    let Some(Stage { driver, network, mut a, mut b, tenants }) = stage(|_| {}) else { return };
+    let Stage { driver, network, mut a, mut b, tenants } = stage(|_| {});
     let mut sidecar = network.puppet(&driver, "a");
     a.ok("listen p 10.77.0.1:7110 8");
     let addr = "10.77.0.1:7110";
@@ -404,9 +402,7 @@ fn a_connections_path_follows_the_policy() {
 
 /// Policies that offload and do not come and go while streams pass both ways: not a byte is lost or doubled.
 fn paths_change_under_traffic(movers: usize) {
-    let Some(Stage { driver, network: _network, mut a, mut b, .. }) = stage(|s| s.movers = movers) else {
-        return;
-    };
+    let Stage { driver, network: _network, mut a, mut b, .. } = stage(|s| s.movers = movers);
     let policies = ["path = \"offloaded\"", "path = \"direct\""];
     a.ok("listen p 10.77.0.1:7120 8");
     let mut random = pd_tests::Random(movers as u64);

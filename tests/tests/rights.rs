@@ -1,6 +1,6 @@
 //! The program `pd driver` and its rights: it has those of the guide, starts with no more, and names missing ones.
 use pd_driver::admin::{ask, Answer, Ask};
-use pd_tests::{ip, is_root, peer_path, program_path, Network, Puppet};
+use pd_tests::{ip, needs_root, peer_path, program_path, Network, Puppet};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -97,9 +97,7 @@ fn field<'a>(status: &'a str, name: &str) -> &'a str {
 
 #[test]
 fn a_running_driver_has_the_rights_that_it_needs_and_no_others() {
-    if !is_root("a driver of all namespaces") {
-        return;
-    }
+    needs_root("a driver of all namespaces");
     let folder = folder();
     let rights = documented();
     // As root starts it, with whatever there is.
@@ -133,9 +131,7 @@ fn a_running_driver_has_the_rights_that_it_needs_and_no_others() {
 
 #[test]
 fn a_driver_without_a_right_says_which_and_does_not_start() {
-    if !is_root("a driver of all namespaces") {
-        return;
-    }
+    needs_root("a driver of all namespaces");
     let folder = folder();
     let rights = documented();
     let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
@@ -166,9 +162,7 @@ fn a_driver_without_a_right_says_which_and_does_not_start() {
 
 #[test]
 fn who_serves_its_own_namespace_needs_no_rights() {
-    if !is_root("to give all rights up") {
-        return;
-    }
+    needs_root("to give all rights up");
     let folder = folder();
     std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
     let command = driver(folder.path(), &[]);
@@ -201,9 +195,7 @@ fn exchange(a: &mut Puppet, b: &mut Puppet, address: &str) {
 
 #[test]
 fn the_documented_rights_are_enough_for_containers_of_other_users() {
-    if !is_root("making network namespaces") {
-        return;
-    }
+    needs_root("making network namespaces");
     let folder = folder();
     let _running = Running::start(driver(folder.path(), &documented()));
     let network = Network::new();

@@ -16,8 +16,8 @@ const MANY: u32 = 48;
 /// A driver, namespaces a (tenant red) and b (tenant blue), and `talker`, dynamic and static.
 struct Stage(Scene);
 
-fn stage() -> Option<Stage> {
-    Scene::of(&["a", "b"]).map(Stage)
+fn stage() -> Stage {
+    Stage(Scene::of(&["a", "b"]))
 }
 
 impl Stage {
@@ -81,7 +81,7 @@ fn connect(client: &mut Puppet, way: Way, name: u32) -> i32 {
 
 #[test]
 fn every_way_reaches_all_backends() {
-    let Some(stage) = stage() else { return };
+    let stage = stage();
     let ports = [7401, 7402, 7403];
     let mut server = stage.serve(Way::Library("short"), &ports);
     let v6 = "[[service]]\naddress = \"[fd96::1]:80\"\nbackends = [\"[fd77::1]:7411\", \"[fd77::1]:7412\"]\n";
@@ -137,7 +137,7 @@ fn every_way_reaches_all_backends() {
 /// A stream to a service, and the service's counts, go on when other drivers take over.
 #[test]
 fn streams_and_counts_go_on_when_drivers_take_over() {
-    let Some(mut stage) = stage() else { return };
+    let mut stage = stage();
     stage.apply(&service(&[7461], ""));
     let start = |stage: &Stage, letter: &str, args: [&str; 3]| {
         let mut command = Command::new("ip");
@@ -174,7 +174,7 @@ fn streams_and_counts_go_on_when_drivers_take_over() {
 /// A client keeps its backend, and connections are counted for the next choice, when other drivers take over.
 #[test]
 fn affinity_and_least_connections_are_the_next_drivers() {
-    let Some(mut stage) = stage() else { return };
+    let mut stage = stage();
     let ports = [7471, 7472, 7473];
     let _server = stage.serve(Way::Library("short"), &ports);
     let mut native = stage.0.start("b", Way::Native);
@@ -217,7 +217,7 @@ const UNMODIFIED: [Way; 3] = [Way::Static, Way::Plain, Way::Library("all")];
 /// Connections on the kernel know what they asked for, and are counted, whichever driver runs.
 #[test]
 fn connections_on_the_kernel_are_the_next_drivers() {
-    let Some(mut stage) = stage() else { return };
+    let mut stage = stage();
     let ports = [7481, 7482, 7483];
     let _server = stage.serve(Way::Static, &ports);
     let mut native = stage.0.start("a", Way::Native);
@@ -267,7 +267,7 @@ fn connections_on_the_kernel_are_the_next_drivers() {
 /// At no moment is a connection led by no driver's programs, or counted by none or by two.
 #[test]
 fn each_connect_is_led_and_counted_once_while_drivers_take_over() {
-    let Some(mut stage) = stage() else { return };
+    let mut stage = stage();
     let ports = [7485, 7486, 7487];
     let _server = stage.serve(Way::Static, &ports);
     let mut client = stage.0.start("b", Way::Static);
@@ -306,7 +306,7 @@ fn each_connect_is_led_and_counted_once_while_drivers_take_over() {
 /// The previous driver dies at some moment of a take-over: the next one has all of it, or nothing.
 #[test]
 fn a_former_driver_that_dies_takes_nothing_along() {
-    let Some(mut stage) = stage() else { return };
+    let mut stage = stage();
     let ports = [7488, 7489];
     let _server = stage.serve(Way::Static, &ports);
     let mut client = stage.0.start("b", Way::Static);
@@ -376,7 +376,7 @@ fn a_former_driver_that_dies_takes_nothing_along() {
 
 #[test]
 fn fewest_connections_affinity_drain_and_changes() {
-    let Some(stage) = stage() else { return };
+    let stage = stage();
     let ports = [7421, 7422, 7423];
     let _server = stage.serve(Way::Library("short"), &ports);
     let open = |stage: &Stage| -> Vec<u64> {
@@ -442,7 +442,7 @@ fn fewest_connections_affinity_drain_and_changes() {
 /// Rules may name the service, and hold for the backend that is chosen.
 #[test]
 fn rules_hold_through_a_service() {
-    let Some(stage) = stage() else { return };
+    let stage = stage();
     let ports = [7431];
     let _server = stage.serve(Way::Library("short"), &ports);
     let ways = [Way::Native, Way::Library("all"), Way::Library("short"), Way::Static];
@@ -527,7 +527,7 @@ fn kill(pid: u32) {
 #[test]
 fn a_hung_backend_is_avoided_by_probes() {
     let with_prober = |settings: &mut Settings| settings.prober = Some(program_path("pd"));
-    let Some(stage) = Scene::with(&["a", "b"], with_prober).map(Stage) else { return };
+    let stage = Stage(Scene::with(&["a", "b"], with_prober));
     let ports = [7491, 7492, 7493, 7494, 7495];
     let well = Server::start(&stage, "well", ports[0]);
     let _mute = Server::start(&stage, "mute", ports[1]);
@@ -596,7 +596,7 @@ fn a_hung_backend_is_avoided_by_probes() {
 /// A program dies: its backend gets no connections until another one listens there.
 #[test]
 fn a_backend_without_a_listener_is_avoided() {
-    let Some(stage) = stage() else { return };
+    let stage = stage();
     let ports = [7441, 7442, 7443];
     let server = stage.serve(Way::Library("short"), &ports[..2]);
     let third = stage.serve(Way::Static, &ports[2..]);

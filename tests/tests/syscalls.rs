@@ -1,6 +1,6 @@
 //! System calls in steady state, of driver, sender and receiver together, counted by the kernel's own tracepoint.
 use pd_driver::admin::{ask, Answer, Ask};
-use pd_tests::{is_root, peer_path, Puppet};
+use pd_tests::{needs_root, peer_path, Puppet};
 use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
 use std::fs::File;
 use std::io::Read;
@@ -146,9 +146,7 @@ impl Trio {
 
 #[test]
 fn fewer_system_calls_than_messages() {
-    if !is_root("counting system calls of other processes") {
-        return;
-    }
+    needs_root("counting system calls of other processes");
     let trio = Trio::start();
     let first = trio.wait(WARM_UP);
     let pids =

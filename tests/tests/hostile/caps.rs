@@ -2,7 +2,7 @@
 use super::{stage_of, Scene};
 use pd_driver::admin::{HoldingReport, TenantReport};
 use pd_driver::HugepageUse;
-use pd_tests::{is_root, program_path, Puppet, Raw};
+use pd_tests::{needs_root, program_path, Puppet, Raw};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
@@ -41,9 +41,7 @@ fn holding(scene: &Scene, user: u32) -> HoldingReport {
 
 #[test]
 fn a_user_has_half_of_the_clients_that_others_leave() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage(42, 1 << 30);
     // Two are the bystanders'.
     let (greedy, clients, _) = greedy(&scene, 60);
@@ -61,9 +59,7 @@ fn a_user_has_half_of_the_clients_that_others_leave() {
 
 #[test]
 fn a_user_has_half_of_the_memory_that_others_leave() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage(1000, 64 * MIB);
     let (greedy, clients, regions) = greedy(&scene, 60);
     assert_eq!(clients, 60);

@@ -2,7 +2,7 @@
 use super::{stage, stage_for_anyone, Scene};
 use pd_abi::{Frame, FrameKind};
 use pd_shm::Pod;
-use pd_tests::{ip, is_root, peer_path, program_path, Network, Raw};
+use pd_tests::{ip, needs_root, peer_path, program_path, Network, Raw};
 use rustix::io::Errno;
 use std::io::BufRead;
 use std::os::fd::AsFd;
@@ -88,9 +88,7 @@ fn faults(thread: &str) -> u64 {
 
 #[test]
 fn one_user_attaches_in_a_loop() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage_for_anyone();
     let since = Instant::now();
     let (welcomed, refused) = attack(&scene, "connects", 6000);
@@ -103,9 +101,7 @@ fn one_user_attaches_in_a_loop() {
 
 #[test]
 fn one_user_asks_for_pipes_in_a_loop() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage_for_anyone();
     let since = Instant::now();
     let (made, refused) = attack(&scene, "pipes", 40_000);
@@ -117,9 +113,7 @@ fn one_user_asks_for_pipes_in_a_loop() {
 
 #[test]
 fn large_regions_are_made_beside_the_movers() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage_for_anyone();
     let before = faults("pd-driver");
     let (made, _) = attack(&scene, "regions", 20);
@@ -131,9 +125,7 @@ fn large_regions_are_made_beside_the_movers() {
 
 #[test]
 fn any_port_is_refused_as_fast_as_it_is_given() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let scene = stage_for_anyone();
     let (_, refused) = attack(&scene, "ports", 8_000);
     assert_eq!(refused, 8_000);
@@ -142,9 +134,7 @@ fn any_port_is_refused_as_fast_as_it_is_given() {
 
 #[test]
 fn thousands_of_addresses_hold_up_nobody() {
-    if !is_root("making network namespaces") {
-        return;
-    }
+    needs_root("making network namespaces");
     let scene = stage_for_anyone();
     let network = Network::new();
     let batch = scene.driver.folder().join("batch");
@@ -169,9 +159,7 @@ fn thousands_of_addresses_hold_up_nobody() {
 
 #[test]
 fn broken_protocols_do_not_flood_the_log() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let folder = tempfile::tempdir().unwrap();
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(folder.path(), everybody).unwrap();
@@ -204,9 +192,7 @@ fn broken_protocols_do_not_flood_the_log() {
 /// A client has the kernel wait, with the lock of its folder in `/proc`, which the driver looks into for each client.
 #[test]
 fn folders_of_proc_that_are_being_listed() {
-    if !is_root("userfaultfd") {
-        return;
-    }
+    needs_root("userfaultfd");
     let scene = stage();
     let mut command = Command::new(program_path("attacker"));
     command.arg(scene.driver.socket()).args(["lists", "1", "0"]).stdout(Stdio::piped());

@@ -1,6 +1,6 @@
 //! Effect of one user's many connections on another's few.
 use super::stage_for_anyone;
-use pd_tests::{is_root, program_path, Puppet, TestDriver};
+use pd_tests::{needs_root, program_path, Puppet, TestDriver};
 use std::process::Command;
 use std::time::Duration;
 
@@ -26,9 +26,7 @@ fn moved(driver: &TestDriver, uid: u32) -> u64 {
 
 #[test]
 fn a_hundred_connections_of_one_user_leave_another_its_share() {
-    if !is_root("processes of other users") {
-        return;
-    }
+    needs_root("processes of other users");
     let scene = stage_for_anyone();
     let (many, few) = (crowd(&scene.driver, 100, MANY), crowd(&scene.driver, 1, FEW));
     let at = |uid| moved(&scene.driver, uid);

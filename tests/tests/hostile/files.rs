@@ -5,7 +5,7 @@ use pd_abi::limits::FILES_MAX;
 use pd_abi::{FileId, Frame, FrameKind, Operation, Request, SocketId, MAGIC};
 use pd_driver::Violation;
 use pd_shm::passed;
-use pd_tests::{fill, is_root, verify, Raw};
+use pd_tests::{fill, needs_root, verify, Raw};
 use rustix::fs::{fadvise, major, memfd_create, Advice, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -258,9 +258,7 @@ fn of_another_user(scene: &Scene) -> Raw {
 
 #[test]
 fn descriptors_that_take_long_to_close_hold_up_their_tenants_openings_alone() {
-    if !is_root("a client of another user") {
-        return;
-    }
+    needs_root("a client of another user");
     let scene = stage_for_anyone();
     // The policy names no user: users are told apart.
     scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");

@@ -4,7 +4,7 @@ use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::Violation;
 use pd_shm::{attach, Pod};
-use pd_tests::{is_root, Raw, SentRegion, TestDriver};
+use pd_tests::{needs_root, Raw, SentRegion, TestDriver};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -307,9 +307,7 @@ fn clients_that_say_nothing_keep_nobody_out() {
 
 #[test]
 fn wishes_that_cannot_be() {
-    if !is_root("a driver's budgets") {
-        return;
-    }
+    needs_root("a driver's budgets");
     let scene = stage();
     let mut raw = Raw::attach(&scene.driver, 0);
     for bytes in [0, (1 << 30) + 1, u64::MAX, u64::MAX - 4095, 1 << 63] {

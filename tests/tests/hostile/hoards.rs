@@ -4,7 +4,7 @@ use super::held::{files_of, kills, mappings, wait_stopped, File, Held, OBJECT_BY
 use super::{stage_of, Scene};
 use pd_driver::admin::{Answer, Ask, HoldingReport, PortSpec, StandingReport};
 use pd_driver::HugepageUse;
-use pd_tests::{is_root, program_path, Random};
+use pd_tests::{needs_root, program_path, Random};
 use rustix::process::{kill_process, Pid, Signal};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -126,9 +126,7 @@ impl Hoards {
 
 #[test]
 fn a_user_holds_no_more_than_its_caps_alive_or_dead_and_nothing_in_the_end() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let mut hoards = Hoards::new();
     let mut random = Random(51);
     let mut before = None;

@@ -4,7 +4,7 @@ use super::held::{kills, mappings, wait_stopped, Held, OBJECT_BYTES, OBJECT_DESC
 use super::{stage_of, Scene};
 use pd_driver::admin::{HoldingReport, StandingReport};
 use pd_driver::HugepageUse;
-use pd_tests::{is_root, program_path, Random};
+use pd_tests::{needs_root, program_path, Random};
 use rustix::process::{kill_process, Pid, Signal};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -163,9 +163,7 @@ impl Kills {
 
 #[test]
 fn nothing_is_left_of_honest_processes_of_several_users_killed_at_any_moment() {
-    if !is_root("another user's process") {
-        return;
-    }
+    needs_root("another user's process");
     let mut kills_made = Kills::new();
     let (mut random, mut before) = (Random(52), None);
     for round in 1..=kills(SHORT) {

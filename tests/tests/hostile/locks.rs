@@ -4,7 +4,7 @@ use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
 use pd_driver::Violation;
 use pd_shm::{Own, Region};
-use pd_tests::{is_root, Raw, Withheld};
+use pd_tests::{needs_root, Raw, Withheld};
 use rustix::fs::{fcntl_getfl, fcntl_setfl, OFlags};
 use rustix::io::write;
 use rustix::pipe::{splice, SpliceFlags};
@@ -83,9 +83,7 @@ fn while_held(file: &OwnedFd, run: impl FnOnce()) {
 /// A client holds the lock of its control region, and says that it has sealed it.
 #[test]
 fn control_regions_that_are_being_written() {
-    if !is_root("userfaultfd") {
-        return;
-    }
+    needs_root("userfaultfd");
     let scene = stage();
     let mut raw = Raw::welcomed(&scene.driver);
     let fd = raw.control_fd.try_clone().unwrap();
@@ -103,9 +101,7 @@ fn control_regions_that_are_being_written() {
 /// The same with a direct ring, which the conductor is asked to take into use.
 #[test]
 fn direct_rings_that_are_being_written() {
-    if !is_root("userfaultfd") {
-        return;
-    }
+    needs_root("userfaultfd");
     let scene = stage();
     assert_eq!(scene.driver.apply("path = \"direct\""), 0);
     let mut raw = Raw::attach(&scene.driver, 1);

@@ -2,7 +2,7 @@
 use super::{stage, stage_for_anyone};
 use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
-use pd_tests::{is_root, program_path, watch, Raw, TestDriver};
+use pd_tests::{needs_root, program_path, watch, Raw, TestDriver};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -99,9 +99,7 @@ fn a_word_with_a_quarter_of_a_million_sleepers() {
 
 #[test]
 fn an_attach_socket_with_a_million_watchers() {
-    if !is_root("a user of its own") {
-        return;
-    }
+    needs_root("a user of its own");
     let scene = stage_for_anyone();
     let mut command = Command::new(program_path("attacker"));
     command.arg(scene.driver.socket()).args(["watched", "1000000"]).stdout(Stdio::piped());

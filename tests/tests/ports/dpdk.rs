@@ -3,7 +3,7 @@ use super::program::Program;
 use super::{open_at, Stand, PATIENCE, RING};
 use pd_driver::admin::{Ask, PortSpec};
 use pd_pipe::{Direction, Flow, Pcap, Pipe};
-use pd_tests::{alone, is_root, program_path};
+use pd_tests::{alone, needs_root, program_path};
 use rustix::io::Errno;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -148,9 +148,7 @@ fn numbered(number: u8) -> Vec<u8> {
 
 #[test]
 fn a_device_of_dpdk_is_a_port_as_long_as_its_command_runs() {
-    if !is_root("a driver, and testpmd") {
-        return;
-    }
+    needs_root("a driver, and testpmd");
     let path = std::env::var_os("PATH").unwrap_or_default();
     if !std::env::split_paths(&path).any(|folder| folder.join(TESTPMD).exists()) {
         return println!("SKIPPED: there is no {TESTPMD}: install dpdk-dev");

@@ -12,7 +12,7 @@ use pd_abi::{Frame, FrameKind};
 use pd_driver::admin::{add_port, PipesReport, PortSpec};
 use pd_driver::openers::namespace_file;
 use pd_pipe::{Direction, Flow, Offer, Pipe, Shape, Unit};
-use pd_tests::{alone, ip, is_root, Raw, TestDriver};
+use pd_tests::{alone, ip, needs_root, Raw, TestDriver};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
@@ -167,9 +167,7 @@ fn to_port(port: u16) -> Flow {
 
 /// Makes a driver and a cable for ports of a kind; none if they cannot be made, with the reason printed.
 fn stand_with(kind: &str, cable: impl FnOnce() -> Cable) -> Option<(Stand, Cable)> {
-    if !is_root("making network namespaces") {
-        return None;
-    }
+    needs_root("making network namespaces");
     let both = (Stand::new(), cable());
     match pd_driver::openers::check(kind) {
         Ok(()) => Some(both),

@@ -4,7 +4,7 @@ use super::program::Program;
 use super::{inside, stand_with, to_port, Cable, PATIENCE};
 use pd_driver::admin::{Ask, PortSpec};
 use pd_pipe::{Direction, Flow, Net};
-use pd_tests::{alone, ip, is_root};
+use pd_tests::{alone, ip, needs_root};
 use rustix::io::Errno;
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -111,9 +111,7 @@ fn what_is_sent_has_the_addresses_of_the_policy() {
 
 #[test]
 fn a_killed_driver_leaves_the_interface_as_it_was() {
-    if !is_root("making network namespaces") {
-        return;
-    }
+    needs_root("making network namespaces");
     let (_alone, cable) = (alone(), Cable::new());
     if let Err(why) = pd_driver::openers::check("veth") {
         return println!("SKIPPED: {why}");

@@ -1,7 +1,7 @@
 //! A driver, a bridge, and containers that run programs on it.
 use pd_abi::counters::AgentCounters;
 use pd_driver::policy::Path as BytesPath;
-use pd_tests::{is_root, path, program_path, TestDriver};
+use pd_tests::{needs_root, path, program_path, TestDriver};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::{read_dir, read_link, read_to_string, File};
 use std::os::unix::fs::PermissionsExt;
@@ -77,7 +77,7 @@ fn on_fabric(counted: &AgentCounters) -> u64 {
 impl Site {
     /// Makes a site with addresses 10.98.`third`.0/24.
     pub fn new(third: u8) -> Self {
-        assert!(is_root("containers"));
+        needs_root("containers");
         let driver = TestDriver::new();
         // Servers drop their privileges, and have to reach the driver then.
         std::fs::set_permissions(driver.folder(), std::fs::Permissions::from_mode(0o755)).unwrap();
