@@ -1,5 +1,5 @@
 //! The conformance suite for the simulated hardware. Without Verilator there is none: `make test` installs it; elsewhere
-//! each test says on standard error that it was left out, unless PD_RTL_REQUIRED is set.
+//! each test prints that it is skipped, unless PD_RTL_REQUIRED is set.
 
 use pd_abi::{Command, CommandStatus, CommandType};
 use pd_engine::{conformance, Engine};
@@ -9,7 +9,7 @@ fn engine() -> Option<Rtl> {
     match Rtl::new(None) {
         Ok(engine) => Some(engine),
         Err(error) if std::env::var_os("PD_RTL_REQUIRED").is_none() => {
-            eprintln!("left out: {error}");
+            eprintln!("SKIPPED: {error}");
             None
         }
         Err(error) => panic!("{error}"),

@@ -69,7 +69,7 @@ fn an_interrupted_demo_leaves_nothing() {
 #[test]
 fn simulated_hardware_brings_a_file_unchanged() {
     if pd_harness::engines::by_name("rtl").is_err() && std::env::var_os("PD_RTL_REQUIRED").is_none() {
-        eprintln!("left out: no simulated hardware; make rtl builds it");
+        eprintln!("SKIPPED: no simulated hardware; make rtl builds it");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -33,7 +33,11 @@ fn file() -> Option<(tempfile::TempDir, File)> {
     let path = dir.path().join("file");
     std::fs::write(&path, bytes).unwrap();
     let file = File::options().read(true).write(true).open(path).unwrap();
-    (major(file.metadata().unwrap().dev()) != 0).then_some((dir, file))
+    if major(file.metadata().unwrap().dev()) == 0 {
+        println!("SKIPPED: target/ is on no disk, and the driver reads no file from there");
+        return None;
+    }
+    Some((dir, file))
 }
 
 fn asking(serial: u64) -> Request {
