@@ -3,7 +3,8 @@
 
     docs/site.py check              every relative link resolves, docs/README.md names every document and begins no two rows of a
                                     section with the same, a document has at most BYTES_MAX bytes, and a page of docs/design ends
-                                    with its decisions, each with because, instead of and price
+                                    with its decisions, each with because, instead of and price; a promise is marked (long) if a test of
+                                    it is ignored by default
     docs/site.py build MDBOOK OUT   the site in OUT, by mdBook; its links are checked, too
 
 The table of contents is made from docs/README.md: its sections are the parts, the first cells of its tables the chapters.
@@ -61,6 +62,12 @@ def anchors(page):
     return found
 
 
+def is_ignored(file, test):
+    """Tells whether only `make test-long` runs a test."""
+    source = (ROOT / file).read_text() if (ROOT / file).exists() else ""
+    return re.search(rf"#\[ignore[^\n]*\n(?:\s*#\[[^\n]*\n)*\s*fn {test}\b", source) is not None
+
+
 def check():
     """Returns what is wrong, a line each."""
     wrong, named = [], {target for _, target, _ in links(CONTENTS)}
@@ -87,6 +94,10 @@ def check():
             for part in ("*Because*", "*Instead of*", "*Price:*"):
                 if part not in decision:
                     wrong.append(f"{page.relative_to(ROOT)}: no {part} in: {decision[:60]}")
+    for page in [ROOT / "docs/specification.md", *sorted((ROOT / "docs/specification").iterdir())]:
+        for row in re.findall(r"^\|.*\|$", page.read_text(), re.M):
+            if "(long)" not in row and any(is_ignored(*test) for test in re.findall(r"([\w/-]+\.rs)::(\w+)", row)):
+                wrong.append(f"{page.relative_to(ROOT)}: not marked (long): {row[:60]}")
     shown = {target for page in documents() for _, target, _ in links(page)}
     for figure in sorted((ROOT / "docs/figures").iterdir()):
         if figure not in shown:
