@@ -107,7 +107,7 @@ pub fn claim_again(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
 pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
     match found(twin(fd, TwinOperation::Take, None)) {
         Err(error) if error.errno() == libc::EALREADY => {
-            // It may have been closed here, and the question have overtaken that.
+            // The twin may have been closed here, and the question have overtaken that.
             process::attachment()?.settle();
             found(twin(fd, TwinOperation::Take, None))
         }

@@ -19,7 +19,7 @@ const LOOK_CYCLES: u64 = 64;
 /// Cycles that a queue has to drain after it was disabled.
 const DRAIN_CYCLES_MAX: u64 = 10_000_000;
 
-/// What the card's thread is asked to do; the answer says that it is done.
+/// Requests to the card's thread. The answer says that one is done.
 enum Order {
     Add(usize, Arc<Rings>, SyncSender<()>),
     Remove(usize, SyncSender<()>),
@@ -27,7 +27,7 @@ enum Order {
     Stop,
 }
 
-/// What the card's thread and the queue pairs share.
+/// State that the card's thread and the queue pairs share.
 struct Shared {
     /// The last value written to each queue's doorbell.
     doorbells: [AtomicU32; QUEUES],

@@ -1,4 +1,4 @@
-//! What the card may touch: the bytes that commands in flight name, and nothing else.
+//! Memory that the card may touch: the bytes that commands in flight name, and nothing else.
 //!
 //! This is the place of an IOMMU: the driver checks addresses before they become commands, and this checks
 //! that the hardware keeps to them.

@@ -1,4 +1,4 @@
-//! What PCI Express allows: the most payload per second that a copy can move over a link, and why.
+//! Limits of PCI Express: the most payload per second that a copy can move over a link.
 //!
 //! The model is that of pcie-bench (SIGCOMM 2018). Of the bits on the wire ([`Link::raw_gbit_per_s`], after the
 //! 128b/130b code) three things are taken that are not transaction layer packets (TLPs): acknowledgements and

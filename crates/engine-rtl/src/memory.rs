@@ -16,16 +16,16 @@ pub struct Rings {
     pub cq: Ring,
 }
 
-/// What the port knows of one queue pair.
+/// The port's record of one queue pair.
 struct Queue {
     rings: Arc<Rings>,
     /// Entries that the driver has told of.
     submitted: u16,
-    /// What each of the last of them allows, from the oldest that the card has not completed; `None`: completed.
+    /// Memory that each of the last entries allows, from the oldest that the card has not completed; `None`: completed.
     in_flight: VecDeque<Option<Copy>>,
 }
 
-/// What a command in flight allows; length 0: nothing.
+/// Memory that a command in flight allows; length 0: none.
 #[derive(Default)]
 struct Copy {
     src: u64,

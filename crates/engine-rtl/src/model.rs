@@ -20,13 +20,13 @@ pub struct Beat {
     pub data: [u32; DATA_WORDS],
     /// DWs of `data` that exist.
     pub strb: u64,
-    /// There is a beat.
+    /// 1 while there is a beat.
     pub valid: u8,
-    /// It is the first of its TLP.
+    /// 1 on the first beat of a TLP.
     pub sop: u8,
-    /// It is the last.
+    /// 1 on the last beat of a TLP.
     pub eop: u8,
-    /// It is taken.
+    /// 1 while the other side takes the beat.
     pub ready: u8,
     pad: [u8; 4],
 }
@@ -38,13 +38,13 @@ impl Default for Beat {
 }
 
 impl Beat {
-    /// Returns whether it changes hands in this cycle.
+    /// Tells whether the beat changes hands in this cycle.
     pub fn taken(&self) -> bool {
         self.valid != 0 && self.ready != 0
     }
 }
 
-/// What card and host show each other in one cycle. `rtl/README.md` says what each pin means.
+/// Pins of card and host in one cycle. `rtl/README.md` says what each pin means.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Pins {
@@ -92,7 +92,7 @@ struct Calls {
 
 impl Hardware {
     /// Loads the model of this name: `pd_stack` (which can write waveforms) or another that `make rtl-perf` builds.
-    /// It is looked for in the directory `PD_RTL`, or in a directory `rtl` beside the program or its parents.
+    /// Looks in the directory `PD_RTL`, or in a directory `rtl` beside the program or its parents.
     ///
     /// # Errors
     /// A sentence that says what is missing.

@@ -1,7 +1,7 @@
 //! The host's side of the slot: a root port that a simulated card is plugged into.
 //!
-//! It clocks the card, answers its reads from a [`Host`], applies its writes there, and carries the host's register
-//! accesses. What that takes in time is [`Timing`]'s: nothing for the `rtl` engine, the rate and latency of a
+//! The port clocks the card, answers its reads from a [`Host`], applies its writes there, and carries the host's register
+//! accesses. [`Timing`] says how long that takes: nothing for the `rtl` engine, the rate and latency of a
 //! real link for figures. Time is counted in cycles of the card's clock.
 use crate::limit::{COMPLETION_BYTES, REQUEST_BYTES};
 use crate::model::{Beat, Model, Pins};
@@ -9,7 +9,7 @@ use crate::timing::{Credits, Lane, Timing};
 use crate::tlp::{self, Kind, Packet, Request};
 use std::collections::VecDeque;
 
-/// What the port does with memory, and tells of.
+/// Memory behind the port, and an observer of its packets.
 pub trait Host {
     /// Fills `bytes` from `addr`; false if the card may not read there.
     fn read(&mut self, addr: u64, bytes: &mut [u8]) -> bool;
@@ -17,7 +17,7 @@ pub trait Host {
     /// Stores `bytes` at `addr`; false if the card may not write there.
     fn write(&mut self, addr: u64, bytes: &[u8]) -> bool;
 
-    /// Hears of a packet at the card's pins or at the host.
+    /// Called for a packet at the card's pins or at the host.
     fn seen(&mut self, _event: Event, _addr: u64, _cycle: u64) {}
 }
 
@@ -36,7 +36,7 @@ pub enum Event {
     RegisterWritten,
 }
 
-/// What went over the port.
+/// Numbers of packets that went over the port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Reads of the card.
@@ -62,7 +62,7 @@ pub struct Port<H> {
     cycle: u64,
     timing: Timing,
     credits: Credits,
-    /// What the card is sending.
+    /// The packet that the card is sending.
     request: ([u32; 4], Vec<u8>),
     tx: Lane,
     to_host: VecDeque<(f64, Request)>,

@@ -1,4 +1,4 @@
-//! How long packets take between card and host, in cycles of the card's clock.
+//! Time that packets take between card and host, in cycles of the card's clock.
 use crate::limit::Link;
 use std::collections::VecDeque;
 

@@ -11,11 +11,11 @@ pub struct Request {
     pub addr: u64,
     /// Bytes from there; 0 for a read that only pushes writes ahead of itself.
     pub len: usize,
-    /// What it asks.
+    /// The request itself.
     pub kind: Kind,
 }
 
-/// What a [`Request`] asks.
+/// Kinds of [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Answer with completions of this requester's tag.
@@ -44,7 +44,7 @@ impl Request {
     /// The request of a header and `payload`, which begins on a DW.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A message that says which rule the packet breaks.
     pub fn parse(hdr: [u32; 4], payload: &[u8]) -> Result<Self, &'static str> {
         let [dw3, dw2, dw1, dw0] = hdr;
         if (dw0 >> 24) & 0x1f != 0 || dw0 >> 31 != 0 {

@@ -12,7 +12,7 @@ use crate::run_cmd::Setting;
 
 /// Runs a command in a container that runs.
 ///
-/// It has the container's namespaces, control group, rights and environment. Exits with the command's status (128 + n if
+/// The command has the container's namespaces, control group, rights and environment. Exits with the command's status (128 + n if
 /// signal n ended it), or 125 if it could not be started.
 #[derive(Debug, clap::Args)]
 pub struct ExecArgs {

@@ -1,7 +1,7 @@
 //! Signals an eventfd that another party holds, without a write to it.
 //!
-//! That party shares the eventfd's description: its counter and its status flags. A write blocks where the counter is full and
-//! `O_NONBLOCK` is clear. The other can cause that between any check and the write. No flag of a write prevents it: an eventfd has
+//! The other party shares the eventfd's description: its counter and its status flags. A write blocks where the counter is full and
+//! `O_NONBLOCK` is clear. The party can cause that between any check and the write. No flag of a write prevents it: an eventfd has
 //! `RWF_NOWAIT` for reads alone.
 //!
 //! The kernel itself signals an eventfd without ever blocking: a counter that is full stays full. The signal comes when an asynchronous

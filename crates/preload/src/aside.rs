@@ -1,18 +1,17 @@
 //! Leaving the fabric: a connection that both ends have taken up goes on in the kernel's connection beside it, at any
 //! time, in both directions and without loss.
 //!
-//! Who leaves says so to the driver ([`pd_client::core::Socket::step_aside`]): what it sends on the fabric has an end from then on,
-//! and its peer hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the
-//! kernel's connection, and after it what it sends from now on. Who receives reads the fabric's stream to its end, takes the
-//! mark off the kernel's, and goes on there. The mark is more than a boundary: it makes the kernel's socket readable, so that
-//! whoever waits there in ways that the library cannot see comes and reads what lies on the fabric. Where nobody does, the side that
+//! The side that leaves tells the driver ([`pd_client::core::Socket::step_aside`]), which ends its stream on the fabric. The peer
+//! hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the kernel's
+//! connection, and all later bytes behind the mark. The receiver reads the fabric's stream to its end, takes the mark off the
+//! kernel's, and goes on there. The mark is more than a boundary: it makes the kernel's socket readable, so that a thread that
+//! waits there in ways that the library cannot see comes and reads what lies on the fabric. Where no thread does, the side that
 //! follows sends none ([`leaving`]).
 //!
-//! What the driver says when it has told the peer is up to where bytes still come that the peer had sent before it could
-//! know. So whoever has left and finds nothing waits for those, and answers `EAGAIN` only when everything later comes by the
-//! kernel, mark first.
+//! The driver's answer says up to where bytes still come that the peer had sent before it could know. A side that has left waits
+//! for those, and answers `EAGAIN` only when everything later comes by the kernel, mark first.
 //!
-//! Here is how far a connection is; the steps are in the files of this room.
+//! This file holds the progress of a connection; the steps are in the files of this folder.
 pub(crate) mod ending;
 pub(crate) mod leaving;
 mod mark;

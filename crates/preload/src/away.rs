@@ -1,10 +1,10 @@
 //! Connections that small talk took into the kernel ([`crate::gain`]), and that come back when they carry bulk.
 //!
-//! As long as one is away its calls are the kernel's, and are counted: both libraries know how far the kernel's two streams are. Each
+//! While a connection is away its calls are the kernel's, and are counted: both libraries know how far the kernel's two streams are. Each
 //! sees for itself that the connection carries bulk. Then the side that has connected *offers* a new twin, which the other one
 //! *claims*; until that the offer changes nothing. From then on each side looks at both ([`crate::back`]).
 //!
-//! It comes back only where no call of another thread on it is under way in the kernel, and each time takes twice as much bulk. A process
+//! A connection comes back only where no call of another thread on it is under way in the kernel, and each time takes twice as much bulk. A process
 //! that forks, hands the connection on or asks for what only the kernel has leaves it there for good.
 pub(crate) mod calls;
 mod returning;

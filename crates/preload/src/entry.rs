@@ -1,4 +1,4 @@
-//! What a descriptor stands for: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
+//! Objects behind descriptors: a TCP socket, an epoll instance or a pipe. Descriptors made by `dup` share an
 //! entry, as they share the kernel's open file.
 pub(crate) mod listener;
 

@@ -12,8 +12,8 @@
 //! the kernel's reaches a program before tokens are taken out of it. Each instance has its own: one of another process,
 //! which has the same instance after a fork or by a message, is told apart, and left to that process.
 //!
-//! What the fabric needs to wake a thread from the kernel are descriptors. While there are none a wait sleeps for a
-//! moment at a time, and looks.
+//! The fabric needs descriptors to wake a thread from the kernel. While there are none a wait sleeps for a moment at a
+//! time, and looks.
 pub(crate) mod carrying;
 pub(crate) mod instances;
 pub(crate) mod registering;
@@ -33,9 +33,9 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// The upper half of every token: no pointer, and no small number.
 const TOKEN: u64 = 0xfdfa_b81c << 32;
-/// So often a thread is told that there is something on the fabric now.
+/// Most times that a thread is told that there is something on the fabric now.
 const POKES_MAX: u32 = 200;
-/// Instances that were sent in messages and closed then, of which so many are remembered: they may come back.
+/// Most instances remembered that were sent in messages and closed then: they may come back.
 const SENT_MAX: usize = 16;
 
 /// Instances without a number, which may be in a message.
@@ -46,9 +46,9 @@ pub(crate) struct EpollSet {
     fabric: Arc<Epoll>,
     token: u64,
     members: Mutex<HashMap<c_int, Arc<Entry>>>,
-    /// It has, or had, members.
+    /// Set once the instance has had members.
     active: AtomicBool,
-    /// The fabric's descriptor is in the kernel's instance.
+    /// Set while the fabric's descriptor is in the kernel's instance.
     hosted: AtomicBool,
     /// The instance's own descriptor is waited for somewhere: it has to be right all the time.
     exposed: Mutex<Option<Armed>>,
@@ -58,10 +58,10 @@ pub(crate) struct EpollSet {
     waiter: AtomicUsize,
     /// Threads that sleep in the kernel's instance as if there was nothing on the fabric.
     unaware: AtomicU32,
-    /// What was taken for instances of their own, and is this one; threads may still sleep on them.
+    /// Entries that were taken for other instances, and are this one. Threads may still sleep on them.
     renamed: Mutex<Vec<Weak<Entry>>>,
     is_renamed: AtomicBool,
-    /// Somebody may have it in a message.
+    /// Set once the instance may be in a message.
     sent: AtomicBool,
     /// Of a forked child, or of another image: its members are still the parent's.
     inherited: AtomicBool,
@@ -241,7 +241,7 @@ impl EpollSet {
         self.fabric.arm_exactly().ok()
     }
 
-    /// What is wanted of a member has changed: the instance's own descriptor has to be right.
+    /// Handles a change of what is wanted of a member: the instance's own descriptor has to be right.
     fn expose_again(&self) {
         if self.is_exposed.load(Ordering::Acquire) {
             let mut exposed = lock(&self.exposed);

@@ -8,7 +8,7 @@ use pd_client::core::{interruptible, Epoll, Kept, Socket, SET_BYTES};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a wait sleeps that nothing on the fabric can end.
+/// Longest sleep of a wait that nothing on the fabric can end.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// `ppoll` for a time; a signal ends it whichever instant it comes.

@@ -57,7 +57,7 @@ impl Shelf {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let own = openat(&self.writable, ".", flags, Mode::RUSR | Mode::WUSR)?;
         ftruncate(&own, bytes as u64)?;
-        // It needs a name for as long as it is opened by the other mount.
+        // The file needs a name until it is opened by the other mount.
         let name = self.named.fetch_add(1, Ordering::Relaxed).to_string();
         crate::procfs::at(&format!("self/fd/{}", own.as_raw_fd()), |folder, path| {
             linkat(folder, path, &self.writable, &name, AtFlags::SYMLINK_FOLLOW)
@@ -73,7 +73,7 @@ fn mount(pages: Pages) -> Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) } != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::PERM));
     }
-    // What is mounted here is mounted nowhere else.
+    // Mounts made here are nowhere else.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
     let system = match pages {
         Pages::Ordinary => fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?,

@@ -23,7 +23,7 @@ pub struct PeerArgs {
     /// Directory that both peers share.
     #[arg(long)]
     pub dir: PathBuf,
-    /// How the peer waits
+    /// Way in which the peer waits
     #[arg(long, value_enum, default_value = "shipped")]
     pub waiting: Waiting,
 }

@@ -207,7 +207,7 @@ impl Book {
                 sent -= unsure;
             }
             if let Some(left_at) = left_at.filter(|_| is_excused) {
-                // It died before the driver read that it leaves.
+                // The process died before the driver read that it leaves.
                 sent = left_at;
             }
             if self.hangs_up && (!is_over || arriving.received < sent) {

@@ -1,7 +1,7 @@
-//! States of drivers, changed on their way to another driver by whoever wants to harm it.
+//! States of drivers, changed on their way to another driver by an attacker.
 //!
 //! A program has a seed and a number of steps, for a run that makes a state, and then changes. Another driver gets the changed state.
-//! It refuses it, or goes on: then no agent panics, and no more is held than there is. Clients do not go on, since their
+//! That driver refuses the state, or goes on: then no agent panics, and no more is held than there is. Clients do not go on, since their
 //! streams may be broken.
 use super::kernel;
 use super::world::World;

@@ -298,7 +298,7 @@ impl Agent {
                 _ => {
                     self.links.pairs[index].path = LinkPath::Recalled;
                     self.set_link(receiver, number, LinkPath::Recalled);
-                    // It looks at what was given back before the receiver knew.
+                    // The sender looks at what was given back before the receiver knew.
                     self.pipes[sender].iter().for_each(|slot| slot.end.wake());
                 }
             }

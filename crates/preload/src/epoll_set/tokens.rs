@@ -60,7 +60,7 @@ fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves 
         return Leaves::InBoth(epoll_event { events: told, u64: data }, name(fd));
     }
     if wanted & ONCE != 0 {
-        // It has told nothing yet.
+        // The registration has told nothing yet.
         if let Some(epoll) = instance.any_fd() {
             in_kernel_too(epoll, libc::EPOLL_CTL_MOD, fd, wanted);
         }

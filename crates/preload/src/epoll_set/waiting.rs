@@ -299,8 +299,8 @@ fn wait_for(
     }
 }
 
-/// A thread is about to sleep in the kernel's instance as if there was nothing on the fabric; to be given to [`aware`].
-/// It has no destructor, for the thread may be cancelled.
+/// Notes that a thread is about to sleep in the kernel's instance as if there was nothing on the fabric. Returns a pointer for
+/// [`aware`]. The pointer has no destructor, for the thread may be cancelled.
 pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
     let _inside = Inside::enter();
     let entry = table::epoll(epoll)?;

@@ -33,7 +33,7 @@ extern "C" {
     fn fwrite_unlocked(bytes: *const c_void, size: size_t, count: size_t, stream: *mut FILE) -> size_t;
 }
 
-/// How a stream of glibc's begins, which is part of its interface (`bits/types/struct_FILE.h`).
+/// Beginning of glibc's streams, which is part of its interface (`bits/types/struct_FILE.h`).
 #[repr(C)]
 struct Beginning {
     flags: c_int,
@@ -53,7 +53,7 @@ const _: () = assert!(offset_of!(Beginning, fileno) == 0x70 && offset_of!(Beginn
 /// Words that a stream needs for wide characters; glibc's `struct _IO_wide_data` is smaller.
 const WIDE_WORDS: usize = 128;
 
-/// That of streams that have none. glibc's own mark for these is no address, and functions for wide characters look there.
+/// Words for streams that have none. glibc's own mark for these is no address, and functions for wide characters look there.
 static NO_WIDE: [u64; WIDE_WORDS] = [0; WIDE_WORDS];
 
 /// Flag of a stream without a buffer.

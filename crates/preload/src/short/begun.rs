@@ -28,17 +28,17 @@ static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held by the thread that waits for answers. A thread that comes meanwhile finds all of them settled.
 static SETTLING: Mutex<()> = Mutex::new(());
-/// The thread that holds it: a signal handler of its own does not wait for it.
+/// The thread that holds [`SETTLING`]: a signal handler of its own does not wait for it.
 static SETTLER: AtomicUsize = AtomicUsize::new(0);
 static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
 
-/// Returns whether somebody took a connection of this kind at `to`, and nobody was refused since.
+/// Tells whether a connection of this kind was taken at `to`, and none was refused since.
 pub(super) fn has_found(to: SocketAddr) -> bool {
     let found = FOUND.read().unwrap_or_else(PoisonError::into_inner);
     found.as_ref().is_some_and(|found| found.contains(&to))
 }
 
-/// Somebody does.
+/// Records that a connection of this kind was taken at `to`.
 pub(super) fn found(to: SocketAddr) {
     if has_found(to) {
         return;
@@ -56,7 +56,7 @@ fn lost(to: SocketAddr) {
     found.as_mut().map(|found| found.remove(&to));
 }
 
-/// One was begun.
+/// Adds a connection that was begun.
 pub(super) fn add(entry: &Arc<Entry>) {
     let full = {
         let mut begun = lock(&BEGUN);
