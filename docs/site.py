@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The documents as a site, and the checks that hold them together.
 
-    docs/site.py check              every relative link resolves, docs/README.md names every document and begins no two rows of a
+    docs/site.py check              links and paths of sources lead somewhere, docs/README.md names every document and begins no two rows of a
                                     section with the same, a document has at most BYTES_MAX bytes, and a page of docs/design ends
                                     with its decisions, each with because, instead of and price; a promise is marked (long) if a test of
                                     it is ignored by default
@@ -80,6 +80,9 @@ def check():
                 wrong.append(f"{name}: no such file: {link}")
             elif anchor and target.suffix == ".md" and anchor not in anchors(target):
                 wrong.append(f"{name}: no such heading: {link}")
+        for path in re.findall(r"`((?:crates|tests|apps)/[\w./-]+\.(?:rs|c|py))\b", page.read_text()):
+            if not (ROOT / path).exists():
+                wrong.append(f"{name}: no such path: {path}")
         if page.is_relative_to(ROOT / "docs") and page != CONTENTS and page not in named:
             wrong.append(f"{name}: not named in docs/README.md")
     for section in re.split(r"^## +", CONTENTS.read_text(), flags=re.M)[1:]:
