@@ -29,6 +29,8 @@ mod pointers;
 mod ports;
 #[path = "preload/reasons.rs"]
 mod reasons;
+#[path = "preload/requests.rs"]
+mod requests;
 #[path = "preload/scarce.rs"]
 mod scarce;
 #[path = "preload/short.rs"]

@@ -23,11 +23,12 @@
 //! 5. Steps of one connection: where it is waited for, its end, taking it over, leaving, coming back; then the calls on it (`ending`,
 //!    `epoll_set::standing`, `short::begun`, `short::reuse`, and the files within `aside`, `unclaimed`, `unseen` and `twin`).
 //! 6. What is done by number: registering, finding, connecting, accepting, closing (`lookup`, `connect`, `accepting`, `closing`, and
-//!    the other files within `epoll_set`, `away`, `short` and `unix`).
+//!    the other files within `epoll_set`, `away`, `short` and `unix`), and queues of requests (`aio`).
 //! 7. The hooks, and the start.
 
 mod accepting;
 mod address;
+mod aio;
 mod aside;
 mod away;
 mod back;

@@ -1,8 +1,8 @@
 //! The functions behind the hooks: the next ones of their names in the order of the dynamic linker, behind the loader.
 //! Looked up once each. One that this system does not have fails with `ENOSYS`.
 use libc::{
-    c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec, timeval,
+    aiocb, c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigevent, sigset_t,
+    size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -125,6 +125,20 @@ next! {
     _Fork() -> libc::pid_t;
     clone(run: Option<unsafe extern "C-unwind" fn(*mut c_void) -> c_int>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut libc::pid_t, thread: *mut c_void, child: *mut libc::pid_t) -> c_int;
     prctl(option: c_int, a: libc::c_ulong, b: libc::c_ulong, c: libc::c_ulong, d: libc::c_ulong) -> c_int;
+    aio_read(block: *mut aiocb) -> c_int;
+    aio_read64(block: *mut aiocb) -> c_int;
+    aio_write(block: *mut aiocb) -> c_int;
+    aio_write64(block: *mut aiocb) -> c_int;
+    aio_fsync(kind: c_int, block: *mut aiocb) -> c_int;
+    aio_fsync64(kind: c_int, block: *mut aiocb) -> c_int;
+    aio_error(block: *const aiocb) -> c_int;
+    aio_error64(block: *const aiocb) -> c_int;
+    aio_suspend(list: *const *const aiocb, count: c_int, timeout: *const timespec) -> c_int;
+    aio_suspend64(list: *const *const aiocb, count: c_int, timeout: *const timespec) -> c_int;
+    aio_cancel(fd: c_int, block: *mut aiocb) -> c_int;
+    aio_cancel64(fd: c_int, block: *mut aiocb) -> c_int;
+    lio_listio(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int;
+    lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int;
     chroot(path: *const c_char) -> c_int;
     setuid(user: libc::uid_t) -> c_int;
     seteuid(user: libc::uid_t) -> c_int;

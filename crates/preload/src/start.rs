@@ -6,7 +6,8 @@ use crate::pipe::numbers;
 use crate::short::passing;
 use crate::unclaimed::settling;
 use crate::{
-    call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short, table,
+    aio, call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short,
+    table,
 };
 use libc::c_int;
 use pd_client::core::setting;
@@ -165,6 +166,7 @@ extern "C" fn in_child() {
         shared::in_child();
         table::set_process();
         settling::forget();
+        aio::forget();
         passing::forget();
         instances::forget_all();
         let mut made: HashMap<*const Entry, Arc<Entry>> = HashMap::new();

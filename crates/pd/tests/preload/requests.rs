@@ -1,0 +1,15 @@
+//! Requests that the program makes and hears of later: POSIX aio.
+
+use super::{Site, PORT};
+
+#[test]
+fn requests_of_posix_aio_answer_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(221);
+    let program = site.compiled("aio", &[]);
+    let (program, ip) = (program.as_str(), site.address(2));
+    let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
+    site.compare(&server, &client);
+    // Such connections stay with their process.
+    let short = ["env", "PD_PRELOAD=short"];
+    site.compare(&[&short[..], &server].concat(), &[&short[..], &client, &["alone"]].concat());
+}
