@@ -73,7 +73,7 @@ ELLIPSIS(dprintf, vdprintf, 2, rdx)
 ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, rcx)
 #undef ELLIPSIS
 
-enum { PD_WRITE = 1, PD_OPEN = 2, PD_CLOSE = 3, PD_MPROTECT = 10, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108 };
+enum { PD_WRITE = 1, PD_OPEN = 2, PD_CLOSE = 3, PD_MPROTECT = 10, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108, PD_IO_SUBMIT = 209 };
 enum { PD_ABSOLUTE = R_X86_64_64, PD_DATA = R_X86_64_GLOB_DAT, PD_JUMP = R_X86_64_JUMP_SLOT };
 
 static long pd_call(long number, long a, long b, long c) {
@@ -179,7 +179,7 @@ ELLIPSIS(dprintf, vdprintf, 2, x2)
 ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, x3)
 #undef ELLIPSIS
 
-enum { PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177, PD_MPROTECT = 226 };
+enum { PD_IO_SUBMIT = 2, PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177, PD_MPROTECT = 226 };
 enum { PD_ABSOLUTE = R_AARCH64_ABS64, PD_DATA = R_AARCH64_GLOB_DAT, PD_JUMP = R_AARCH64_JUMP_SLOT };
 
 static long pd_call4(long number, long a, long b, long c, long d) {

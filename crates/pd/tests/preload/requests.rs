@@ -13,3 +13,18 @@ fn requests_of_posix_aio_answer_the_same_whatever_carries_the_bytes() {
     let short = ["env", "PD_PRELOAD=short"];
     site.compare(&[&short[..], &server].concat(), &[&short[..], &client, &["alone"]].concat());
 }
+
+/// Connections leave the fabric for such requests. Short ones cannot; only waits for their readiness are refused.
+#[test]
+fn requests_of_the_kernels_answer_the_same_whatever_carries_the_bytes() {
+    let site = Site::new(222);
+    let program = site.compiled("submit", &[]);
+    let (program, ip) = (program.as_str(), site.address(2));
+    let (server, client) = ([program, "server", PORT], [program, "client", &ip, PORT]);
+    site.compare_moving(&server, &client);
+    let short = ["env", "PD_PRELOAD=short"];
+    let client = [&short[..], &client, &["moving"]].concat();
+    site.compare_moving(&[&short[..], &server].concat(), &client);
+    let reason = "waits where the library does not see it";
+    assert!(std::fs::read_to_string(site.log()).unwrap().contains(reason));
+}

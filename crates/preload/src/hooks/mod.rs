@@ -16,6 +16,7 @@ pub(crate) mod signal;
 pub(crate) mod socket;
 mod splice;
 pub(crate) mod stdio;
+mod submit;
 mod syscall;
 
 /// Defines hooks: exported under their names.

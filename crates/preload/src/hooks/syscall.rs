@@ -2,6 +2,7 @@
 //! descriptor it does for the call of the same name.
 use super::{
     descriptor, epoll, fork, hooks, limit, move_data, names, poll, receive, sandbox, send, socket, splice,
+    submit,
 };
 use crate::call::set_errno;
 use crate::{reach, real, start, table};
@@ -20,14 +21,17 @@ hooks! {
         if let Some(done) = done {
             return done;
         }
-        let result = fork::by_system_call(number, arguments)
-            .unwrap_or_else(|| real::system_call(number, arguments));
-        if (-4095..0).contains(&result) {
-            set_errno(-result as c_int);
-            return -1;
-        }
-        result as c_long
+        checked(fork::by_system_call(number, arguments).unwrap_or_else(|| real::system_call(number, arguments)))
     }
+}
+
+/// Sets errno as the C library does after a system call.
+fn checked(result: isize) -> c_long {
+    if (-4095..0).contains(&result) {
+        set_errno(-result as c_int);
+        return -1;
+    }
+    result as c_long
 }
 
 /// Calls that make a descriptor, change what a number stands for, or are about one that the table does not know of.
@@ -77,6 +81,7 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
                 start::pd_preload_leaving();
                 return None;
             }
+            libc::SYS_io_submit => return Some(checked(submit::submit(a as _, b as _, c as _))),
             libc::SYS_sendfile => return Some(move_data::sendfile(fd, b as c_int, c as _, d) as c_long),
             _ => return None,
         }

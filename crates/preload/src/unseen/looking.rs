@@ -66,12 +66,15 @@ fn finds(fds: &[c_int], suffices: impl Fn(c_int) -> bool) -> bool {
     let took = now_ns().saturating_sub(now);
     SPENT_NS.fetch_add(took, Ordering::Relaxed);
     NEXT_NS.store(now + took * PART, Ordering::Relaxed);
-    if let Some(what) = found {
-        if !FOUND.swap(true, Ordering::Relaxed) {
-            note!("connections of this process are the kernel's from now on: it waits by {what}");
-        }
-    }
+    found.into_iter().for_each(is_told);
     found.is_some()
+}
+
+/// The process waits by something that the library does not see.
+pub(crate) fn is_told(what: &'static str) {
+    if !FOUND.swap(true, Ordering::Relaxed) {
+        note!("connections of this process are the kernel's from now on: it waits by {what}");
+    }
 }
 
 /// Returns what may wait, unseen by the library, for one of the numbers, or for `any`.
