@@ -1,13 +1,14 @@
-//! Locks in the kernel's file of a socket: one between processes that share it, and a mark that it has a twin.
+//! Locks in the kernel's file of a socket: one between processes that share it, a mark that it has a twin, and a note of another process.
 //!
 //! A process that gets a socket and has no room to attach cannot ask the driver whether there is a twin. The mark tells. It stays in the open
 //! file, whichever process has that, until the connection is the kernel's.
 use crate::real;
 use libc::{c_int, off_t};
 
-/// Bytes of the file that the two lie on.
+/// Bytes of the file that these lie on.
 const LOCK_AT: off_t = 0;
 const MARK_AT: off_t = 1;
+const PASSED_AT: off_t = 2;
 
 /// Makes or ends a lock on a byte of the file, or asks for one.
 fn control(fd: c_int, command: c_int, kind: c_int, at: off_t) -> (c_int, c_int) {
@@ -35,6 +36,16 @@ pub(crate) fn unmark(fd: c_int) {
 pub(crate) fn is_marked(fd: c_int) -> bool {
     // A process's lock conflicts with one of the open file, also of a file of its own.
     control(fd, libc::F_GETLK, libc::F_WRLCK, MARK_AT) == (0, libc::F_WRLCK)
+}
+
+/// Notes in the file of a socket that another process has it, of whom this one need not know.
+pub(crate) fn note_passed(fd: c_int) {
+    control(fd, libc::F_OFD_SETLK, libc::F_WRLCK, PASSED_AT);
+}
+
+/// Tells whether that is noted.
+pub(crate) fn is_passed(fd: c_int) -> bool {
+    control(fd, libc::F_GETLK, libc::F_WRLCK, PASSED_AT) == (0, libc::F_WRLCK)
 }
 
 /// A lock between processes that share a descriptor, which ends with its holder.

@@ -1,7 +1,7 @@
 //! Descriptors that come from another image or process, at the start or in a message: marks those that may have twins.
 use crate::ending::is_new;
 use crate::epoll_set::instances;
-use crate::file_lock::is_marked;
+use crate::file_lock::{self, is_marked};
 use crate::{call, closed, table};
 use libc::c_int;
 
@@ -39,6 +39,14 @@ pub(crate) fn received(fd: c_int) {
         }
         Some(NO_FILE) => call::aside(|| instances::received(fd)),
         _ => {}
+    }
+}
+
+/// The process has taken a descriptor from another one, which is not told. That one leaves a connection in the kernel where it is.
+pub(crate) fn taken(fd: c_int) {
+    received(fd);
+    if table::look(fd) == table::INHERITED && !closed::is_closed() {
+        call::aside(|| file_lock::note_passed(fd));
     }
 }
 

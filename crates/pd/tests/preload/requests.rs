@@ -28,3 +28,12 @@ fn requests_of_the_kernels_answer_the_same_whatever_carries_the_bytes() {
     let reason = "waits where the library does not see it";
     assert!(std::fs::read_to_string(site.log()).unwrap().contains(reason));
 }
+
+#[test]
+fn a_process_takes_a_connection_from_another_one_whatever_carries_the_bytes() {
+    let site = Site::new(223);
+    let (server, client) = (site.compiled("submit", &[]), site.compiled("getfd", &[]));
+    for way in ["function", "syscall"] {
+        site.compare_moving(&[&server, "server", PORT], &[&client, &site.address(2), PORT, way]);
+    }
+}

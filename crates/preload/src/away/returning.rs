@@ -7,7 +7,7 @@ use crate::epoll_set::registering;
 use crate::fallback_cache::now_ns;
 use crate::log::note;
 use crate::twin::Twin;
-use crate::{fabric, table};
+use crate::{fabric, file_lock, table};
 use libc::c_int;
 use pd_client::core::Socket;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ pub(super) fn look(away: &Away, fd: c_int, entry: &Arc<Entry>) {
         return;
     }
     let single = lock(&socket.watchers).iter().any(|watcher| watcher.event.0 & SINGLE != 0);
-    if !away.finds_bulk(&mut look) || single {
+    if !away.finds_bulk(&mut look) || single || file_lock::is_passed(fd) {
         return;
     }
     if let Some(place) = away.towards {

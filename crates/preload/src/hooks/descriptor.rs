@@ -8,7 +8,7 @@ use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{lookup, reach, real, table};
+use crate::{inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
@@ -181,6 +181,18 @@ hooks! {
             },
             plain,
         )
+    }
+
+    fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
+        let arguments = [process as usize, fd as usize, flags as usize, 0, 0, 0];
+        // A C library that has no such function has no caller of it either.
+        let new = real::system_call(libc::SYS_pidfd_getfd, arguments);
+        if new < 0 {
+            set_errno(-new as c_int);
+            return -1;
+        }
+        inherited::taken(new as c_int);
+        new as c_int
     }
 
     // glibc has some functions by a second name, too.

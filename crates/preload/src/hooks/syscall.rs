@@ -82,6 +82,7 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
                 return None;
             }
             libc::SYS_io_submit => return Some(checked(submit::submit(a as _, b as _, c as _))),
+            libc::SYS_pidfd_getfd => descriptor::pidfd_getfd(fd, b as c_int, c as _),
             libc::SYS_sendfile => return Some(move_data::sendfile(fd, b as c_int, c as _, d) as c_long),
             _ => return None,
         }
