@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 mod aside;
 #[path = "preload/calls.rs"]
 mod calls;
+#[path = "preload/endings.rs"]
+mod endings;
 #[path = "preload/epoll.rs"]
 mod epoll;
 #[path = "preload/files.rs"]

@@ -183,13 +183,12 @@ unsafe fn connect_connected(
     if twin.names.is_some() {
         // SAFETY: the caller's promise.
         let family = unsafe { address::family(address, len) };
-        return connecting::connect_again(fd, entry, twin, family);
+        return connecting::connect_again(entry, twin, family);
     }
     // SAFETY: the caller's promise.
     let result = checked(outside(|| unsafe { real::connect(fd, address, len) }))?;
     if address::peer(fd).is_none() {
-        ending::release(fd);
-        lookup::adopt(fd, None);
+        ending::undo(entry);
     }
     Ok(result)
 }

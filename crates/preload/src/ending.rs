@@ -1,9 +1,11 @@
 //! The end of a number that is closed, and with the last one of what it stood for.
-use crate::entry::{Entry, State, Thing};
+use crate::call::lock;
+use crate::entry::{self, Entry, State, Thing};
 use crate::epoll_set::standing;
 use crate::table;
 use libc::c_int;
-use pd_client::core::Inside;
+use pd_client::core::{Inside, KernelReason};
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// A number is closed; with the last one the thing ends for this process. The kernel's is closed
@@ -27,6 +29,25 @@ pub(crate) fn drop_fd(entry: &Arc<Entry>, fd: c_int) {
             }
         }
     }
+}
+
+/// The program has undone a connection, which is reset. All numbers are those of a socket that is not connected; it stays in its epoll
+/// instances, in the kernel.
+pub(crate) fn undo(entry: &Arc<Entry>) {
+    let (Some(socket), Some(twin)) = (entry.socket(), entry.twin()) else { return };
+    let watchers = lock(&socket.watchers).clone();
+    standing::move_back(entry);
+    let fresh = entry::make(None);
+    if let Some(fresh) = fresh.socket() {
+        fresh.facts.set_nonblocking(twin.nonblocking.load(Ordering::Relaxed));
+        *lock(&fresh.watchers) = watchers;
+        if twin.towards.is_none() && twin.names.is_none() {
+            // The driver knows the socket as one that was accepted.
+            fresh.make_unfit(KernelReason::Refused);
+        }
+    }
+    table::hand_to(entry, &fresh);
+    twin.undo();
 }
 
 /// The number is closed already: another descriptor has it, or had it when it was closed.

@@ -347,6 +347,12 @@ impl Twin {
         }
     }
 
+    /// The program has undone the connection: the peer reads what was sent, and then of a reset.
+    pub(crate) fn undo(&self) {
+        self.resets.store(true, Ordering::Relaxed);
+        self.close();
+    }
+
     /// Of TCP: reset, so that it has no peer any more.
     pub(crate) fn is_gone(&self) -> bool {
         // The kernel knows when both directions have ended, where it has the connection.

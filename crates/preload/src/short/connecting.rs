@@ -10,7 +10,7 @@ use crate::log::note;
 use crate::lookup::attach_twin;
 use crate::sleep::sleep_on;
 use crate::twin::{fit_buffers, Twin};
-use crate::{address, ending, fabric, lookup, real, table};
+use crate::{address, ending, fabric, real, table};
 use libc::c_int;
 use pd_client::core::Socket;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -143,13 +143,12 @@ fn connect_with_room(local: SocketAddr, to: SocketAddr, limit_ns: Option<u64>) -
 }
 
 /// `connect` on such a connection: an error, unless it undoes the connection.
-pub(crate) fn connect_again(fd: c_int, entry: &Arc<Entry>, twin: &Twin, family: c_int) -> Outcome<c_int> {
+pub(crate) fn connect_again(entry: &Arc<Entry>, twin: &Twin, family: c_int) -> Outcome<c_int> {
     settle(entry);
     let names = twin.names.as_ref().filter(|_| !twin.is_abandoned()).ok_or(Failure::Plain)?;
     if family == libc::AF_UNSPEC {
         renew(entry);
-        ending::release(fd);
-        lookup::adopt(fd, None);
+        ending::undo(entry);
         return Ok(0);
     }
     if names.connecting.swap(false, Ordering::Relaxed) {
