@@ -53,6 +53,7 @@ mod inherited;
 mod local;
 mod log;
 mod lookup;
+mod outliving;
 mod pipe;
 mod port;
 mod reach;

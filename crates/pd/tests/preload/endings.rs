@@ -24,3 +24,8 @@ fn compare_alone(third: u8, name: &str, connections_min: u64, also_short: bool) 
 fn connections_that_are_undone_are_reset_and_their_sockets_used_again() {
     compare_alone(224, "undo", 20, false);
 }
+
+#[test]
+fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
+    compare_alone(225, "outlives", 40, true);
+}
