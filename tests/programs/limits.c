@@ -1,9 +1,10 @@
-// A program that has used up its memory or its descriptors: `limits KIND STEP`. KIND: memory (`RLIMIT_AS`), soft or hard
-// (`RLIMIT_NOFILE`). STEP: the step before which the limit is set. Both ends are in this process. Prints the result of each call,
-// which does not depend on the transport of the bytes.
+// A program that has used up its memory or its descriptors: `limits KIND STEP`. KIND: memory (`RLIMIT_AS`), locked (`RLIMIT_MEMLOCK`,
+// with all memory locked that is mapped later), soft or hard (`RLIMIT_NOFILE`). STEP: the step before which the limit is set. Both ends
+// are in this process. Prints the result of each call, which does not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <linux/capability.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -11,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -37,7 +40,20 @@ static void limit(int resource, rlim_t soft, int hard) {
 
 static void *volatile kept;
 
+// Locked memory has no limit for who has the capability.
+static void lock_memory(void) {
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct rights[2];
+    if (syscall(SYS_capget, &header, rights)) _exit(3);
+    rights[0].effective &= ~(1u << CAP_IPC_LOCK);
+    if (syscall(SYS_capset, &header, rights)) _exit(3);
+    limit(RLIMIT_MEMLOCK, 64 << 10, 0);
+    result("mlockall", mlockall(MCL_FUTURE));
+    if (mmap(NULL, 1 << 20, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED) _exit(3);
+}
+
 static void use_up(void) {
+    if (!strcmp(kind, "locked")) return lock_memory();
     if (strcmp(kind, "memory")) {
         int next = dup(0);
         close(next);

@@ -36,6 +36,9 @@ static LIMIT_USES_LEFT: AtomicU32 = AtomicU32::new(0);
 /// The address space is limited.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
+/// What the process maps is locked.
+static LOCKS: AtomicBool = AtomicBool::new(false);
+
 /// Start and length of the rest of the reserve.
 static RESERVE_AT: AtomicUsize = AtomicUsize::new(0);
 static RESERVE_LEFT: AtomicUsize = AtomicUsize::new(0);
@@ -120,8 +123,11 @@ impl Blocks {
 }
 
 fn map(bytes: usize) -> *mut u8 {
-    let (protection, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    map_for(bytes, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+fn map_for(bytes: usize, protection: libc::c_int) -> *mut u8 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping, wherever the kernel likes.
     let at = unsafe {
         real::system_call(libc::SYS_mmap, [0, bytes, protection as usize, flags as usize, usize::MAX, 0])
@@ -155,15 +161,16 @@ fn from_reserve(bytes: usize) -> *mut u8 {
     }
 }
 
-/// Returns whether the kernel has no memory for the process, as at the last time that it was asked; or, where address space is limited, none for
-/// the rings of a connection.
+/// Returns whether the kernel has no memory for the process, as at the last time that it was asked; or, where address space or locked memory is
+/// limited, none for the rings of a connection.
 pub(crate) fn is_low() -> bool {
     let limited = has_limit();
     if !limited && !LOW.load(Ordering::Relaxed) {
         return false;
     }
     let bytes = if limited { RINGS_BYTES } else { PIECE_BYTES };
-    let at = map(bytes);
+    // Memory that is locked is there from the start, unless nobody may use it.
+    let at = map_for(bytes, libc::PROT_NONE);
     LOW.store(at.is_null(), Ordering::Relaxed);
     if !at.is_null() {
         // SAFETY: mapped just now.
@@ -187,7 +194,16 @@ fn has_limit() -> bool {
     LIMITED.load(Ordering::Relaxed)
 }
 
+/// The process locks what it maps from now on (`MCL_FUTURE`), or does not. That counts against `RLIMIT_MEMLOCK`.
+pub(crate) fn locks(future: bool) {
+    LOCKS.store(future, Ordering::Relaxed);
+    forget_limit();
+}
+
 fn is_limited() -> bool {
+    if LOCKS.load(Ordering::Relaxed) {
+        return true;
+    }
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: 0 };
     // SAFETY: room for a limit.
     unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) == 0 && limit.rlim_cur != libc::RLIM_INFINITY }

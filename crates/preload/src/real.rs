@@ -122,6 +122,8 @@ next! {
     setrlimit64(resource: libc::c_uint, limit: *const libc::rlimit) -> c_int;
     prlimit(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
     prlimit64(process: libc::pid_t, resource: libc::c_uint, new: *const libc::rlimit, old: *mut libc::rlimit) -> c_int;
+    mlockall(flags: c_int) -> c_int;
+    munlockall() -> c_int;
     _Fork() -> libc::pid_t;
     clone(run: Option<unsafe extern "C-unwind" fn(*mut c_void) -> c_int>, stack: *mut c_void, flags: c_int, argument: *mut c_void, parent: *mut libc::pid_t, thread: *mut c_void, child: *mut libc::pid_t) -> c_int;
     prctl(option: c_int, a: libc::c_ulong, b: libc::c_ulong, c: libc::c_ulong, d: libc::c_ulong) -> c_int;

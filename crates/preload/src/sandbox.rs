@@ -30,6 +30,23 @@ pub(crate) fn before() {
     });
 }
 
+/// The program is about to lock all memory that is mapped later, and may lock hardly any. Nothing that comes needs memory of the library's
+/// afterwards.
+#[cold]
+pub(crate) fn before_loss_of_memory() {
+    if !table::enabled() || closed::is_closed() {
+        return;
+    }
+    call::aside(|| {
+        for_each_twin(|entry, twin| {
+            if leaving::leave(entry, twin, KernelReason::NoMemory) {
+                receiving::await_owed(entry, twin);
+            }
+        });
+        (0..table::end()).for_each(crate::away::calls::stays);
+    });
+}
+
 /// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
 /// what it has from its parent. A process that is attached needs the socket no more: some change their user for each request.
 pub(crate) fn before_loss_of_reach() {

@@ -8,6 +8,16 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+/// The error of a mapping. Where a process locks what it maps (`MCL_FUTURE`) the kernel says `EAGAIN` beyond `RLIMIT_MEMLOCK`: to callers it is
+/// a lack of memory, not a reason to wait.
+fn as_lack(error: Errno) -> Errno {
+    if error == Errno::AGAIN {
+        Errno::NOMEM
+    } else {
+        error
+    }
+}
+
 /// A party's right to a region's bytes.
 pub trait Access: Copy + std::fmt::Debug + Send + Sync + 'static {
     /// Returns the protection of the mapping.
@@ -268,7 +278,8 @@ impl<A: Access> Region<A> {
                 reserved,
                 ProtFlags::empty(),
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )?
+            )
+            .map_err(as_lack)?
         };
         let start = (area as usize).next_multiple_of(page_bytes);
         let before = start - area as usize;
@@ -285,7 +296,7 @@ impl<A: Access> Region<A> {
         unsafe {
             if let Err(error) = mapped {
                 munmap(area, reserved)?;
-                return Err(error);
+                return Err(as_lack(error));
             }
             if before > 0 {
                 munmap(area, before)?;
@@ -305,7 +316,8 @@ impl<A: Access> Region<A> {
     fn map_at(fd: impl AsFd, offset: u64, len: usize, access: A) -> Result<Self> {
         let protection = access.protection().flags();
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, offset)? };
+        let base = unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, fd, offset) };
+        let base = base.map_err(as_lack)?;
         Ok(Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, len, access })
     }
 

@@ -12,12 +12,12 @@ fn programs_without_memory_or_descriptors_go_on() {
     let program = site.compiled("limits", &[]);
     // One container runs all of them: "memory 0" and its outcome, and so on.
     let script = format!(
-        "for kind in memory soft hard; do step=0; while [ $step -lt {STEPS} ]; do echo $kind $step; \
+        "for kind in memory locked soft hard; do step=0; while [ $step -lt {STEPS} ]; do echo $kind $step; \
          timeout 30 {program} $kind $step 2>&1; echo ended $?; step=$((step+1)); done; done"
     );
     let command = ["sh", "-c", &script];
     let expected = site.answer(With::Nothing, &command);
-    assert_eq!(expected.matches("ended 0").count(), 3 * STEPS as usize, "{expected}");
+    assert_eq!(expected.matches("ended 0").count(), 4 * STEPS as usize, "{expected}");
     for has in [With::Library, With::Mediated] {
         let found = site.answer(has, &command);
         let differs = found.lines().zip(expected.lines()).position(|(found, expected)| found != expected);

@@ -55,6 +55,8 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
             libc::SYS_prlimit64 => limit::prlimit64(a as _, b as _, c as _, d as _),
             #[cfg(target_arch = "x86_64")]
             libc::SYS_setrlimit => limit::setrlimit(a as _, b as _),
+            libc::SYS_mlockall => limit::mlockall(a as c_int),
+            libc::SYS_munlockall => limit::munlockall(),
             libc::SYS_epoll_create1 => epoll::epoll_create1(a as c_int),
             libc::SYS_epoll_ctl => epoll::epoll_ctl(fd, b as c_int, c as c_int, d as _),
             libc::SYS_prctl if a as c_int == libc::PR_SET_SECCOMP => {
