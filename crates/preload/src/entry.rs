@@ -10,7 +10,7 @@ use crate::pipe::Pipe;
 use crate::short::facts::Facts;
 use crate::twin::Twin;
 use libc::c_int;
-use pd_client::core::{KernelReason, OwnFd};
+use pd_client::core::KernelReason;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -21,17 +21,7 @@ pub(crate) struct Entry {
     fds: Mutex<Vec<c_int>>,
     /// One of them when the kernel got the connection, for calls that had begun; -1: it has not.
     left_as: AtomicI32,
-    pub(crate) outliving: Outliving,
     pub(crate) thing: Thing,
-}
-
-/// Calls that sleep on a connection, which outlives its last number for them ([`crate::outliving`]).
-#[derive(Debug, Default)]
-pub(crate) struct Outliving {
-    pub(crate) sleepers: AtomicU32,
-    /// There is such a number.
-    pub(crate) does: AtomicBool,
-    pub(crate) number: Mutex<Option<OwnFd>>,
 }
 
 #[derive(Debug)]
@@ -86,12 +76,7 @@ impl Watcher {
 
 impl Entry {
     pub(crate) fn new(thing: Thing) -> Arc<Self> {
-        Arc::new(Self {
-            fds: Mutex::default(),
-            left_as: AtomicI32::new(-1),
-            outliving: Outliving::default(),
-            thing,
-        })
+        Arc::new(Self { fds: Mutex::default(), left_as: AtomicI32::new(-1), thing })
     }
 
     pub(crate) fn socket(&self) -> Option<&Socket> {
@@ -146,11 +131,6 @@ impl Entry {
         let mut fds = lock(&self.fds);
         fds.retain(|&known| known != fd);
         fds.is_empty()
-    }
-
-    /// Its last number is closed: it goes on with another one, which is not in the table.
-    pub(crate) fn move_to(&self, fd: c_int) {
-        *lock(&self.fds) = vec![fd];
     }
 
     /// Returns whether it has one number.

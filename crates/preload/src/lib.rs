@@ -53,7 +53,6 @@ mod inherited;
 mod local;
 mod log;
 mod lookup;
-mod outliving;
 mod pipe;
 mod port;
 mod reach;

@@ -8,7 +8,7 @@ use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{inherited, lookup, outliving, reach, real, table};
+use crate::{inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
@@ -234,7 +234,7 @@ fn about_to_close(fd: c_int) -> Option<Arc<Entry>> {
     let mut entry = None;
     if table::look(fd) != table::PLAIN && !table::is_borrowed() {
         aside(|| {
-            entry = table::clear(fd).filter(|entry| !outliving::keep(entry, fd));
+            entry = table::clear(fd);
             if let Some(entry) = &entry {
                 before_close(entry, fd);
             }

@@ -76,7 +76,7 @@ impl Twin {
             let part = some(rest.pieces(), peek);
             let failure = match part {
                 Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
-                    let until = waiting.end(|| Self::until(&self.recv_timeout_ns));
+                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
                     let waits = part < least && self.waits(flags);
                     let mut missing = Rest::new(pieces, false);
                     missing.advance(part);
@@ -123,7 +123,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    let until = waiting.end(|| Self::until(&self.recv_timeout_ns));
+                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
                     match receiving::received_all(entry, self, self.waits(flags), until) {
                         Ok(Some(fd)) if received > 0 && !peek => {
                             let missing = first(rest.pieces(), least - received);

@@ -4,7 +4,6 @@ use crate::address::is_nonblocking;
 use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
 use crate::closed;
 use crate::entry::Entry;
-use crate::outliving::Sleeper;
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::unclaimed::{self, settling};
 use pd_client::core::{sleep_for, Pause};
@@ -26,20 +25,8 @@ pub(super) enum Wait {
     Send,
 }
 
-/// The waits of one call.
-#[derive(Debug, Default)]
-pub(crate) struct Until<'a> {
-    /// When the socket's time is over, if ever; known after the first wait.
-    end: Option<Option<Instant>>,
-    sleeper: Option<Sleeper<'a>>,
-}
-
-impl Until<'_> {
-    /// Returns when the socket's time is over, if ever.
-    pub(super) fn end(&mut self, known: impl FnOnce() -> Option<Instant>) -> Option<Instant> {
-        *self.end.get_or_insert_with(known)
-    }
-}
+/// When the socket's time is over, if ever; known after the first wait of a call.
+pub(crate) type Until = Option<Option<Instant>>;
 
 impl Twin {
     /// Finds out how it stands with a peer that has still to take its end; true: it was decided just now. Who never waits may
@@ -56,10 +43,8 @@ impl Twin {
     }
 
     /// Waits once, at most until the socket's time is over.
-    pub(super) fn wait<'a>(&self, entry: &'a Arc<Entry>, wait: Wait, until: &mut Until<'a>) -> Outcome<()> {
-        // The connection outlives a close by another thread from now on, until the call is over.
-        until.sleeper.get_or_insert_with(|| Sleeper::new(entry));
-        let until = until.end(|| match wait {
+    pub(super) fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Until) -> Outcome<()> {
+        let until = *until.get_or_insert_with(|| match wait {
             Wait::Recv(_) => Self::until(&self.recv_timeout_ns),
             Wait::Send => Self::until(&self.send_timeout_ns),
         });
@@ -140,12 +125,12 @@ impl Twin {
     }
 
     /// Waits once for bytes to receive, at most until the socket's time is over.
-    pub(crate) fn wait_for_bytes<'a>(&self, entry: &'a Arc<Entry>, until: &mut Until<'a>) -> Outcome<()> {
+    pub(crate) fn wait_for_bytes(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
         self.wait(entry, Wait::Recv(0), until)
     }
 
     /// The same for room to send.
-    pub(crate) fn wait_for_room<'a>(&self, entry: &'a Arc<Entry>, until: &mut Until<'a>) -> Outcome<()> {
+    pub(crate) fn wait_for_room(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
         self.wait(entry, Wait::Send, until)
     }
 
