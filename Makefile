@@ -227,6 +227,7 @@ test-short: need-root rust ## the short form of test-programs and test-engines, 
 test-long: test fuzz-short test-engines test-programs rtl-regress ## everything: test, all suites, long simulations (hours; root)
 	PD_KILLS=10000 PD_TEST_SECONDS=3600 $(CARGO) test $(BOUNDED) -p pd-tests --test hostile --jobs $(JOBS) -- hoards kills
 	PD_CONNECTIONS=1000 PD_TAKE_OVERS=200 PD_TEST_SECONDS=3600 $(CARGO) test $(BOUNDED) -p pd-tests --test crowds --jobs $(JOBS) -- --nocapture
+	PD_LOOM_DEEP=1 $(MAKE) test-loom
 	$(MAKE) simulate SEED= MINUTES=30
 
 lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, floors, figures, and that tests named in docs/ exist

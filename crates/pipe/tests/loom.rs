@@ -17,7 +17,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use parts::{check, Doorbell, Edge, Weak};
+use parts::{check, check_large, Doorbell, Edge, Weak};
 use pd_abi::pipe::{link, LinkPath};
 use pd_pipe::handover::{self, GrantCells, LeaveCells, LeftCells};
 use pd_pipe::intake::{Intake, IntakeCells};
@@ -582,7 +582,7 @@ const HANDOVER: [&str; 12] = [
 /// sleeps for ever.
 #[test]
 fn bytes_have_one_reader_whatever_the_path() {
-    check("bytes_have_one_reader_whatever_the_path", 2, &HANDOVER, |weak| {
+    check_large("bytes_have_one_reader_whatever_the_path", 2, &HANDOVER, |weak| {
         const BYTES: u64 = 2;
         let link = Link::new(BYTES as usize, weak);
         let agent = {
@@ -621,7 +621,7 @@ const GATHERING: [&str; 13] = [
 /// The same where the receiver copies all that is there before it follows the agent's word, as that of a stream does.
 #[test]
 fn bytes_are_gathered_in_order_whatever_the_path() {
-    check("bytes_are_gathered_in_order_whatever_the_path", 2, &GATHERING, |weak| {
+    check_large("bytes_are_gathered_in_order_whatever_the_path", 2, &GATHERING, |weak| {
         const BYTES: u64 = 2;
         let link = Link::new(BYTES as usize, weak);
         let agent = {

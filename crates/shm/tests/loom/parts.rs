@@ -32,11 +32,23 @@ impl Weak {
 /// out. A deadlock under loom may end in an abort, so those run in processes of their own. Few preemptions
 /// find most of them, and sooner: they are tried first.
 pub fn check(name: &str, preemptions: usize, parts: &[&'static str], model: fn(Weak)) {
+    check_model(name, preemptions, false, parts, model);
+}
+
+/// The same for a model that takes minutes with so many preemptions: it has one fewer unless `PD_LOOM_DEEP` is set. Parts left out
+/// are looked for with all of them.
+#[allow(dead_code)]
+pub fn check_large(name: &str, preemptions: usize, parts: &[&'static str], model: fn(Weak)) {
+    check_model(name, preemptions, true, parts, model);
+}
+
+fn check_model(name: &str, preemptions: usize, is_large: bool, parts: &[&'static str], model: fn(Weak)) {
     let chosen = std::env::var(LEFT_OUT).ok();
     let weak = parts.iter().find(|&&part| chosen.as_deref() == Some(part)).map_or("", |part| part);
     let mut builder = loom::model::Builder::new();
     let most = std::env::var(PREEMPTIONS).ok().and_then(|most| most.parse().ok());
-    builder.preemption_bound = Some(most.unwrap_or(preemptions));
+    let whole = if is_large && std::env::var_os(DEEP).is_none() { preemptions - 1 } else { preemptions };
+    builder.preemption_bound = Some(most.unwrap_or(whole));
     builder.check(move || model(Weak(weak)));
     if chosen.is_some() {
         return;
@@ -66,6 +78,9 @@ fn fails_without(name: &str, part: &str, preemptions: usize) -> bool {
 const LEFT_OUT: &str = "PD_LOOM_LEFT_OUT";
 /// Environment variable: the most preemptions of such a run.
 const PREEMPTIONS: &str = "PD_LOOM_PREEMPTIONS";
+
+/// Environment variable: models that take minutes are checked whole.
+const DEEP: &str = "PD_LOOM_DEEP";
 
 /// Something to sleep on until it is written, as an edge-triggered eventfd in an epoll instance.
 #[derive(Default)]
