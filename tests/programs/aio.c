@@ -1,6 +1,7 @@
 // POSIX aio on connections: `aio server PORT` echoes by requests, `aio client IP PORT [alone]` makes requests of each kind
 // and prints what becomes of them, alone without a forked child, which does not depend on the transport of the bytes.
 #define _GNU_SOURCE
+#include "outcome.h"
 #include "serve.h"
 #include <aio.h>
 #include <fcntl.h>
@@ -27,16 +28,6 @@ static long result(struct aiocb *one) {
     long result = aio_return(one);
     return error ? -error : result;
 }
-
-static const char *name(long result) {
-    static char texts[16][32];
-    static unsigned next;
-    char *text = texts[next++ % 16];
-    snprintf(text, sizeof texts[0], "%ld", result);
-    return result < 0 ? strerrorname_np(-result) : text;
-}
-
-static const char *outcome(long result) { return name(result < 0 ? -errno : result); }
 
 static void *serve(void *argument) {
     int fd = (int)(intptr_t)argument;

@@ -18,19 +18,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "outcome.h"
+
 #define BRIEF_MS 30
 #define LONG_MS 5000
 
 static const char *path;
 static char bytes[4096];
-
-static const char *outcome(long result) {
-    static char texts[8][40];
-    static unsigned next;
-    char *text = texts[next++ % 8];
-    snprintf(text, sizeof texts[0], "%ld", result);
-    return result < 0 ? strerrorname_np(errno) : text;
-}
 
 // Two ends that have both sent and received.
 static void connected(bool is_unix, int ends[2]) {

@@ -1,6 +1,7 @@
 // Requests of the kernel's asynchronous I/O on connections: `submit server PORT` echoes, `submit client IP PORT [moving]` prints what
 // becomes of requests, or of those that move bytes, which does not depend on the transport of the bytes. Each case is a process of its own.
 #define _GNU_SOURCE
+#include "outcome.h"
 #include "serve.h"
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -18,14 +19,6 @@ static aio_context_t context;
 static const char *ip;
 static int port;
 static char bytes[BULK];
-
-static const char *name(long result) {
-    static char texts[16][32];
-    static unsigned next;
-    char *text = texts[next++ % 16];
-    snprintf(text, sizeof texts[0], "%ld", result);
-    return result < 0 ? strerrorname_np(-result) : text;
-}
 
 // libaio's function, if there is one, or the system call.
 static long submit(long count, struct iocb **list) {

@@ -1,6 +1,7 @@
 // Connections that a program undoes (`connect` to AF_UNSPEC): what both ends see, and what the socket does afterwards. Both ends are in
 // this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
+#include "outcome.h"
 #include "serve.h"
 #include <netinet/in.h>
 #include <poll.h>
@@ -10,14 +11,6 @@
 static char bytes[100000];
 static struct sockaddr_in at;
 static int listener;
-
-static const char *outcome(long result) {
-    static char texts[8][40];
-    static unsigned next;
-    char *text = texts[next++ % 8];
-    snprintf(text, sizeof texts[0], "%ld", result);
-    return result < 0 ? strerrorname_np(errno) : text;
-}
 
 static void greet(const int ends[2]) {
     for (int from = 0; from < 2; from++)
