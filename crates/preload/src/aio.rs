@@ -268,7 +268,7 @@ pub(crate) fn cancel(fd: c_int, block: Option<*const Block>) -> Option<c_int> {
     Some(if is_rest_begun { NOT_CANCELED } else { CANCELED })
 }
 
-/// What is to be told of a request that is done.
+/// News of a request that is done.
 struct Done {
     event: Event,
     batch: Option<Arc<Batch>>,

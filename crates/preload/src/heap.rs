@@ -36,7 +36,7 @@ static LIMIT_USES_LEFT: AtomicU32 = AtomicU32::new(0);
 /// The address space is limited.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// What the process maps is locked.
+/// Mappings of the process are locked.
 static LOCKS: AtomicBool = AtomicBool::new(false);
 
 /// Start and length of the rest of the reserve.

@@ -18,13 +18,7 @@ pub(crate) fn before() {
         return;
     }
     call::aside(|| {
-        for_each_twin(|entry, twin| {
-            if leaving::leave(entry, twin, KernelReason::Sandbox) {
-                receiving::await_owed(entry, twin);
-            }
-        });
-        // Connections that are away count their calls, and would look for a way back.
-        (0..table::end()).for_each(crate::away::calls::stays);
+        all_leave(KernelReason::Sandbox);
         table::disable();
         closed::close();
     });
@@ -37,14 +31,7 @@ pub(crate) fn before_loss_of_memory() {
     if !table::enabled() || closed::is_closed() {
         return;
     }
-    call::aside(|| {
-        for_each_twin(|entry, twin| {
-            if leaving::leave(entry, twin, KernelReason::NoMemory) {
-                receiving::await_owed(entry, twin);
-            }
-        });
-        (0..table::end()).for_each(crate::away::calls::stays);
-    });
+    call::aside(|| all_leave(KernelReason::NoMemory));
 }
 
 /// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
@@ -76,6 +63,16 @@ pub(crate) fn before_loss_of_root() {
 /// Tells whether the process was started with a listener.
 fn has_listener() -> bool {
     (0..table::end()).any(|fd| table::look(fd) == table::INHERITED && address::listens(fd))
+}
+
+/// Has all connections leave the fabric, and those that are away stay there: they count their calls, and would look for a way back.
+fn all_leave(reason: KernelReason) {
+    for_each_twin(|entry, twin| {
+        if leaving::leave(entry, twin, reason) {
+            receiving::await_owed(entry, twin);
+        }
+    });
+    (0..table::end()).for_each(crate::away::calls::stays);
 }
 
 fn for_each_twin(mut work: impl FnMut(&Arc<Entry>, &Twin)) {

@@ -232,7 +232,7 @@ impl Pipe {
     /// Looks whether there are more than `known` unread bytes of a stream, or will be none.
     fn has_more(&mut self, known: u64) -> Option<Result<()>> {
         let end = self.end();
-        // What is there already is no answer.
+        // Bytes that are known already are no answer.
         let _ = self.unread_stream();
         match self.known_stream() > known {
             true => Some(Ok(())),

@@ -159,7 +159,7 @@ fn way(request: &Request) -> Way {
                 receiving::told_by_kernel(&entry, twin, request.fd, libc::POLLIN as u32);
                 readiness(request, twin.ready(&entry, libc::POLLIN as u32))
             }
-            // What is sent from now on goes over the kernel.
+            // Bytes that are sent from now on go over the kernel.
             WRITE | WRITE_PIECES if left => Way::Kernel,
             _ => Way::Library,
         };
@@ -167,7 +167,7 @@ fn way(request: &Request) -> Way {
     way
 }
 
-/// What lies on the fabric, where these events hold, the kernel never tells of.
+/// Chooses the way of a request for readiness, where these events hold on the fabric, of which the kernel never tells.
 fn readiness(request: &Request, on_fabric: u32) -> Way {
     const IN: u32 = (libc::POLLIN | libc::POLLRDNORM) as u32;
     let asked = request.buffer as u32 & 0xffff;
