@@ -578,66 +578,41 @@ const HANDOVER: [&str; 12] = [
     "fence of who wakes",
 ];
 
+/// Runs a sender, the agent and `receive` for two bytes, between which the path changes.
+fn pass_bytes(weak: Weak, receive: fn(&Link, u64)) {
+    const BYTES: u64 = 2;
+    let link = Link::new(BYTES as usize, weak);
+    let agent = {
+        let link = Arc::clone(&link);
+        thread::spawn(move || link.agent(BYTES))
+    };
+    let sender = {
+        let link = Arc::clone(&link);
+        thread::spawn(move || {
+            let (mut rung, mut waker) = (0, Waker::default());
+            (0..BYTES).for_each(|byte| link.send(byte, &mut rung, &mut waker));
+        })
+    };
+    receive(&link, BYTES);
+    sender.join().unwrap();
+    agent.join().unwrap();
+}
+
 /// The path changes twice while a program sends. Each byte is read once and in order, by the receiver or by the agent, and no side
 /// sleeps for ever.
 #[test]
 fn bytes_have_one_reader_whatever_the_path() {
     check_large("bytes_have_one_reader_whatever_the_path", 2, &HANDOVER, |weak| {
-        const BYTES: u64 = 2;
-        let link = Link::new(BYTES as usize, weak);
-        let agent = {
-            let link = Arc::clone(&link);
-            thread::spawn(move || link.agent(BYTES))
-        };
-        let sender = {
-            let link = Arc::clone(&link);
-            thread::spawn(move || {
-                let (mut rung, mut waker) = (0, Waker::default());
-                (0..BYTES).for_each(|byte| link.send(byte, &mut rung, &mut waker));
-            })
-        };
-        link.receive(BYTES);
-        sender.join().unwrap();
-        agent.join().unwrap();
+        pass_bytes(weak, Link::receive)
     });
 }
-
-const GATHERING: [&str; 13] = [
-    "release of the grant",
-    "acquire of the grant",
-    "release of the end",
-    "acquire of the end",
-    "release of what is sent",
-    "acquire of what is sent",
-    "fence of the sender",
-    "fence of the receiver",
-    "fence of the program",
-    "fence of the agent",
-    "wake-up of the recall",
-    "fence of who wakes",
-    "look after the word",
-];
 
 /// The same where the receiver copies all that is there before it follows the agent's word, as that of a stream does.
 #[test]
 fn bytes_are_gathered_in_order_whatever_the_path() {
-    check_large("bytes_are_gathered_in_order_whatever_the_path", 2, &GATHERING, |weak| {
-        const BYTES: u64 = 2;
-        let link = Link::new(BYTES as usize, weak);
-        let agent = {
-            let link = Arc::clone(&link);
-            thread::spawn(move || link.agent(BYTES))
-        };
-        let sender = {
-            let link = Arc::clone(&link);
-            thread::spawn(move || {
-                let (mut rung, mut waker) = (0, Waker::default());
-                (0..BYTES).for_each(|byte| link.send(byte, &mut rung, &mut waker));
-            })
-        };
-        link.gather(BYTES);
-        sender.join().unwrap();
-        agent.join().unwrap();
+    let parts = [&HANDOVER[..], &["look after the word"]].concat();
+    check_large("bytes_are_gathered_in_order_whatever_the_path", 2, &parts, |weak| {
+        pass_bytes(weak, Link::gather)
     });
 }
 
