@@ -226,6 +226,7 @@ impl Nic {
                 if left != payer {
                     self.end_shown(left);
                 }
+                self.agent.count_links();
                 for number in self.of(client) {
                     self.settle(client, number);
                     if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
@@ -459,6 +460,7 @@ impl Nic {
     }
 
     fn close(&mut self, client: ClientId, number: u32) {
+        self.agent.count_links();
         self.settle(client, number);
         if let Some(pipe) = self.pipes.remove(&(client, number)) {
             self.agent.close(pipe.id);
@@ -579,6 +581,7 @@ impl Nic {
 
     fn report(&mut self) -> PipesReport {
         let all: Vec<_> = self.pipes.keys().copied().collect();
+        self.agent.count_links();
         all.iter().for_each(|&(client, number)| self.settle(client, number));
         let ports = self.ports.iter().map(|(name, port)| {
             let pipes = self.pipes.values().filter(|pipe| pipe.ended.is_none() && pipe.ports[0] == *name);

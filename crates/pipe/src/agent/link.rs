@@ -142,11 +142,9 @@ impl Agent {
         self.links.pairs.iter().any(|pair| pair.is_direct() && of(pair))
     }
 
-    /// Brings the counts of the pipes and ports of a direct path up to date, if one is that of `pipe`.
-    pub(super) fn count_link_of(&mut self, pipe: usize) {
-        if let Some(index) = self.links.pairs.iter().position(|pair| pair.has(pipe)) {
-            self.count(index);
-        }
+    /// Brings the counts of the pipes and ports of all direct paths up to date. Those of the two ends of a path agree.
+    pub fn count_links(&mut self) {
+        (0..self.links.pairs.len()).for_each(|index| self.count(index));
     }
 
     /// Offers, grants, recalls and ends direct paths. Returns whether there was work.

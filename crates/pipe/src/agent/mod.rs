@@ -459,11 +459,9 @@ impl Agent {
         }
     }
 
-    /// Returns the counts of a pipe.
-    pub fn counts(&mut self, id: PipeId) -> Option<PipeCounts> {
-        self.slot(id)?;
-        self.count_link_of(id.slot);
-        let slot = self.slot(id)?;
+    /// Returns the counts of a pipe. What went directly is counted as of the last [`Self::count_links`].
+    pub fn counts(&self, id: PipeId) -> Option<PipeCounts> {
+        let slot = self.pipes.get(id.slot)?.as_ref().filter(|slot| slot.generation == id.generation)?;
         Some(PipeCounts { notifications: slot.end.notifications(), ..slot.counts })
     }
 

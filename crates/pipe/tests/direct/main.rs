@@ -8,7 +8,7 @@ use lending::Loans;
 use pd_abi::pipe::{entry, entry_offset, link, pipe_control, pipe_status, table_bytes, LinkPath};
 use pd_abi::pipe::{BACK, DROP, FRAME_TABLE_OFFSET};
 use pd_pipe::{Agent, Broker, Direction, Made, Offer, PeerOffer, Pipe, PipeId, PortId, Route, Shape, TapId};
-use pd_pipe::{Lease, Tapped, Tokens, Unit, Violation};
+use pd_pipe::{Lease, PipeCounts, Tapped, Tokens, Unit, Violation};
 use pd_shm::{Own, Region};
 use proptest::prelude::*;
 use rustix::io::Errno;
@@ -106,6 +106,12 @@ impl Stand {
         }
         got
     }
+
+    /// Returns the counts of the sender and the receiver, at one moment.
+    fn counts(&mut self) -> [PipeCounts; 2] {
+        self.agent.count_links();
+        [self.ids.0, self.ids.1].map(|id| self.agent.counts(id).unwrap())
+    }
 }
 
 fn frame(number: u64, len: usize) -> Vec<u8> {
@@ -130,7 +136,7 @@ fn frames_go_past_the_agent_and_are_counted() {
     stand.sender.send(&[1; 64], 3).unwrap();
     stand.send(100);
     assert_eq!(stand.receive(), [100]);
-    let [sent, received] = [stand.ids.0, stand.ids.1].map(|id| stand.agent.counts(id).unwrap());
+    let [sent, received] = stand.counts();
     assert_eq!((sent.frames_sent, sent.bytes_sent), (101, 6464));
     assert_eq!((sent.frames_dropped, sent.frames_foreign), (1, 1));
     assert_eq!((received.frames_received, received.bytes_received, received.notifications), (101, 6464, 0));
@@ -138,6 +144,23 @@ fn frames_go_past_the_agent_and_are_counted() {
     assert_eq!((near.frames_sent, far.frames_received), (101, 101));
     // All space is the sender's again.
     assert_eq!(stand.sender.untaken(), 0);
+}
+
+/// A receiver goes on between two questions about the pipes of one path.
+#[test]
+fn the_counts_of_both_ends_are_of_one_moment() {
+    let mut stand = Stand::direct();
+    let goes_on = |stand: &mut Stand| {
+        (0..10).for_each(|number| stand.send(number));
+        assert_eq!(stand.receive().len(), 10);
+    };
+    goes_on(&mut stand);
+    stand.agent.count_links();
+    let sent = stand.agent.counts(stand.ids.0).unwrap().frames_sent;
+    goes_on(&mut stand);
+    assert_eq!((sent, stand.agent.counts(stand.ids.1).unwrap().frames_received), (10, 10));
+    let [sent, received] = stand.counts();
+    assert_eq!((sent.frames_sent, received.frames_received), (20, 20));
 }
 
 /// A faulty sender writes into a frame that is lent.
@@ -478,7 +501,7 @@ fn a_receiver_with_impossible_words_gains_nothing() {
         for word in [pipe_control::LINK_FRAMES, pipe_control::LINK_BYTES, pipe_control::LINK_FOREIGN] {
             stand.words.1.store_u64(word, value, Ordering::Relaxed);
         }
-        assert!(stand.agent.counts(stand.ids.1).unwrap().frames_received <= 1 << 49);
+        assert!(stand.counts()[1].frames_received <= 1 << 49);
     }
 }
 
@@ -621,7 +644,7 @@ proptest! {
         prop_assert!(model.is_empty(), "{} frames are missing", model.len());
         prop_assert_eq!((stand.agent.violation(stand.ids.0), stand.agent.violation(stand.ids.1)), (None, None));
         prop_assert_eq!(bytes, expected.1);
-        let [sent, received] = [stand.ids.0, stand.ids.1].map(|id| stand.agent.counts(id).unwrap());
+        let [sent, received] = stand.counts();
         prop_assert_eq!((received.frames_received, received.bytes_received), expected);
         prop_assert_eq!((sent.frames_sent, sent.bytes_sent, sent.frames_dropped), (expected.0, expected.1, dropped));
     }
@@ -711,6 +734,7 @@ fn programs_that_sleep_lose_no_frame_while_the_path_changes() {
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
             change_paths(&mut agent, ids, &asked, [enough, stop]);
+            agent.count_links();
             [ids.0, ids.1].map(|id| agent.counts(id).unwrap())
         });
         let sender = scope.spawn(move || {

@@ -111,8 +111,7 @@ impl Streams {
     }
 
     fn counts(&mut self) -> (u64, u64) {
-        let [sent, received] =
-            [self.stand.ids.0, self.stand.ids.1].map(|id| self.stand.agent.counts(id).unwrap());
+        let [sent, received] = self.stand.counts();
         (sent.bytes_sent, received.bytes_received)
     }
 }
@@ -494,6 +493,7 @@ fn exchange_while_the_path_changes(polls: bool) {
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
             change_paths(&mut agent, ids, &asked, [enough, stop]);
+            agent.count_links();
             [ids.0, ids.1].map(|id| agent.counts(id).unwrap())
         });
         let sender = scope.spawn(move || {
