@@ -160,10 +160,15 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
     }
 }
 
-/// The last number is about to be closed: a mark that is left unread would have the kernel reset the connection.
+/// Takes the mark off before the last number is closed: left unread it would have the kernel reset the connection. The peer's follows this
+/// process's, as long as the kernel's connection takes it.
 pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
-    if twin.names.is_none() && twin.current().is_some_and(|end| end.sends_elsewhere()) {
+    if twin.names.is_none() && twin.current().is_some() && has_begun(twin) {
         ask_for_mark(entry, twin);
+        if twin.unix && twin.is_sole() && !twin.is_passed() {
+            // SAFETY: the program's descriptor. A mark that has not come yet is refused.
+            unsafe { real::shutdown(fd, libc::SHUT_RD) };
+        }
         let _ = take_mark(entry, twin, fd);
     }
 }
