@@ -6,6 +6,7 @@ use self::listener::Listener;
 use crate::away::Away;
 use crate::call::lock;
 use crate::epoll_set::EpollSet;
+use crate::open_file::OpenFile;
 use crate::pipe::Pipe;
 use crate::short::facts::Facts;
 use crate::twin::Twin;
@@ -21,6 +22,8 @@ pub(crate) struct Entry {
     fds: Mutex<Vec<c_int>>,
     /// One of them when the kernel got the connection, for calls that had begun; -1: it has not.
     left_as: AtomicI32,
+    /// The open file of those numbers, as long as there is one.
+    pub(crate) file: Mutex<Weak<OpenFile>>,
     pub(crate) thing: Thing,
 }
 
@@ -76,7 +79,8 @@ impl Watcher {
 
 impl Entry {
     pub(crate) fn new(thing: Thing) -> Arc<Self> {
-        Arc::new(Self { fds: Mutex::default(), left_as: AtomicI32::new(-1), thing })
+        let left_as = AtomicI32::new(-1);
+        Arc::new(Self { fds: Mutex::default(), left_as, file: Mutex::default(), thing })
     }
 
     pub(crate) fn socket(&self) -> Option<&Socket> {
@@ -131,6 +135,11 @@ impl Entry {
         let mut fds = lock(&self.fds);
         fds.retain(|&known| known != fd);
         fds.is_empty()
+    }
+
+    /// Its last number is about to be closed: it goes on with another one, which is not in the table.
+    pub(crate) fn move_to(&self, fd: c_int) {
+        *lock(&self.fds) = vec![fd];
     }
 
     /// Returns whether it has one number.

@@ -53,6 +53,7 @@ mod inherited;
 mod local;
 mod log;
 mod lookup;
+mod open_file;
 mod pipe;
 mod port;
 mod reach;

@@ -5,6 +5,7 @@ use crate::ending::release;
 use crate::entry::{make, Entry, State};
 use crate::epoll_set::registering;
 use crate::fabric::Taken;
+use crate::open_file::OpenFile;
 use crate::pipe::numbers::expose;
 use crate::short::reuse;
 use crate::twin::{self, Twin};
@@ -99,24 +100,31 @@ fn look_up(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>
     })
 }
 
-/// The entry of a connection with a twin; the call is the kernel's otherwise. For calls as [`found`].
-pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<Entry>> {
+/// Returns the open file of a connection with a twin, which no close ends before the caller drops it. The call is the kernel's otherwise.
+/// For calls as [`found`].
+pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<OpenFile>> {
     twinned_if(fd, || true)
 }
 
-/// The same for a send or receive with these flags.
-pub(crate) fn twinned_for(fd: c_int, flags: c_int) -> Outcome<Arc<Entry>> {
+/// Returns the same for a send or receive with these flags.
+pub(crate) fn twinned_for(fd: c_int, flags: c_int) -> Outcome<Arc<OpenFile>> {
     twinned_if(fd, || flags & libc::MSG_DONTWAIT == 0 && !is_nonblocking(fd))
 }
 
-fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<Entry>> {
-    let Some(entry) = look_up(fd, waits)? else {
-        return Err(if table::look(fd) == table::AWAY { Failure::Kernel } else { Failure::Plain });
+fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<OpenFile>> {
+    let kind = table::look(fd);
+    if kind != table::SOCKET && look_up(fd, waits)?.is_none() {
+        return Err(if kind == table::AWAY { Failure::Kernel } else { Failure::Plain });
+    }
+    let Some(file) = table::file(fd) else {
+        // Closed, or the kernel's, since the look before: this one is after that.
+        table::look(fd);
+        return Err(Failure::Plain);
     };
-    if entry.twin().is_some() {
-        Ok(entry)
+    if file.twin().is_some() {
+        Ok(file)
     } else {
-        reuse::renew(&entry);
+        reuse::renew(&file);
         Err(Failure::Plain)
     }
 }

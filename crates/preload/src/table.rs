@@ -1,10 +1,13 @@
 //! Table of descriptor numbers. A number that the library has nothing to do with has one byte that is 0, and its calls look at
 //! nothing else.
 use crate::entry::{Entry, Thing};
+use crate::open_file::OpenFile;
 use arc_swap::ArcSwapOption;
 use libc::c_int;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Numbers beyond are never looked after.
 const FDS: usize = 1 << 20;
@@ -30,8 +33,19 @@ pub(crate) const AWAY: u8 = 6;
 /// An end of a pipe with which nothing was done but splicing ([`crate::pipe`]).
 pub(crate) const PIPE: u8 = 7;
 
+/// Being closed by a thread. A call that comes meanwhile is told what the kernel says when that is done ([`look`]).
+const CLOSING: u8 = 8;
+
+/// Longest wait for another thread's close, which may be cancelled.
+const CLOSED_WITHIN: Duration = Duration::from_millis(500);
+
+thread_local! {
+    /// Numbers that this thread is closing.
+    static CLOSES: Cell<u32> = const { Cell::new(0) };
+}
+
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
-static ENTRIES: [ArcSwapOption<Entry>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
+static FILES: [ArcSwapOption<OpenFile>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
 /// One more than the highest number that ever was not plain.
 static END: AtomicI32 = AtomicI32::new(0);
 /// The process that the table is about. A child of `vfork` has the same memory, and must not change it.
@@ -58,18 +72,50 @@ pub(crate) fn disable() {
     ENABLED.store(false, Ordering::Relaxed);
 }
 
-/// Returns the kind of the number.
+/// Returns the kind of the number. Waits for a thread that is closing it: the kernel's socket must not be taken for the connection then.
 #[inline]
 pub(crate) fn look(fd: c_int) -> u8 {
     match KINDS.get(fd as usize) {
-        Some(kind) => kind.load(Ordering::Acquire),
+        Some(kind) => match kind.load(Ordering::Acquire) {
+            CLOSING => closing(kind),
+            kind => kind,
+        },
         None => PLAIN,
     }
 }
 
-/// The entry of a number, if it has one.
+#[cold]
+fn closing(kind: &AtomicU8) -> u8 {
+    if CLOSES.get() > 0 {
+        // A step of the close itself, or a signal handler between two.
+        return PLAIN;
+    }
+    let until = Instant::now() + CLOSED_WITHIN;
+    while Instant::now() < until {
+        pd_client::core::yield_now();
+        match kind.load(Ordering::Acquire) {
+            CLOSING => {}
+            kind => return kind,
+        }
+    }
+    be_closed(kind);
+    kind.load(Ordering::Acquire)
+}
+
+/// Makes a number plain, unless it is another descriptor's already.
+fn be_closed(kind: &AtomicU8) {
+    let _ = kind.compare_exchange(CLOSING, PLAIN, Ordering::AcqRel, Ordering::Relaxed);
+}
+
+/// Returns the entry of a number, if it has one.
 pub(crate) fn entry(fd: c_int) -> Option<Arc<Entry>> {
-    ENTRIES.get(fd as usize)?.load_full()
+    FILES.get(fd as usize)?.load().as_ref().map(|file| file.entry().clone())
+}
+
+/// Returns the open file of a number, for a call on it.
+#[inline]
+pub(crate) fn file(fd: c_int) -> Option<Arc<OpenFile>> {
+    FILES.get(fd as usize)?.load_full()
 }
 
 /// One more than the highest number to look at.
@@ -110,19 +156,19 @@ pub(crate) fn leave_fresh(fd: c_int) {
 
 /// Gives a fresh number an entry, unless another thread has done so just now. Returns the number's.
 pub(crate) fn set_fresh(fd: c_int, entry: Arc<Entry>) -> Option<Arc<Entry>> {
-    let slot = ENTRIES.get(fd as usize)?;
+    let slot = FILES.get(fd as usize)?;
     entry.add_fd(fd);
-    let other = slot.compare_and_swap(&None::<Arc<Entry>>, Some(entry.clone()));
+    let other = slot.compare_and_swap(&None::<Arc<OpenFile>>, Some(OpenFile::of(&entry)));
     let _ = KINDS[fd as usize].compare_exchange(FRESH, SOCKET, Ordering::AcqRel, Ordering::Relaxed);
-    Some(other.clone().unwrap_or(entry))
+    Some(other.as_ref().map_or(entry, |other| other.entry().clone()))
 }
 
 /// Gives a number an entry. False if the number is too high.
 pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
-    let Some(slot) = ENTRIES.get(fd as usize) else { return false };
+    let Some(slot) = FILES.get(fd as usize) else { return false };
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
-    slot.store(Some(entry.clone()));
+    slot.store(Some(OpenFile::of(entry)));
     let set = match &entry.thing {
         Thing::Epoll(set) => set,
         Thing::Pipe(_) => {
@@ -172,10 +218,24 @@ pub(crate) fn epoll(fd: c_int) -> Option<Arc<Entry>> {
 }
 
 /// Makes a number plain and returns what it was.
-pub(crate) fn clear(fd: c_int) -> Option<Arc<Entry>> {
-    let slot = ENTRIES.get(fd as usize)?;
+pub(crate) fn clear(fd: c_int) -> Option<Arc<OpenFile>> {
+    let slot = FILES.get(fd as usize)?;
     KINDS[fd as usize].store(PLAIN, Ordering::Release);
     slot.swap(None)
+}
+
+/// Begins to close a number: no call begins on what it was, which is returned. [`end_close`] follows, after the kernel's close.
+pub(crate) fn begin_close(fd: c_int) -> Option<Arc<OpenFile>> {
+    let slot = FILES.get(fd as usize)?;
+    CLOSES.set(CLOSES.get() + 1);
+    KINDS[fd as usize].store(CLOSING, Ordering::Release);
+    slot.swap(None)
+}
+
+/// Ends what [`begin_close`] of this thread has begun.
+pub(crate) fn end_close(fd: c_int) {
+    CLOSES.set(CLOSES.get().saturating_sub(1));
+    KINDS.get(fd as usize).into_iter().for_each(be_closed);
 }
 
 /// The entry of the connection whose kernel socket has this cookie.
@@ -189,7 +249,7 @@ pub(crate) fn find_twin(cookie: u64) -> Option<Arc<Entry>> {
 pub(crate) fn set_process() {
     PROCESS.store(own_id(), Ordering::Relaxed);
     // A thread's first look at an entry needs memory of the C library's, which ends a program that has none by then.
-    ENTRIES.first().iter().for_each(|slot| drop(slot.load()));
+    FILES.first().iter().for_each(|slot| drop(slot.load()));
 }
 
 fn own_id() -> i32 {
@@ -219,7 +279,7 @@ pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     for fd in 0..end() {
         // Inherited numbers stay inherited, and fresh ones stay fresh.
         if ![INHERITED, FRESH].contains(&look(fd)) {
-            all.extend(clear(fd).map(|entry| (fd, entry)));
+            all.extend(clear(fd).map(|file| (fd, file.entry().clone())));
         }
     }
     all

@@ -8,7 +8,7 @@ use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{inherited, lookup, reach, real, table};
+use crate::{inherited, lookup, open_file, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
@@ -28,27 +28,27 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::close(fd);
         }
-        let entry = about_to_close(fd);
+        let closing = Closing::begin(fd);
         let result = real::close(fd);
-        closed(fd, entry);
+        drop(closing);
         result
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         let keep_open = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
         around_own(first, last, |first, last| {
-            let entries = if keep_open { Vec::new() } else { all_about_to_close(first, last) };
+            let closing = if keep_open { Vec::new() } else { close_all(first, last) };
             let result = real::close_range(first, last, flags);
-            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            drop(closing);
             result
         })
     }
 
     fn closefrom(first: c_int) -> () {
         around_own(first.max(0) as c_uint, c_uint::MAX, |first, last| {
-            let entries = all_about_to_close(first, last);
+            let closing = close_all(first, last);
             let result = real::close_range(first, last, 0);
-            entries.into_iter().for_each(|(fd, entry)| closed(fd, entry));
+            drop(closing);
             result
         });
     }
@@ -64,8 +64,9 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        numbers::replaced(to);
+        let closing = replace(fd, to, 0);
         let new = real::dup2(fd, to);
+        drop(closing);
         if fd != to {
             duplicated(fd, new);
         }
@@ -77,8 +78,9 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        numbers::replaced(to);
+        let closing = replace(fd, to, flags);
         let new = real::dup3(fd, to, flags);
+        drop(closing);
         duplicated(fd, new);
         new
     }
@@ -229,30 +231,58 @@ fn fcntl_of_pipe(fd: c_int, command: c_int, argument: c_ulong) -> Option<c_int> 
     Some(result)
 }
 
-/// Makes the number plain. In a child of `vfork`, whose table is the parent's, does nothing.
-fn about_to_close(fd: c_int) -> Option<Arc<Entry>> {
-    let mut entry = None;
-    if table::look(fd) != table::PLAIN && !table::is_borrowed() {
+/// A number that is closed, from the steps before the kernel's close to those after it.
+struct Closing {
+    fd: c_int,
+    /// The entry that ends with the number, or has one fewer.
+    entry: Option<Arc<Entry>>,
+}
+
+impl Closing {
+    /// Takes the steps before the kernel's close. None for a number that the library does not know, and in a child of `vfork`, whose table is
+    /// the parent's.
+    fn begin(fd: c_int) -> Option<Self> {
+        if table::look(fd) == table::PLAIN || table::is_borrowed() {
+            return None;
+        }
+        let mut closing = Self { fd, entry: None };
         aside(|| {
-            entry = table::clear(fd);
-            if let Some(entry) = &entry {
+            closing.entry = table::begin_close(fd).and_then(|file| open_file::close(file, fd));
+            if let Some(entry) = &closing.entry {
                 before_close(entry, fd);
             }
         });
+        Some(closing)
     }
-    entry
 }
 
-fn all_about_to_close(first: c_uint, last: c_uint) -> Vec<(c_int, Option<Arc<Entry>>)> {
+impl Drop for Closing {
+    fn drop(&mut self) {
+        table::end_close(self.fd);
+        if let Some(entry) = self.entry.take() {
+            aside(|| drop_fd(&entry, self.fd));
+        }
+    }
+}
+
+fn close_all(first: c_uint, last: c_uint) -> Vec<Closing> {
     let end = table::end() as c_uint;
-    let fds = (first..=last.min(end)).map(|fd| fd as c_int).filter(|&fd| table::look(fd) != table::PLAIN);
-    fds.map(|fd| (fd, about_to_close(fd))).collect()
+    (first..=last.min(end)).filter_map(|fd| Closing::begin(fd as c_int)).collect()
 }
 
-fn closed(fd: c_int, entry: Option<Arc<Entry>>) {
-    if let Some(entry) = entry {
-        aside(|| drop_fd(&entry, fd));
+/// Takes the steps before `dup3` closes what `to` is. None if the call will fail.
+fn replace(from: c_int, to: c_int, flags: c_int) -> Option<Closing> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: asks for a flag, and for a limit, for which there is room.
+    let mut works = || unsafe {
+        real::fcntl(from, libc::F_GETFD, 0) >= 0
+            && libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+            && (to as libc::rlim_t) < limit.rlim_cur
+    };
+    if table::look(to) == table::PLAIN || from == to || flags & !libc::O_CLOEXEC != 0 || !works() {
+        return None;
     }
+    Closing::begin(to)
 }
 
 fn duplicated(from: c_int, to: c_int) {

@@ -36,13 +36,6 @@ pub(crate) fn passes(fd: c_int) {
     }
 }
 
-/// A number is about to stand for something else.
-pub(crate) fn replaced(fd: c_int) {
-    if table::look(fd) == table::PIPE && !table::is_borrowed() {
-        call::aside(|| expose(fd));
-    }
-}
-
 /// Pipes are the kernel's from now on: another process will have them.
 pub(crate) fn expose_all() {
     if any() {

@@ -1,0 +1,125 @@
+// A thread closes a descriptor at a random moment of another thread's send on it, by close, dup2 or close_range: `close_beside PATH ROUNDS`.
+// Both ends are in this process. All that a send says it has sent reaches the peer, and then an orderly end. Prints lines that do not depend on
+// the transport.
+#define _GNU_SOURCE
+#include "serve.h"
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/un.h>
+
+#define BULK (4 << 20)
+
+static const char *path;
+static int dead;
+static char bulk[BULK];
+
+struct sender {
+    int fd;
+    pthread_barrier_t *start;
+    long sent;
+    int error;
+};
+
+static void *sends(void *argument) {
+    struct sender *sender = argument;
+    pthread_barrier_wait(sender->start);
+    size_t done = 0;
+    while (done < BULK) {
+        ssize_t part = send(sender->fd, bulk + done, BULK - done, MSG_NOSIGNAL);
+        if (part < 0) {
+            sender->error = errno;
+            break;
+        }
+        done += part;
+    }
+    sender->sent = done;
+    return NULL;
+}
+
+static void connected(bool is_unix, bool greets, int ends[2]) {
+    struct sockaddr_un file = {.sun_family = AF_UNIX};
+    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    strncpy(file.sun_path, path, sizeof file.sun_path - 1);
+    struct sockaddr *address = is_unix ? (void *)&file : (void *)&tcp;
+    socklen_t len = is_unix ? sizeof file : sizeof tcp;
+    int listener = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
+    unlink(path);
+    if (bind(listener, address, len) || listen(listener, 4)) die("listen");
+    getsockname(listener, address, &len);
+    ends[0] = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
+    checked("connect", connect(ends[0], address, len));
+    ends[1] = checked("accept", accept(listener, NULL, NULL));
+    close(listener);
+    char bytes[2];
+    for (int from = 0; greets && from < 2; from++)
+        if (send(ends[from], "hi", 2, 0) != 2 || recv(ends[1 - from], bytes, 2, MSG_WAITALL) != 2) die("greeting");
+}
+
+static uint32_t state = 12345;
+
+static uint32_t next(void) {
+    state = state * 1664525 + 1013904223;
+    return state >> 8;
+}
+
+// Returns what is wrong, or NULL.
+static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
+    int ends[2];
+    pthread_t thread;
+    pthread_barrier_t start;
+    pthread_barrier_init(&start, NULL, 2);
+    connected(is_unix, greets, ends);
+    struct sender sender = {.fd = ends[next() % 2], .start = &start};
+    int peer = sender.fd == ends[0] ? ends[1] : ends[0];
+    pthread_create(&thread, NULL, sends, &sender);
+    pthread_barrier_wait(&start);
+    if (wait_us) usleep(wait_us);
+    unsigned way = next() % 4;
+    if (way == 0)
+        close_range(sender.fd, sender.fd, 0);
+    else if (way == 1)
+        dup2(dead, sender.fd), close(sender.fd);
+    else
+        close(sender.fd);
+    size_t got = 0;
+    static char bytes[100000];
+    ssize_t part;
+    bool differs = false;
+    while ((part = recv(peer, bytes, sizeof bytes, 0)) > 0) {
+        differs |= got + part > BULK || memcmp(bytes, bulk + got, part);
+        got += part;
+    }
+    int end = part < 0 ? errno : 0;
+    pthread_join(thread, NULL);
+    close(peer);
+    pthread_barrier_destroy(&start);
+    static char wrong[200];
+    snprintf(wrong, sizeof wrong, "%s sent %ld (error %d), got %zu, end %d, after %u us, way %u%s%s", is_unix ? "unix" : "tcp", sender.sent,
+             sender.error, got, end, wait_us, way, greets ? ", greeted" : "", sender.fd == ends[1] ? ", by the accepted" : "");
+    bool is_whole = sender.error ? sender.error == EBADF : sender.sent == BULK;
+    return !differs && end == 0 && got == (size_t)sender.sent && is_whole ? NULL : wrong;
+}
+
+int main(int argc, char **argv) {
+    if (argc != 3) return 2;
+    path = argv[1];
+    // Sends on its duplicates fail as on a closed number.
+    dead = checked("open", open("/", O_PATH));
+    for (int n = 0; n < BULK; n++) bulk[n] = n * 31 >> 5;
+    for (int is_unix = 0; is_unix < 2; is_unix++)
+        for (int greets = 0; greets < 2; greets++) {
+            int wrong = 0;
+            for (int n = 0; n < atoi(argv[2]); n++) {
+                unsigned waits[] = {0, next() % 300, next() % 3000, next() % 30000};
+                const char *what = round_of(is_unix, greets, waits[n % 4]);
+                if (what) {
+                    wrong++;
+                    fprintf(stderr, "%s\n", what);
+                }
+            }
+            printf("%s%s: %d wrong\n", is_unix ? "unix" : "tcp", greets ? " after a greeting" : "", wrong);
+        }
+    return 0;
+}

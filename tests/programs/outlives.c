@@ -1,0 +1,129 @@
+// Descriptors that one thread closes while another one is in a call on them: `outlives PATH`. The call goes on, and the peer hears of the
+// end afterwards. Both ends are in this process. Prints lines that do not depend on the transport of the bytes.
+#define _GNU_SOURCE
+#include "serve.h"
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <sys/un.h>
+
+#define BULK (8 << 20)
+
+static const char *path;
+
+struct call {
+    int fd;
+    bool sends, all;
+    long result;
+    char bytes[16];
+};
+
+static char bulk[BULK];
+
+static void *calls(void *argument) {
+    struct call *call = argument;
+    if (call->sends)
+        call->result = send(call->fd, bulk, BULK, 0);
+    else
+        call->result = recv(call->fd, call->bytes, call->all ? 10 : 16, call->all ? MSG_WAITALL : 0);
+    if (call->result < 0) call->result = -errno;
+    return NULL;
+}
+
+static void connected(bool is_unix, int ends[2]) {
+    struct sockaddr_un file = {.sun_family = AF_UNIX};
+    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    strncpy(file.sun_path, path, sizeof file.sun_path - 1);
+    struct sockaddr *address = is_unix ? (void *)&file : (void *)&tcp;
+    socklen_t len = is_unix ? sizeof file : sizeof tcp;
+    int listener = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
+    unlink(path);
+    if (bind(listener, address, len) || listen(listener, 4)) die("listen");
+    getsockname(listener, address, &len);
+    ends[0] = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
+    checked("connect", connect(ends[0], address, len));
+    ends[1] = checked("accept", accept(listener, NULL, NULL));
+    close(listener);
+    char bytes[2];
+    for (int from = 0; from < 2; from++)
+        if (send(ends[from], "hi", 2, 0) != 2 || recv(ends[1 - from], bytes, 2, MSG_WAITALL) != 2) die("greeting");
+}
+
+static void receives(bool is_unix, bool all) {
+    int ends[2];
+    pthread_t thread;
+    connected(is_unix, ends);
+    struct call call = {.fd = ends[0], .all = all};
+    pthread_create(&thread, NULL, calls, &call);
+    usleep(50000);
+    printf("%s %s: close %d", is_unix ? "unix" : "tcp", all ? "all" : "some", close(ends[0]));
+    // The number is free, and a call that begins now is none on the connection.
+    char byte;
+    printf(" %d", read(ends[0], &byte, 1) < 0 && errno == EBADF);
+    int other = dup(1);
+    printf(" %d", other == ends[0]);
+    close(other);
+    struct pollfd one = {.fd = ends[1], .events = POLLIN};
+    printf(", peer %d", poll(&one, 1, 50));
+    printf(" %zd", send(ends[1], "later", 5, 0));
+    if (all) {
+        usleep(20000);
+        printf(" %zd", send(ends[1], "still", 5, 0));
+    }
+    pthread_join(thread, NULL);
+    printf(", got %ld %.10s", call.result, call.bytes);
+    printf(", peer %d", poll(&one, 1, 5000));
+    printf(" %zd\n", recv(ends[1], &byte, 1, 0));
+    close(ends[1]);
+}
+
+static void sends(bool is_unix) {
+    int ends[2];
+    pthread_t thread;
+    connected(is_unix, ends);
+    struct call call = {.fd = ends[0], .sends = true};
+    pthread_create(&thread, NULL, calls, &call);
+    usleep(50000);
+    printf("%s sends: close %d", is_unix ? "unix" : "tcp", close(ends[0]));
+    size_t got = 0, wrong = 0;
+    static char bytes[50000];
+    ssize_t part;
+    while ((part = recv(ends[1], bytes, sizeof bytes, 0)) > 0) {
+        for (ssize_t n = 0; n < part; n++) wrong += bytes[n] != bulk[got + n];
+        got += part;
+    }
+    pthread_join(thread, NULL);
+    printf(", sent %ld, got %zu, %zu wrong, end %zd\n", call.result, got, wrong, part);
+    close(ends[1]);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    path = argv[1];
+    signal(SIGPIPE, SIG_IGN);
+    for (int n = 0; n < BULK; n++) bulk[n] = n * 31 >> 5;
+    for (int is_unix = 0; is_unix < 2; is_unix++) {
+        for (int all = 0; all < 2; all++) receives(is_unix, all);
+        sends(is_unix);
+        // Many at once, each of which has the number of the one before.
+        int ends[20][2];
+        struct call call[20] = {0};
+        pthread_t thread[20];
+        for (int n = 0; n < 20; n++) {
+            connected(is_unix, ends[n]);
+            call[n].fd = ends[n][0];
+            pthread_create(&thread[n], NULL, calls, &call[n]);
+            usleep(20000);
+            close(ends[n][0]);
+        }
+        for (int n = 19; n >= 0; n--) {
+            send(ends[n][1], "many", 4, 0);
+            pthread_join(thread[n], NULL);
+            char byte;
+            printf("%ld %zd ", call[n].result, recv(ends[n][1], &byte, 1, 0));
+            close(ends[n][1]);
+        }
+        printf("\n");
+    }
+    return 0;
+}
