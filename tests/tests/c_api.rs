@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-const PROGRAMS: [&str; 12] = [
-    "copying", "echo", "epoll", "errors", "file", "forward", "link", "listing1", "options", "pipe",
+const PROGRAMS: [&str; 13] = [
+    "close_beside", "copying", "echo", "epoll", "errors", "file", "forward", "link", "listing1", "options", "pipe",
     "sleeper", "threads",
 ];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
@@ -240,6 +240,11 @@ fn options() {
 #[test]
 fn threads() {
     pair("threads", "127.0.0.1");
+}
+
+#[test]
+fn a_close_beside_a_send_loses_nothing_that_was_sent() {
+    pair("close_beside", "127.0.0.1");
 }
 
 /// Makes a capture of `frames` frames of 60 bytes, each filled with its number.

@@ -38,6 +38,8 @@ impl Socket {
         self.set_closed()?;
         self.unwatch_all();
         self.refuse_arrived();
+        // What a send says it has sent comes before the close.
+        self.send.lock().close();
         let link = self.let_go();
         self.close_kernel(value & CLOSE_RESETS != 0);
         if self.kernel.get().is_some() {

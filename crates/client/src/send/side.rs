@@ -1,7 +1,7 @@
 //! The sending half of a socket: what was sent and is not yet delivered, on all paths.
 use crate::arena::Block;
 use crate::direct::outgoing::Outgoing;
-use crate::error::{elsewhere, moved, not_connected, Error, Result};
+use crate::error::{bad_socket, elsewhere, moved, not_connected, Error, Result};
 use crate::link::Link;
 use crate::turn::{HasTurn, Turn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
@@ -31,6 +31,8 @@ pub(crate) struct SendSide {
     pub(crate) shut: bool,
     /// Shut, for the connection goes on in the kernel.
     pub(crate) aside: bool,
+    /// Shut by a close: a send that another thread has begun adds nothing.
+    closed: bool,
     /// Each send looks whether the peer is there.
     pub(super) looks: bool,
     /// Another process may take the socket over at any time.
@@ -71,6 +73,7 @@ impl SendSide {
             connected,
             shut: false,
             aside: false,
+            closed: false,
             looks: false,
             may_move: false,
             adoptable,
@@ -194,6 +197,11 @@ impl SendSide {
         self.shut && !self.aside
     }
 
+    /// Ends the sends of this process, before the driver is told of a close.
+    pub(crate) fn close(&mut self) {
+        (self.shut, self.closed) = (true, true);
+    }
+
     /// Returns whether the socket can send, as far as this process knows.
     #[inline]
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -210,6 +218,9 @@ impl SendSide {
         }
         if self.aside {
             return elsewhere();
+        }
+        if self.closed {
+            return bad_socket();
         }
         Error::new(Errno::PIPE, "the socket was shut down for sending")
     }
@@ -242,6 +253,7 @@ impl SendSide {
     /// Posts one request for `len` bytes of `block` from `offset` on.
     #[inline]
     pub(super) fn post(&mut self, block: Block, offset: u64, len: u64) -> Result<()> {
+        self.check_open()?;
         if !block.take_off(self.serial) {
             return Err(foreign());
         }
