@@ -25,7 +25,7 @@ impl RecvSide {
     /// Bytes that are handed out beyond all of the ring but one byte. A ring that is handed out whole has no room for the byte
     /// that a wait is for.
     fn overdrawn(&self) -> u64 {
-        let most = self.ring.as_ref().map_or(u64::MAX, |ring| ring.bytes - 1);
+        let most = self.ring.as_ref().map_or(u64::MAX, |ring| ring.memory.bytes() - 1);
         (self.cursor - self.consumer).saturating_sub(most)
     }
 

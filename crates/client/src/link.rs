@@ -2,13 +2,13 @@
 //! its requests go through.
 use crate::attachment::Attachment;
 use crate::channel::Channel;
-use crate::direct::half::Half;
 use crate::direct::setup::{self, Direct};
 use crate::error::{moved as stale, Error, Result};
 use pd_abi::layout::{
     direct, moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
 };
 use pd_abi::{Operation, Request, SocketId, Span};
+use pd_shm::byte_ring::Ring;
 use pd_shm::wait::SharedCells;
 use pd_shm::{Own, Theirs};
 use rustix::io::Errno;
@@ -143,7 +143,7 @@ impl Link {
     }
 
     /// The rings of a direct connection, once the peer has made its own.
-    pub(crate) fn rings(&self) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
+    pub(crate) fn rings(&self) -> Result<Option<(Ring<Own>, Ring<Theirs>)>> {
         match &self.direct {
             Some(direct) => direct.both(&self.attachment, self.id, || self.peer_is_ready()),
             None => Ok(None),
@@ -161,7 +161,7 @@ impl Link {
 
     /// Tells the peer of a direct connection of news that it has asked an event for.
     #[cold]
-    pub(crate) fn announce(&self, peer: &Half<Theirs>) {
+    pub(crate) fn announce(&self, peer: &Ring<Theirs>) {
         let announced = |direct: &Arc<Direct>| direct.announce(&self.attachment, self.id, peer);
         if !self.direct.as_ref().is_some_and(announced) {
             self.nudge();
@@ -281,7 +281,7 @@ impl Link {
     /// # Errors
     /// `ESTALE`: another one has, and is to send the last of them.
     #[inline]
-    pub(crate) fn claim_sent(&self, own: &Half<Own>, written: u64) -> Result<()> {
+    pub(crate) fn claim_sent(&self, own: &Ring<Own>, written: u64) -> Result<()> {
         self.claim(own, direct::SENT, written, |(sent, _)| sent)
     }
 
@@ -290,12 +290,12 @@ impl Link {
     /// # Errors
     /// `ESTALE`: another process receives the last of them.
     #[inline]
-    pub(crate) fn claim_received(&self, own: &Half<Own>, consumer: u64) -> Result<()> {
+    pub(crate) fn claim_received(&self, own: &Ring<Own>, consumer: u64) -> Result<()> {
         self.claim(own, direct::RECEIVED, consumer, |(_, received)| received)
     }
 
     #[inline]
-    fn claim(&self, own: &Half<Own>, word: usize, index: u64, end: fn((u64, u64)) -> u64) -> Result<()> {
+    fn claim(&self, own: &Ring<Own>, word: usize, index: u64, end: fn((u64, u64)) -> u64) -> Result<()> {
         own.claim(word, index);
         if self.is_taken() && index > end(self.ring_ends()?) {
             return Err(stale());

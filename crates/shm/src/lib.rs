@@ -7,18 +7,19 @@
 //! 2. What was read is a private copy: it is bounded and then used, and never read again.
 //!
 //! [`memfd`] makes and seals memory, [`shelf`] makes memory that a successor can map, [`Region`] maps it, as this party's own or as theirs, [`ring`] is the single-producer
-//! single-consumer ring, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
+//! single-consumer ring of entries, [`byte_ring`] the one of bytes, [`wait`] the sleep-and-wake protocol, [`Spin`] the bounded spin before a
 //! sleep, [`barrier`] a fence on all other cores, [`bias`] a lock without exchanges for the thread that takes it most,
 //! [`copy`] the copy of the data path,
 //! [`attach`] passes fixed-size messages and descriptors over the attach socket, [`passed`] files over the file socket, [`procfs`] looks into `/proc`, [`wake`] wakes who waits for descriptors, [`ringer`] makes wake-ups whose cost
 //! another party chooses, [`counters`] writes and reads the
 //! driver's counter region.
-//! The ring and the wait protocol are written over traits for the words they touch, so that the
+//! The rings and the wait protocol are written over traits for the words they touch, so that the
 //! same code runs over shared memory, over a model, and under loom.
 
 pub mod attach;
 pub mod barrier;
 pub mod bias;
+pub mod byte_ring;
 pub mod copy;
 pub mod counters;
 mod mapping;

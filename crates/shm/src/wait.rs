@@ -68,7 +68,17 @@ impl Waker {
     pub fn wake(&mut self, cells: &impl WakerCells, counter: u64) -> bool {
         // SYNC POINT: wake-dekker
         cells.fence();
-        let wake_at = cells.load_wake_at();
+        let is_due = self.answers(cells.load_wake_at(), counter);
+        if is_due {
+            // SYNC POINT: wake-doorbell
+            cells.ring();
+        }
+        is_due
+    }
+
+    /// Returns whether a sleeper that asks for `wake_at` is to be woken at `counter`, which is then answered.
+    #[inline]
+    pub(crate) fn answers(&mut self, wake_at: u64, counter: u64) -> bool {
         if wake_at == 0 {
             self.answered = 0;
             return false;
@@ -77,8 +87,6 @@ impl Waker {
             return false;
         }
         self.answered = wake_at;
-        // SYNC POINT: wake-doorbell
-        cells.ring();
         true
     }
 

@@ -4,7 +4,7 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p pd-shm --test loom --target-dir target/loom
 //! ```
 //!
-//! `pd_shm::ring` and `pd_shm::wait` run as they are, over loom's atomics. The protocols that live in
+//! `pd_shm::ring`, `pd_shm::byte_ring` and `pd_shm::wait` run as they are, over loom's atomics. The protocols that live in
 //! the driver and in the client library (`need_wakeup`, `space_wake_at`, `events_waiting`, the reactive
 //! events) are modelled with the same operations in the same order; each model names its two sides.
 //!
@@ -25,6 +25,8 @@ use pd_shm::Spin;
 use std::time::Duration;
 use Ordering::{Acquire, Relaxed, Release, SeqCst};
 
+#[path = "loom/byte_ring.rs"]
+mod byte_ring;
 #[path = "loom/clients.rs"]
 mod clients;
 #[path = "loom/parts.rs"]

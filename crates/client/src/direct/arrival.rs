@@ -1,7 +1,7 @@
 //! Sleeping until something is received, on either path.
-use super::half::Half;
+use super::backoff::back_off;
 use super::incoming::Leaving;
-use super::wait::{back_off, Doorbells, Noticing, RECV};
+use super::wait::{Doorbells, Noticing, RECV};
 use crate::attachment::note_cores;
 use crate::link::Link;
 use crate::lock::Guard;
@@ -9,6 +9,7 @@ use crate::recv::side::RecvSide;
 use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, HasTurn};
 use pd_abi::layout::direct;
+use pd_shm::byte_ring::Ring;
 use pd_shm::{Own, Theirs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// The event that a receiver waits for, on either path.
 struct Arrival {
     link: Arc<Link>,
-    pair: Option<(Half<Own>, Half<Theirs>)>,
+    pair: Option<(Ring<Own>, Ring<Theirs>)>,
     origin: Option<u64>,
     /// In the stream.
     wake_at: u64,
@@ -32,7 +33,7 @@ impl Arrival {
         let origin = side.incoming.origin;
         // Of the peer's ring no more than it holds, and its first byte whatever was waited for.
         let given_back = side.consumer.max(origin.unwrap_or_default());
-        let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes);
+        let most = pair.as_ref().filter(|_| origin.is_some()).map(|(_, peer)| given_back + peer.bytes());
         let wake_at = wake_at.min(most.unwrap_or(u64::MAX));
         let in_ring = origin.map_or(1, |origin| wake_at.saturating_sub(origin));
         let leaving = side.incoming.leaving;
@@ -77,7 +78,7 @@ impl Socket {
         let (cursor, backoff) = (side.cursor, &mut side.incoming.backoff);
         note_cores(&link.attachment.status);
         let began =
-            pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes));
+            pair.and_then(|(own, peer)| backoff.begin(own.load(direct::PRODUCER), cursor, peer.bytes()));
         let mut pause = pair.and_then(|_| backoff.time());
         let sleeping = side.turn().is_sleeping();
         let doorbells = Doorbells::new(link.recv_cells(), pair, &RECV, arrival.in_ring, noticing);

@@ -1,14 +1,14 @@
 //! State of a direct connection in the receiving half of a socket.
-use super::half::Half;
-use super::wait::{AsymmetricFence, LockedSpin, PollBackoff, Waker};
+use super::backoff::{LockedSpin, PollBackoff};
 use crate::recv::ring::Ring;
+use pd_shm::byte_ring::{self, AsymmetricFence, Waker};
 use pd_shm::{Own, Theirs};
 
 /// The receiving half's view of the rings.
 #[derive(Debug, Default)]
 pub(crate) struct Incoming {
     /// Own and peer's. Most sockets have none.
-    pub(super) pair: Option<Box<(Half<Own>, Half<Theirs>)>>,
+    pub(super) pair: Option<Box<(byte_ring::Ring<Own>, byte_ring::Ring<Theirs>)>>,
     /// Position in the stream of the first byte in the peer's ring, once there is one: those before it came by the
     /// driver.
     pub(super) origin: Option<u64>,

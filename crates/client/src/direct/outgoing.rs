@@ -1,6 +1,5 @@
 //! State of a direct connection in the sending half of a socket.
-use super::half::Half;
-use super::wait::{AsymmetricFence, Waker};
+use pd_shm::byte_ring::{AsymmetricFence, Producer, Ring, Waker};
 use pd_shm::{Own, Theirs};
 
 /// See [`Outgoing::weigh`].
@@ -14,13 +13,12 @@ pub(crate) struct Outgoing {
     /// The connection has left the direct path.
     pub(super) left: bool,
     /// Most sockets have none.
-    pub(super) own: Option<Box<Half<Own>>>,
-    pub(super) peer: Option<Box<Half<Theirs>>>,
-    /// Bytes written, and sends that they were.
-    pub(super) written: u64,
+    pub(super) own: Option<Box<Ring<Own>>>,
+    pub(super) peer: Option<Box<Ring<Theirs>>>,
+    /// Bytes written, and given back by the peer. Bytes are published when they are written.
+    pub(super) cursor: Producer,
+    /// Sends that the bytes were.
     pub(super) messages: u64,
-    /// Bytes that the peer has given back, as last seen.
-    pub(super) consumer: u64,
     pub(super) waker: Waker,
     pub(super) fence: AsymmetricFence,
 }
@@ -38,30 +36,34 @@ impl Outgoing {
         self.weight += 1 + bytes / WEIGHT_BYTES;
     }
 
-    fn bytes(&self) -> u64 {
-        self.own.as_ref().map_or(0, |own| own.bytes)
+    /// Sets the ring that is written, and the peer's, if it is there.
+    pub(super) fn set_rings(&mut self, own: Ring<Own>, peer: Option<Ring<Theirs>>) {
+        if self.own.is_none() {
+            self.cursor = Producer::new(own.bytes());
+        }
+        (self.own, self.peer) = (Some(Box::new(own)), peer.map(Box::new));
     }
 
     /// Free bytes of the own ring, as last seen.
     #[inline]
     pub(crate) fn room(&self) -> u64 {
-        self.bytes() - (self.written - self.consumer)
+        self.cursor.room()
     }
 
     /// Sends that went into the ring, and their bytes.
     pub(crate) fn carried(&self) -> (u64, u64) {
-        (self.messages, self.written)
+        (self.messages, self.cursor.written())
     }
 
     /// Returns whether anything was written.
     pub(crate) fn has_sent(&self) -> bool {
-        self.written > 0
+        self.cursor.written() > 0
     }
 
     /// Most that there ever is room for when a wait for room is over.
     #[inline]
     pub(crate) fn most_placed(&self) -> u64 {
-        self.bytes() / 2
+        self.cursor.ring_bytes() / 2
     }
 
     /// Half of the ring is free.
@@ -71,6 +73,6 @@ impl Outgoing {
 
     /// The peer's index at which half of the ring is free.
     pub(super) fn half_free_at(&self) -> u64 {
-        self.written.saturating_sub(self.most_placed())
+        self.cursor.written().saturating_sub(self.most_placed())
     }
 }

@@ -1,6 +1,6 @@
 //! Receiving on the direct path: bytes are lent where the peer wrote them.
 use super::incoming::{Incoming, Leaving};
-use super::wait::{RECV, SEND};
+use super::wait::{went_on, RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::epoll::Rest;
 use crate::error::{moved, Result};
@@ -9,6 +9,7 @@ use crate::recv::side::RecvSide;
 use crate::turn::HasTurn;
 use pd_abi::layout::{direct, ELSEWHERE, ENDED};
 use pd_abi::{Operation, Request, LEFT_RECEIVING};
+use pd_shm::byte_ring::{check_producer, Broken, OwnWords, WakerWords};
 use std::sync::atomic::{fence, Ordering};
 
 impl RecvSide {
@@ -43,9 +44,8 @@ impl RecvSide {
             return Ok(false);
         }
         let Some((_, peer)) = self.incoming.pair.as_deref() else { return Ok(false) };
-        let (map, ring_offset, bytes, origin) =
-            (peer.map.clone(), peer.ring_offset, peer.bytes, self.producer);
-        let ring = self.ring.replace(Ring { words: (0, 0, 0), map, ring_offset, bytes, origin });
+        let origin = self.producer;
+        let ring = self.ring.replace(Ring { words: (0, 0, 0), memory: peer.clone(), origin });
         self.incoming.before = ring.filter(|_| self.consumer < origin);
         self.incoming.origin = Some(origin);
         Ok(true)
@@ -122,7 +122,7 @@ impl RecvSide {
         let came =
             incoming.locked_spin.until(|| peer.load(direct::PRODUCER) >= wake_at.saturating_sub(origin));
         if came {
-            incoming.backoff.begin(sent, self.cursor, peer.bytes);
+            incoming.backoff.begin(sent, self.cursor, peer.bytes());
         }
         came
     }
@@ -147,7 +147,7 @@ impl RecvSide {
         match self.incoming.leaving {
             // The bytes come by the driver.
             Leaving::Done => 0,
-            _ => peer.load(direct::PRODUCER).min(peer.bytes),
+            _ => peer.load(direct::PRODUCER).min(peer.bytes()),
         }
     }
 
@@ -177,10 +177,11 @@ impl RecvSide {
             _ => peer.load(direct::PRODUCER),
         };
         let producer = written.wrapping_add(origin);
-        if producer.wrapping_sub(self.consumer.max(origin)) > peer.bytes || producer < self.producer {
-            return Err(self.link.break_direct());
+        // Positions of the stream, which go on from one path to the other.
+        match check_producer(producer, self.producer, self.consumer.max(origin), peer.bytes()) {
+            Ok(_) => Ok(producer),
+            Err(Broken) => Err(self.link.break_direct()),
         }
-        Ok(producer)
     }
 
     /// Tells whether the connection has failed, or its driver has gone.
@@ -221,7 +222,7 @@ impl RecvSide {
                 self.link.attachment.check_alive();
             }
             own.publish(direct::CONSUMER, consumer);
-            if incoming.waker.tell(own, peer, &SEND, consumer) {
+            if incoming.waker.tell(&WakerWords { own, peer, words: &SEND }, consumer) {
                 self.link.announce(peer);
             }
         }
@@ -235,7 +236,7 @@ impl RecvSide {
             return;
         }
         if let Some((own, peer)) = self.incoming.pair.as_deref() {
-            self.incoming.fence.went_on(own, peer, &RECV);
+            went_on(&mut self.incoming.fence, own, peer, &RECV);
         }
     }
 
@@ -250,7 +251,7 @@ impl RecvSide {
         }
         let index = (self.cursor + self.lowat).max(self.cursor + there + 1);
         let in_ring = |origin: u64| {
-            index.min(self.consumer.max(origin).saturating_add(peer.bytes)).saturating_sub(origin)
+            index.min(self.consumer.max(origin).saturating_add(peer.bytes())).saturating_sub(origin)
         };
         Some(self.incoming.origin.map_or(1, in_ring).max(1))
     }
@@ -263,7 +264,7 @@ impl RecvSide {
         let lent = self.turn().is_sleeping();
         let incoming = &mut self.incoming;
         if let Some((own, _)) = incoming.pair.as_deref() {
-            incoming.fence.arm(own, &RECV, index, lent);
+            incoming.fence.arm(&OwnWords { own, words: &RECV }, index, lent);
             incoming.armed = true;
         }
         self.poll()
@@ -278,7 +279,7 @@ impl RecvSide {
     pub(crate) fn disarm(&mut self) {
         self.incoming.armed = false;
         if let Some((own, _)) = self.incoming.pair.as_deref() {
-            own.map.store_u64(direct::RECV_EVENT_AT, 0, Ordering::Relaxed);
+            own.map().store_u64(direct::RECV_EVENT_AT, 0, Ordering::Relaxed);
         }
     }
 
@@ -287,7 +288,7 @@ impl RecvSide {
         let (there, end) = self.poll();
         let value = self.next_news(there, edge);
         let rest = self.incoming.pair.as_deref().zip(value).map(|((_, peer), value)| Rest {
-            map: peer.map.clone(),
+            map: peer.map().clone(),
             word: direct::PRODUCER,
             value,
         });

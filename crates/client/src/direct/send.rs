@@ -1,6 +1,6 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
 use super::outgoing::Outgoing;
-use super::wait::{RECV, SEND};
+use super::wait::{went_on, RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::error::Result;
 use crate::send::side::{Fill, SendSide, Unsent};
@@ -8,6 +8,7 @@ use crate::turn::HasTurn;
 use pd_abi::layout::direct;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::{Operation, Request, LEFT_SENDING};
+use pd_shm::byte_ring::{Broken, OwnWords, WakerWords};
 use std::sync::atomic::{fence, Ordering};
 
 /// A long message is shown to the receiver piece by piece, so that it reads while the rest is copied.
@@ -70,7 +71,7 @@ impl SendSide {
             // A ring that came too late is not looked at.
             Ok(_) if !self.link.goes_direct() => {}
             Ok(own) => {
-                self.out.own = Some(Box::new(own));
+                self.out.set_rings(own, None);
                 // Nothing was written: a peer that has given something back ends the connection, as `end` says.
                 let _ = self.look_for_room();
             }
@@ -86,26 +87,24 @@ impl SendSide {
         }
         if self.out.peer.is_none() {
             if let Some((own, peer)) = self.link.rings()? {
-                (self.out.own, self.out.peer) = (Some(Box::new(own)), Some(Box::new(peer)));
+                self.out.set_rings(own, Some(peer));
             }
         }
         let Some(peer) = &self.out.peer else { return Ok(()) };
-        let consumer = peer.load(direct::CONSUMER);
-        if consumer.wrapping_sub(self.out.consumer) > self.out.written - self.out.consumer {
-            return Err(self.link.break_direct());
+        match self.out.cursor.see(peer.load(direct::CONSUMER)) {
+            Ok(_) => Ok(()),
+            Err(Broken) => Err(self.link.break_direct()),
         }
-        self.out.consumer = consumer;
-        Ok(())
     }
 
     /// Asks for an event when there is room. Says whether some has come meanwhile.
     pub(crate) fn arm_direct(&mut self) -> bool {
-        let (before, at) = (self.out.consumer, self.out.half_free_at());
+        let (before, at) = (self.out.cursor.freed(), self.out.half_free_at());
         let lent = self.turn().is_sleeping();
         if let Some(own) = &self.out.own {
-            self.out.fence.arm(own, &SEND, at.max(1), lent);
+            self.out.fence.arm(&OwnWords { own, words: &SEND }, at.max(1), lent);
         }
-        self.look_for_room().is_err() || self.out.consumer != before || self.end().is_err()
+        self.look_for_room().is_err() || self.out.cursor.freed() != before || self.end().is_err()
     }
 
     /// Copies what fits of `len` bytes at `ptr`: all of a piece, unless `splinters` will do. Returns how much.
@@ -123,14 +122,14 @@ impl SendSide {
         }
         let part = piece.min(self.out.room());
         let Some(own) = &self.out.own else { return Ok(0) };
-        let at = own.place(self.out.written);
-        let first = part.min((own.ring_offset as u64 + own.bytes) - at as u64);
+        let written = self.out.cursor.written();
+        let first = part.min(own.to_end(written));
         // SAFETY: `part` bytes are readable, the caller says; the room in the own ring is nobody else's: the peer
         // has given it back and can only read it anyway.
         unsafe {
-            own.map.copy_in(at, ptr, first as usize);
+            own.map().copy_in(own.place(written), ptr, first as usize);
             if part > first {
-                own.map.copy_in(own.ring_offset, ptr.add(first as usize), (part - first) as usize);
+                own.map().copy_in(own.ring_offset(), ptr.add(first as usize), (part - first) as usize);
             }
         }
         self.wrote(part, part == len)?;
@@ -144,24 +143,23 @@ impl SendSide {
     #[inline]
     pub(crate) fn wrote(&mut self, part: u64, ends: bool) -> Result<()> {
         let Some(own) = self.out.own.as_ref().filter(|_| part > 0) else { return Ok(()) };
+        let written = self.out.cursor.written();
         if self.may_move {
-            self.link.claim_sent(own, self.out.written + part)?;
+            self.link.claim_sent(own, written + part)?;
         }
         if part <= AHEAD_BYTES && self.out.room() > 4 * AHEAD_BYTES {
             let lines = (0..part).step_by(LINE_BYTES);
-            lines.for_each(|at| {
-                own.map.prefetch_to_write(own.place(self.out.written + part + AHEAD_BYTES + at))
-            });
+            lines.for_each(|at| own.map().prefetch_to_write(own.place(written + part + AHEAD_BYTES + at)));
         }
-        if (self.out.written + part) / ALIVE_BYTES != self.out.written / ALIVE_BYTES {
+        if (written + part) / ALIVE_BYTES != written / ALIVE_BYTES {
             self.link.attachment.check_alive();
         }
-        self.out.written += part;
+        self.out.cursor.write(part);
         if ends {
             self.out.messages += 1;
-            own.map.store_u64(direct::MESSAGES, self.out.messages, Ordering::Relaxed);
+            own.map().store_u64(direct::MESSAGES, self.out.messages, Ordering::Relaxed);
         }
-        own.publish(direct::PRODUCER, self.out.written);
+        own.publish(direct::PRODUCER, self.out.cursor.publish());
         self.tell_receiver();
         Ok(())
     }
@@ -194,9 +192,10 @@ impl SendSide {
             }
         }
         let Some(own) = &self.out.own else { return Ok(None) };
-        let at = own.place(self.out.written);
-        let len = len.min((own.ring_offset as u64 + own.bytes) - at as u64) as usize;
-        Ok(Some(std::ptr::slice_from_raw_parts_mut(own.map.address(at, len).as_ptr(), len)))
+        let written = self.out.cursor.written();
+        let len = len.min(own.to_end(written)) as usize;
+        let place = own.map().address(own.place(written), len);
+        Ok(Some(std::ptr::slice_from_raw_parts_mut(place.as_ptr(), len)))
     }
 
     #[inline]
@@ -209,7 +208,7 @@ impl SendSide {
         }
         let out = &mut self.out;
         let (Some(own), Some(peer)) = (&out.own, &out.peer) else { return };
-        if out.waker.tell(own, peer, &RECV, out.written) {
+        if out.waker.tell(&WakerWords { own, peer, words: &RECV }, out.cursor.written()) {
             self.link.announce(peer);
         }
     }
@@ -221,7 +220,7 @@ impl SendSide {
             return;
         }
         if let (Some(own), Some(peer)) = (&self.out.own, &self.out.peer) {
-            self.out.fence.went_on(own, peer, &SEND);
+            went_on(&mut self.out.fence, own, peer, &SEND);
         }
     }
 }

@@ -1,6 +1,5 @@
 //! Making, mapping and passing on direct rings, each once for a connection, by way of the attach socket.
 use super::doorbell::{OwnDoorbell, PeerDoorbell};
-use super::half::Half;
 use crate::attachment::{sent_region, Attachment};
 use crate::error::{Error, Result};
 use crate::own::OwnFd;
@@ -8,6 +7,7 @@ use crate::turn::lock;
 use pd_abi::layout::direct;
 use pd_abi::limits::RING_BYTES_MAX;
 use pd_abi::{Frame, FrameKind, SocketId};
+use pd_shm::byte_ring::Ring;
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{barrier, Own, Region, Theirs};
 use rustix::io::Errno;
@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 /// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
 #[derive(Debug, Default)]
 pub(crate) struct Direct {
-    own: OnceLock<Half<Own>>,
-    peer: OnceLock<Half<Theirs>>,
+    own: OnceLock<Ring<Own>>,
+    peer: OnceLock<Ring<Theirs>>,
     making: Mutex<()>,
     broken: AtomicBool,
     own_doorbell: Mutex<OwnDoorbell>,
@@ -28,7 +28,7 @@ pub(crate) struct Direct {
 
 impl Direct {
     /// The ring that this side writes, made when it is first wanted.
-    pub(crate) fn own(&self, attachment: &Attachment, id: SocketId) -> Result<Half<Own>> {
+    pub(crate) fn own(&self, attachment: &Attachment, id: SocketId) -> Result<Ring<Own>> {
         let _one = lock(&self.making);
         self.own_locked(attachment, id)
     }
@@ -39,7 +39,7 @@ impl Direct {
         self.own.get().is_some()
     }
 
-    fn own_locked(&self, attachment: &Attachment, id: SocketId) -> Result<Half<Own>> {
+    fn own_locked(&self, attachment: &Attachment, id: SocketId) -> Result<Ring<Own>> {
         if let Some(own) = self.own.get() {
             return Ok(own.clone());
         }
@@ -52,7 +52,7 @@ impl Direct {
         }
         let mapped = Frame::new(FrameKind::DirectMapped).with_id(id.0);
         attachment.exchange(&mapped, FrameKind::Ready)?;
-        Ok(self.own.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes }).clone())
+        Ok(self.own.get_or_init(|| Ring::new(Arc::new(map), pages.bytes(), bytes)).clone())
     }
 
     /// The rings of both sides, once the peer has made its own, as `is_ready` tells.
@@ -61,7 +61,7 @@ impl Direct {
         attachment: &Attachment,
         id: SocketId,
         is_ready: impl FnOnce() -> bool,
-    ) -> Result<Option<(Half<Own>, Half<Theirs>)>> {
+    ) -> Result<Option<(Ring<Own>, Ring<Theirs>)>> {
         if self.peer.get().is_none() && !is_ready() {
             return Ok(None);
         }
@@ -73,7 +73,7 @@ impl Direct {
         let asked = unless_left(ask(attachment, FrameKind::PeerRing, id))?;
         let Some((fd, pages, bytes)) = asked else { return Ok(None) };
         let map = Region::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
-        let peer = self.peer.get_or_init(|| Half { map: Arc::new(map), ring_offset: pages.bytes(), bytes });
+        let peer = self.peer.get_or_init(|| Ring::new(Arc::new(map), pages.bytes(), bytes));
         Ok(Some((own, peer.clone())))
     }
 
@@ -91,9 +91,9 @@ impl Direct {
 
     /// There is news that the peer has asked an event for. False: the driver has to post it.
     #[cold]
-    pub(crate) fn announce(&self, attachment: &Attachment, id: SocketId, peer: &Half<Theirs>) -> bool {
-        // SYNC POINT: direct-dekker (loaded after the word that asks for the event, and after the same fence)
-        let number = peer.map.load_u64(direct::EPOLL_DOORBELL, Ordering::Acquire);
+    pub(crate) fn announce(&self, attachment: &Attachment, id: SocketId, peer: &Ring<Theirs>) -> bool {
+        // SYNC POINT: byte-ring-dekker (loaded after the word that asks for the event, and after the same fence)
+        let number = peer.map().load_u64(direct::EPOLL_DOORBELL, Ordering::Acquire);
         number != 0 && lock(&self.peer_doorbell).ring(attachment, id, number)
     }
 
@@ -113,10 +113,10 @@ impl Direct {
         lock(&self.own_doorbell).begin(attachment, id, instance).map(Some)
     }
 
-    /// Says which doorbell the peer is to ring; 0: none. Call before [`super::wait::AsymmetricFence::arm`], which makes the fence.
+    /// Says which doorbell the peer is to ring; 0: none. Call before [`pd_shm::byte_ring::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {
-            own.map.store_u64(direct::EPOLL_DOORBELL, number, Ordering::Release);
+            own.map().store_u64(direct::EPOLL_DOORBELL, number, Ordering::Release);
         }
     }
 }

@@ -1,5 +1,4 @@
 //! Sends on the direct path, and sleeping until there is room to send, on either path.
-use super::half::Half;
 use super::wait::{Doorbells, Noticing, SEND};
 use crate::attachment::note_cores;
 use crate::error::{would_block, Result};
@@ -9,6 +8,7 @@ use crate::send::side::{partial, SendSide};
 use crate::socket::Socket;
 use crate::turn::{sleep_in_turn, Deadline, HasTurn};
 use pd_abi::layout::direct;
+use pd_shm::byte_ring::Ring;
 use pd_shm::{Own, Theirs};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,7 @@ struct Vacancy {
     link: Arc<Link>,
     /// By rings, of which the peer's may be missing yet.
     direct: bool,
-    pair: Option<(Half<Own>, Half<Theirs>)>,
+    pair: Option<(Ring<Own>, Ring<Theirs>)>,
     /// The peer's index, or the driver's count of sends done.
     wake_at: u64,
 }

@@ -6,7 +6,7 @@ use crate::recv::side::RecvSide;
 use pd_abi::layout::ENDED;
 use pd_abi::limits::PAGE_BYTES;
 use pd_shm::memfd::{self, Pages};
-use pd_shm::{Own, Region, Theirs};
+use pd_shm::{byte_ring, Own, Region, Theirs};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -23,7 +23,8 @@ impl Inbox {
             Error::new(Errno::NOBUFS, format!("cannot make a receive ring of {bytes} bytes: {errno}"))
         })?;
         self.memory = Some(memory);
-        Ok(Ring { words: (0, 0, 0), map: Arc::new(map), ring_offset: 0, bytes: bytes as u64, origin })
+        let memory = byte_ring::Ring::new(Arc::new(map), 0, self.ring_bytes);
+        Ok(Ring { words: (0, 0, 0), memory, origin })
     }
 }
 
@@ -44,13 +45,13 @@ impl RecvSide {
             self.ring = Some(inbox.make_ring(self.producer)?);
         }
         let (Some(ring), Some(memory)) = (&self.ring, &inbox.memory) else { return Ok(()) };
-        let room = ring.bytes - (self.producer - self.consumer.max(ring.origin));
-        let offset = (self.producer - ring.origin) & (ring.bytes - 1);
-        let len = room.min(ring.bytes - offset);
+        let room = ring.memory.bytes() - (self.producer - self.consumer.max(ring.origin));
+        let position = self.producer - ring.origin;
+        let (offset, len) = (ring.memory.place(position), room.min(ring.memory.to_end(position)));
         if len == 0 {
             return Ok(());
         }
-        match inbox.carrier.fill(memory, offset as usize, len as usize) {
+        match inbox.carrier.fill(memory, offset, len as usize) {
             Ok(0) => inbox.end = ENDED,
             Ok(len) => self.producer += len as u64,
             Err(Errno::AGAIN | Errno::INTR) => {}

@@ -7,6 +7,7 @@ use crate::link::{Link, MOVED};
 use crate::turn::{HasTurn, Turn};
 use pd_abi::layout::{ELSEWHERE, ENDED};
 use pd_abi::Operation;
+use pd_shm::byte_ring;
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::atomic::{fence, Ordering};
@@ -127,10 +128,10 @@ impl RecvSide {
             if self.ring.as_ref().is_none_or(|ring| ring.words != words) {
                 let map = self.link.attachment.ring(words)?;
                 let bytes = map.len() as u64 / 2;
-                self.ring = Some(Ring { words, map, ring_offset: 0, bytes, origin: 0 });
+                self.ring = Some(Ring { words, memory: byte_ring::Ring::new(map, 0, bytes), origin: 0 });
             }
         }
-        let ring_bytes = self.ring.as_ref().map_or(0, |ring| ring.bytes);
+        let ring_bytes = self.ring.as_ref().map_or(0, |ring| ring.memory.bytes());
         if producer.wrapping_sub(self.consumer) > ring_bytes || producer < self.producer {
             self.link.attachment.die(Some("a receive counter of the driver is broken"));
             return Err(self.link.attachment.dead_error());
@@ -241,7 +242,7 @@ impl RecvSide {
     pub(crate) fn ring_is_full(&self) -> bool {
         let Some(ring) = &self.ring else { return false };
         let bytes = self.producer - self.consumer.max(ring.origin);
-        bytes > 0 && bytes == ring.bytes
+        bytes > 0 && bytes == ring.memory.bytes()
     }
 
     /// Lends what was taken, as far as it lies in one ring: a peek may have gone on from one to the next.
@@ -261,8 +262,8 @@ impl RecvSide {
             return Handout { ptr: NonNull::dangling(), len: 0, start };
         };
         let ring = self.incoming.before.as_ref().filter(|_| start < ring.origin).unwrap_or(ring);
-        let offset = ring.ring_offset + ((start.wrapping_sub(ring.origin)) & (ring.bytes - 1)) as usize;
-        Handout { ptr: ring.map.address(offset, len as usize), len: len as usize, start }
+        let offset = ring.memory.place(start.wrapping_sub(ring.origin));
+        Handout { ptr: ring.memory.map().address(offset, len as usize), len: len as usize, start }
     }
 
     /// Gives back everything before `consumer`.

@@ -2,16 +2,23 @@
 use super::*;
 use loom::sync::Condvar;
 use pd_shm::bias::{self, BiasCells};
+use pd_shm::byte_ring::{self, ClaimCells};
 
 /// A barrier on all cores (`pd_shm::barrier`): it comes at some point of the other thread's program, and is a fence
 /// there. The lock orders no more than that fence does.
-struct Everywhere {
+pub(super) struct Everywhere {
     state: Mutex<(bool, bool)>,
+}
+
+impl Default for Everywhere {
+    fn default() -> Self {
+        Self { state: Mutex::new((false, false)) }
+    }
 }
 
 impl Everywhere {
     /// A point between two accesses of the thread that does not fence.
-    fn point(&self, ended: bool) {
+    pub(super) fn point(&self, ended: bool) {
         let mut state = self.state.lock().unwrap();
         if state.0 || ended {
             fence(SeqCst);
@@ -20,95 +27,13 @@ impl Everywhere {
         }
     }
 
-    fn fence(&self) {
+    pub(super) fn fence(&self) {
         fence(SeqCst);
         self.state.lock().unwrap().0 = true;
         while !self.state.lock().unwrap().1 {
             thread::yield_now();
         }
     }
-}
-
-/// The sleeper of the direct path: the first time it takes the waker's fence over, then it has it fence.
-struct Unfenced {
-    doorbell: Doorbell,
-    unfenced: AtomicU32,
-    everywhere: Everywhere,
-    taken_over: std::sync::atomic::AtomicBool,
-}
-
-impl SleeperCells for Unfenced {
-    fn load_doorbell(&self) -> u32 {
-        self.doorbell.load_doorbell()
-    }
-    fn store_wake_at(&self, value: u64) {
-        self.doorbell.store_wake_at(value);
-    }
-    fn fence(&self) {
-        if self.taken_over.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            return self.doorbell.weak.fence("direct: fence of the sleeper");
-        }
-        if !self.doorbell.weak.leaves_out("direct: end of unfenced") {
-            self.unfenced.store(0, Relaxed);
-        }
-        if !self.doorbell.weak.leaves_out("direct: barrier of the sleeper") {
-            self.everywhere.fence();
-        }
-    }
-    fn sleep(&self, seen: u32, timeout: Duration) {
-        self.doorbell.sleep(seen, timeout);
-    }
-}
-
-/// Direct path, client with client: a stream without fences loses no wake-up when its reader begins to sleep
-/// (`SYNC POINT: direct-dekker`).
-#[test]
-fn direct_without_fences() {
-    let parts = [
-        "direct: barrier of the sleeper",
-        "direct: end of unfenced",
-        "direct: fence of the waker",
-        "direct: fence of the sleeper",
-    ];
-    check("clients::direct_without_fences", 3, &parts, |weak| {
-        let cells = Arc::new((
-            Unfenced {
-                doorbell: Doorbell::new(weak),
-                unfenced: AtomicU32::new(1),
-                everywhere: Everywhere { state: Mutex::new((false, false)) },
-                taken_over: false.into(),
-            },
-            AtomicU64::new(0),
-        ));
-        let waker = cells.clone();
-        let waking = thread::spawn(move || {
-            let (sleeper, counter) = &*waker;
-            let mut woken_at = 0;
-            for value in 1..=2 {
-                sleeper.everywhere.point(false);
-                counter.store(value, Release);
-                sleeper.everywhere.point(false);
-                if sleeper.unfenced.load(Acquire) == 0 {
-                    weak.fence("direct: fence of the waker");
-                }
-                sleeper.everywhere.point(false);
-                let wake_at = sleeper.doorbell.load_wake_at();
-                if wake_at != 0 && value >= wake_at && wake_at != woken_at {
-                    woken_at = wake_at;
-                    sleeper.doorbell.ring();
-                }
-            }
-            sleeper.everywhere.point(true);
-        });
-        let (sleeper, counter) = &*cells;
-        for value in 1..=2 {
-            let reached = || counter.load(Acquire) >= value;
-            while !reached() {
-                wait::sleep(sleeper, value, &mut Spin::new(Duration::ZERO), Duration::MAX, reached);
-            }
-        }
-        waking.join().unwrap();
-    });
 }
 
 /// A bias whose thread makes no fences: the barrier is [`Everywhere`].
@@ -155,7 +80,7 @@ fn bias_is_revoked() {
             Biased {
                 owner: loom::sync::atomic::AtomicUsize::new(1),
                 busy: loom::sync::atomic::AtomicBool::new(false),
-                everywhere: Everywhere { state: Mutex::new((false, false)) },
+                everywhere: Everywhere::default(),
                 weak,
             },
             UnsafeCell::new(0),
@@ -207,7 +132,7 @@ fn direct_ready() {
 }
 
 /// Direct path: a second epoll instance of the receiver has taken its doorbell back, on which only the first one sleeps. It sees what was
-/// sent, or the sender sees that and has the driver tell both (`SYNC POINT: direct-dekker`).
+/// sent, or the sender sees that and has the driver tell both (`SYNC POINT: byte-ring-dekker`).
 #[test]
 fn direct_doorbell() {
     let parts = ["direct: fence of whoever rings", "direct: fence behind the doorbell that is taken back"];
@@ -358,13 +283,9 @@ struct Ends {
 impl Ends {
     /// The previous owner sends a byte. Returns whether it counts.
     fn send(&self) -> bool {
-        let weak = self.weak;
         // SAFETY: nobody reads the byte before it is claimed.
         self.data.with_mut(|data| unsafe { *data = 7 });
-        if !weak.leaves_out("ends: claim") {
-            self.sent.store(1, weak.order("ends: release of the claim", Release));
-        }
-        weak.fence("ends: fence of the owner");
+        byte_ring::claim(self, 1);
         if self.taken.load(Acquire) != 0 && self.await_end() == 0 {
             return false;
         }
@@ -403,6 +324,17 @@ impl Ends {
         }
         assert!(counts || !early, "a byte is received that does not count");
         counts
+    }
+}
+
+impl ClaimCells for Ends {
+    fn store_claim(&self, index: u64) {
+        if !self.weak.leaves_out("ends: claim") {
+            self.sent.store(index, self.weak.order("ends: release of the claim", Release));
+        }
+    }
+    fn fence(&self) {
+        self.weak.fence("ends: fence of the owner");
     }
 }
 
