@@ -135,6 +135,14 @@ impl Region<Own> {
     pub fn twice(fd: impl AsFd, offset: u64, len: usize, page_bytes: usize) -> Result<Self> {
         Self::in_a_row(fd, [(offset, len), (offset, len)], page_bytes, Own)
     }
+
+    /// Maps the first `ring_offset` bytes of `fd`, then the `len` bytes behind them, and these once more, in a row, for loads and stores.
+    ///
+    /// # Errors
+    /// The errors of `mmap`: `EPERM` when a seal forbids it.
+    pub fn twice_behind(fd: impl AsFd, ring_offset: usize, len: usize, page_bytes: usize) -> Result<Self> {
+        Self::in_a_row(fd, [(0, ring_offset + len), (ring_offset as u64, len)], page_bytes, Own)
+    }
 }
 
 impl Mapping {
@@ -494,7 +502,7 @@ mod tests {
     fn a_ring_behind_its_index_page_is_contiguous_and_copied_into() {
         let fd = create("test", 3 * 4096, Pages::Ordinary).unwrap();
         let own = Region::<Own>::new(&fd, 3 * 4096).unwrap();
-        let peer = Region::twice_behind(&fd, 4096, 2 * 4096, 4096).unwrap();
+        let peer = Region::<Theirs>::twice_behind(&fd, 4096, 2 * 4096, 4096).unwrap();
         own.store_u64(0, 7, Ordering::Relaxed);
         // SAFETY: eight private bytes; nobody else writes the ring.
         unsafe { own.copy_in(4096, 9u64.to_ne_bytes().as_ptr(), 8) };

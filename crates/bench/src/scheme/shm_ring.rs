@@ -1,18 +1,21 @@
 //! A ring in memory that both sides map read-write, as in SocksDirect between two processes. Messages are
 //! written and read in place, nobody copies, and nobody is protected from the other.
 //!
-//! [`Ring`] is one direction: free-running counters on cache lines of their own, a short spin, then a
-//! sleep on a futex. Records have one size, which divides the ring, so that each is contiguous.
+//! [`Ring`] is one direction: a ring of [`pd_shm::byte_ring`] whose index page both sides write, each index on cache lines of its own.
+//! A wait is a short spin, then a sleep on a futex. The ring is mapped twice in a row, so that each record is contiguous.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
-use memmap2::MmapRaw;
-use rustix::thread::futex;
+use pd_abi::limits::PAGE_BYTES;
+use pd_shm::byte_ring::{self, Consumer, Producer};
+use pd_shm::wait::{self, SharedCells, Waker};
+use pd_shm::{Own, Region, Spin};
 
 use super::{single, End};
 use crate::protocol::Open;
@@ -26,106 +29,65 @@ const SPIN_PAUSES: u32 = 200;
 const SLEEP_MAX: Duration = Duration::from_millis(250);
 /// Longest wait of the listening side for the connecting one.
 const CONNECT_MAX: Duration = Duration::from_secs(20);
-/// The first bytes hold the [`Header`].
-const DATA_AT: usize = 4096;
 
-/// Words that both sides share beside the data.
-#[repr(C)]
-struct Header {
-    produced: Line,
-    consumed: Line,
-    attached: AtomicU32,
+/// Places of an index and of the words by which its sleeping reader is woken. They share two lines with no other.
+struct Words {
+    index: usize,
+    wake_at: usize,
+    doorbell: usize,
 }
 
-/// A counter, and how its sleeping reader is woken.
-#[repr(C, align(128))]
-struct Line {
-    count: AtomicU64,
-    sleeping: AtomicU32,
-    doorbell: AtomicU32,
-}
+const PRODUCED: Words = Words { index: 0, wake_at: 8, doorbell: 16 };
+const CONSUMED: Words = Words { index: 128, wake_at: 136, doorbell: 144 };
+/// Half word: the other side has mapped it.
+const ATTACHED: usize = 256;
 
-impl Line {
-    fn publish(&self, count: u64) {
-        self.count.store(count, Ordering::Release);
-        // Against the reader's store of `sleeping` and load of `count`: one of the two sees the other.
-        fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed) != 0 {
-            self.sleeping.store(0, Ordering::Relaxed);
-            self.doorbell.fetch_add(1, Ordering::Release);
-            let _ = futex::wake(&self.doorbell, futex::Flags::empty(), 1);
-        }
-    }
-
-    fn wait(&self, reached: impl Fn(u64) -> bool) -> u64 {
-        if waiting::look(SPIN_PAUSES, || reached(self.count.load(Ordering::Acquire))) {
-            return self.count.load(Ordering::Acquire);
-        }
-        loop {
-            let doorbell = self.doorbell.load(Ordering::Acquire);
-            self.sleeping.store(1, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            let count = self.count.load(Ordering::Acquire);
-            if reached(count) {
-                self.sleeping.store(0, Ordering::Relaxed);
-                return count;
-            }
-            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: SLEEP_MAX.as_nanos() as _ };
-            let _ = futex::wait(&self.doorbell, futex::Flags::empty(), doorbell, Some(&timeout));
-            waiting::slept();
-        }
-    }
+fn cells<'a>(ring: &'a byte_ring::Ring<Own>, words: &Words) -> SharedCells<'a, Own, Own> {
+    SharedCells { wake_at: (ring.map(), words.wake_at), doorbell: (ring.map(), words.doorbell) }
 }
 
 /// A direction.
 pub struct Ring {
-    map: MmapRaw,
-    data_bytes: usize,
-    produced: u64,
-    consumed: u64,
+    ring: byte_ring::Ring<Own>,
+    producer: Producer,
+    consumer: Consumer,
+    waker: Waker,
 }
 
-// SAFETY: the mapping is plain memory that is reached through atomics and, by the protocol, by one side
-// at a time; moving the handle to another thread changes nothing about that.
-unsafe impl Send for Ring {}
-
 impl Ring {
-    /// Makes (or opens) the file at `path` and maps it. `data_bytes` is a multiple of every record.
+    /// Makes (or opens) the file at `path` and maps it. At most `data_bytes` lie in it at a time.
     pub fn open(path: &Path, data_bytes: usize, create: bool) -> Result<Ring> {
-        let open = || -> std::io::Result<MmapRaw> {
+        let ring_bytes = data_bytes.next_power_of_two().max(PAGE_BYTES);
+        let open = || -> std::io::Result<Option<Region<Own>>> {
             let file =
                 OpenOptions::new().read(true).write(true).create(create).truncate(create).open(path)?;
             if create {
-                file.set_len((DATA_AT + data_bytes) as u64)?;
+                file.set_len((PAGE_BYTES + ring_bytes) as u64)?;
             }
-            let map = MmapRaw::map_raw(&file)?;
+            if file.metadata()?.len() < (PAGE_BYTES + ring_bytes) as u64 {
+                return Ok(None);
+            }
+            let map = Region::<Own>::twice_behind(&file, PAGE_BYTES, ring_bytes, PAGE_BYTES)?;
             // Only spares page faults later; older kernels lack it.
-            let _ = map.advise(memmap2::Advice::PopulateWrite);
-            Ok(map)
+            let _ = map.populate(0, map.len());
+            Ok(Some(map))
         };
         let map = open().with_context(|| format!("cannot map {}", path.display()))?;
-        if map.len() < DATA_AT + data_bytes {
-            bail!("{} is too short", path.display());
-        }
-        Ok(Ring { map, data_bytes, produced: 0, consumed: 0 })
-    }
-
-    fn header(&self) -> &Header {
-        const { assert!(size_of::<Header>() <= DATA_AT) };
-        // SAFETY: the mapping is longer than the header, aligned to a page, lives as long as `self`, and
-        // the header consists of atomics, which any bytes are.
-        unsafe { &*self.map.as_ptr().cast::<Header>() }
+        let Some(map) = map else { bail!("{} is too short", path.display()) };
+        let ring = byte_ring::Ring::new(Arc::new(map), PAGE_BYTES, ring_bytes as u64);
+        let (producer, consumer) = (Producer::new(data_bytes as u64), Consumer::new(data_bytes as u64));
+        Ok(Ring { ring, producer, consumer, waker: Waker::default() })
     }
 
     /// Says that this side has mapped it.
     fn attach(&self) {
-        self.header().attached.fetch_add(1, Ordering::AcqRel);
+        self.ring.map().store_u32(ATTACHED, 1, Ordering::Release);
     }
 
     /// Waits until the other side has mapped it.
     fn await_other(&self) -> Result<()> {
         let end = Instant::now() + CONNECT_MAX;
-        while self.header().attached.load(Ordering::Acquire) == 0 {
+        while self.ring.map().load_u32(ATTACHED, Ordering::Acquire) == 0 {
             if Instant::now() > end {
                 bail!("nobody connected within {CONNECT_MAX:?}");
             }
@@ -134,13 +96,28 @@ impl Ring {
         Ok(())
     }
 
+    /// Publishes an index, and wakes the other side if that waits for it.
+    fn show(&mut self, words: &Words, index: u64) {
+        self.ring.publish(words.index, index);
+        self.waker.wake(&cells(&self.ring, words), index);
+    }
+
+    /// Waits until the other side's index has reached `value`. Returns the index.
+    fn wait(&self, words: &Words, value: u64) -> u64 {
+        let reached = || self.ring.load(words.index) >= value;
+        if !waiting::look(SPIN_PAUSES, reached) {
+            while !reached() {
+                let mut no_spin = Spin::new(Duration::ZERO);
+                wait::sleep(&cells(&self.ring, words), value, &mut no_spin, SLEEP_MAX, reached);
+                waiting::slept();
+            }
+        }
+        self.ring.load(words.index)
+    }
+
     /// Returns a pointer to `len` bytes at a position.
     fn at(&self, position: u64, len: usize) -> *mut u8 {
-        let offset = (position % self.data_bytes as u64) as usize;
-        assert!(offset + len <= self.data_bytes, "records divide the ring");
-        // SAFETY: `DATA_AT + data_bytes` was checked to be within the mapping, and `offset + len` just now
-        // to be within the data.
-        unsafe { self.map.as_mut_ptr().add(DATA_AT + offset) }
+        self.ring.map().address(self.ring.place(position), len).as_ptr()
     }
 
     /// Writes one record of `len` bytes in place; waits for room.
@@ -151,40 +128,42 @@ impl Ring {
 
     /// Produces as [`Ring::produce`], but the other side sees the bytes only after [`Ring::publish`].
     pub fn reserve(&mut self, len: usize, fill: &mut dyn FnMut(&mut [u8])) {
-        let full = self.data_bytes as u64 - len as u64;
-        if self.produced - self.consumed > full {
-            let produced = self.produced;
-            self.consumed = self.header().consumed.wait(|consumed| produced - consumed <= full);
+        if self.producer.room() < len as u64 {
+            let until = self.producer.written() + len as u64 - self.producer.ring_bytes();
+            let consumed = self.wait(&CONSUMED, until);
+            self.producer.see(consumed).expect("the other side reads what was written");
         }
         // SAFETY: the consumer has given these bytes back, which it says with a release store, and does
         // not read them before the store in `publish`.
-        fill(unsafe { std::slice::from_raw_parts_mut(self.at(self.produced, len), len) });
-        self.produced += len as u64;
+        fill(unsafe { std::slice::from_raw_parts_mut(self.at(self.producer.written(), len), len) });
+        self.producer.write(len as u64);
     }
 
     /// Publishes reserved bytes.
-    pub fn publish(&self) {
-        self.header().produced.publish(self.produced);
+    pub fn publish(&mut self) {
+        let produced = self.producer.publish();
+        self.show(&PRODUCED, produced);
     }
 
     /// Waits until everything is consumed.
     pub fn drain(&self) {
-        self.header().consumed.wait(|consumed| consumed == self.produced);
+        self.wait(&CONSUMED, self.producer.published());
     }
 
     /// Waits for bytes, lends contiguous ones (at most `max`), and gives them back.
     pub fn consume(&mut self, max: usize, take: &mut dyn FnMut(&[u8])) -> usize {
-        if self.produced == self.consumed {
-            let consumed = self.consumed;
-            self.produced = self.header().produced.wait(|produced| produced > consumed);
+        if self.consumer.unread() == 0 {
+            let produced = self.wait(&PRODUCED, self.consumer.read() + 1);
+            self.consumer.see(produced).expect("the other side writes into free places");
         }
-        let to_end = self.data_bytes - (self.consumed % self.data_bytes as u64) as usize;
-        let len = ((self.produced - self.consumed) as usize).min(to_end).min(max);
+        let len = (self.consumer.unread() as usize).min(max);
         // SAFETY: the producer has published these bytes with a release store and does not write them
         // before the store below.
-        take(unsafe { std::slice::from_raw_parts(self.at(self.consumed, len), len) });
-        self.consumed += len as u64;
-        self.header().consumed.publish(self.consumed);
+        take(unsafe { std::slice::from_raw_parts(self.at(self.consumer.read(), len), len) });
+        self.consumer.take(len as u64);
+        if let Some(consumed) = self.consumer.give_back(self.consumer.read()) {
+            self.show(&CONSUMED, consumed);
+        }
         len
     }
 }
@@ -325,23 +304,25 @@ impl End for ShmEnd {
 mod tests {
     use super::*;
 
-    #[test]
-    fn records_arrive_in_order_through_a_small_ring() {
+    fn check(data_bytes: usize, record_bytes: usize) {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("x");
-        let mut consumer = Pair::create(&base, 4096).unwrap();
-        let mut producer = Pair::open(&base, 4096).unwrap();
+        let mut consumer = Pair::create(&base, data_bytes).unwrap();
+        let mut producer = Pair::open(&base, data_bytes).unwrap();
         consumer.await_other(&base).unwrap();
         let sender = std::thread::spawn(move || {
             for n in 0..10_000u32 {
-                producer.out.produce(64, &mut |record| record[..4].copy_from_slice(&n.to_ne_bytes()));
+                producer
+                    .out
+                    .produce(record_bytes, &mut |record| record[..4].copy_from_slice(&n.to_ne_bytes()));
             }
             producer.out.drain();
         });
         let mut next = 0;
         while next < 10_000 {
-            consumer.back.consume(1024, &mut |bytes| {
-                for record in bytes.chunks(64) {
+            consumer.back.consume(16 * record_bytes, &mut |bytes| {
+                assert!(bytes.len() <= data_bytes);
+                for record in bytes.chunks(record_bytes) {
                     assert_eq!(u32::from_ne_bytes(record[..4].try_into().unwrap()), next);
                     next += 1;
                 }
@@ -349,5 +330,13 @@ mod tests {
         }
         sender.join().unwrap();
         assert!(!base.with_extension("forth").exists());
+    }
+
+    #[test]
+    fn records_arrive_in_order_through_a_small_ring() {
+        check(4096, 64);
+        // Fewer than the memory holds, which records cross the end of.
+        check(3000, 1000);
+        check(32, 16);
     }
 }

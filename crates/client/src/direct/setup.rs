@@ -72,7 +72,8 @@ impl Direct {
         }
         let asked = unless_left(ask(attachment, FrameKind::PeerRing, id))?;
         let Some((fd, pages, bytes)) = asked else { return Ok(None) };
-        let map = Region::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes()).map_err(unmapped)?;
+        let map = Region::<Theirs>::twice_behind(fd, pages.bytes(), bytes as usize, pages.bytes())
+            .map_err(unmapped)?;
         let peer = self.peer.get_or_init(|| Ring::new(Arc::new(map), pages.bytes(), bytes));
         Ok(Some((own, peer.clone())))
     }
