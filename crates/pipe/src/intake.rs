@@ -1,8 +1,11 @@
 //! Reading of a program's sends: each word and each entry once, bounded by the reader's own positions. The reader is the agent, or on the
 //! direct path of a link the receiving program ([`crate::handover`]).
+//!
+//! The positions and their bounds are those of any ring of bytes ([`pd_shm::byte_ring`]). Here are the entries, and what is lent.
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use pd_shm::byte_ring::Consumer;
 
 /// Most bytes of an unmarked stream that are taken at a time.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -44,9 +47,8 @@ pub struct Sent {
 pub struct Intake {
     shape: Shape,
     ports: u16,
-    taken: u64,
-    end: u64,
-    published: u64,
+    /// Positions taken, known to be sent, and published as free.
+    cursor: Consumer,
     /// Position of the oldest byte that was taken and is lent still.
     lent: Option<u64>,
     foreign: u32,
@@ -56,12 +58,13 @@ pub struct Intake {
 impl Intake {
     /// Makes a record for a pipe whose verdicts may name `ports` ports.
     pub fn new(shape: Shape, ports: u16) -> Self {
-        Self { shape, ports, taken: 0, end: 0, published: 0, lent: None, foreign: 0, pending: None }
+        let cursor = Consumer::new(shape.ring_bytes());
+        Self { shape, ports, cursor, lent: None, foreign: 0, pending: None }
     }
 
     /// Goes on at `position`: another reader has taken, and given back, what lies before.
     pub fn resume(&mut self, position: u64) {
-        (self.taken, self.end, self.published) = (position, position, position);
+        self.cursor = Consumer::resume(self.shape.ring_bytes(), position);
         (self.lent, self.pending) = (None, None);
     }
 
@@ -73,13 +76,13 @@ impl Intake {
     /// Returns the position up to which taken bytes are free.
     #[inline]
     fn free(&self) -> u64 {
-        self.lent.unwrap_or(self.taken)
+        self.lent.unwrap_or(self.cursor.read())
     }
 
     /// Returns the taken bytes that are lent still.
     #[inline]
     pub fn lent(&self) -> u64 {
-        self.taken.wrapping_sub(self.free())
+        self.cursor.read().wrapping_sub(self.free())
     }
 
     /// Reads the position up to which the program sends. `announced`: position up to which bytes were announced to a forwarding
@@ -92,19 +95,16 @@ impl Intake {
     pub fn look(&mut self, cells: &impl IntakeCells, announced: u64) -> Result<bool, Violation> {
         // SYNC POINT: pipe-sent
         let position = cells.load_producer();
-        if position == self.end {
+        if position == self.cursor.known() {
             return Ok(false);
         }
-        let room = match self.shape.direction() {
-            Direction::Forward => announced.wrapping_sub(self.end),
-            // Not what was taken: a program that sends into the place of that would never let a reader come to an end.
-            _ => self.shape.ring_bytes().saturating_sub(self.end.wrapping_sub(self.published)),
-        };
-        let more = position.wrapping_sub(self.end);
-        if more > room || more % self.shape.grain() != 0 {
+        if position.wrapping_sub(self.cursor.known()) % self.shape.grain() != 0 {
             return Err(Violation::Index);
         }
-        self.end = position;
+        match self.shape.direction() {
+            Direction::Forward => self.cursor.see_within(position, announced)?,
+            _ => self.cursor.see(position)?,
+        };
         Ok(true)
     }
 
@@ -114,10 +114,10 @@ impl Intake {
     /// [`Violation::Length`] and [`Violation::Verdict`], by the entry.
     #[inline]
     pub fn next(&mut self, cells: &impl IntakeCells) -> Result<Option<Sent>, Violation> {
-        if self.pending.is_some() || self.taken == self.end {
+        if self.pending.is_some() || !self.has_untaken() {
             return Ok(self.pending);
         }
-        let (position, left) = (self.taken, self.end.wrapping_sub(self.taken));
+        let (position, left) = (self.cursor.read(), self.cursor.unread());
         let sent = match self.shape.unit() {
             Unit::Bytes => Sent { position, length: left.min(CHUNK_BYTES) as usize, to: To::Port(0) },
             Unit::Frames => {
@@ -154,7 +154,7 @@ impl Intake {
                 Unit::Frames => frame_stride(sent.length as u16),
                 Unit::Bytes => sent.length as u64,
             };
-            self.taken = self.taken.wrapping_add(bytes);
+            self.cursor.take(bytes);
         }
     }
 
@@ -169,11 +169,7 @@ impl Intake {
     /// Publishes the position of taken bytes that are not lent. Returns it, if it has changed.
     #[inline]
     pub fn publish(&mut self, cells: &impl IntakeCells) -> Option<u64> {
-        let free = self.free();
-        if self.published == free {
-            return None;
-        }
-        self.published = free;
+        let free = self.cursor.give_back(self.free())?;
         // SYNC POINT: pipe-taken
         cells.store_consumer(free);
         Some(free)
@@ -181,25 +177,25 @@ impl Intake {
 
     /// Returns whether sent bytes are still to be taken.
     pub fn has_untaken(&self) -> bool {
-        self.taken != self.end
+        self.cursor.unread() > 0
     }
 
     /// Returns the position up to which the program sends, as [`Self::look`] has read it.
     #[inline]
     pub fn end(&self) -> u64 {
-        self.end
+        self.cursor.known()
     }
 
     /// Returns the bytes that are free and not published.
     #[inline]
     pub fn unpublished(&self) -> u64 {
-        self.free().wrapping_sub(self.published)
+        self.free().wrapping_sub(self.cursor.freed())
     }
 
     /// Returns the position up to which everything was taken: in a forwarding pipe the ring is free up to there.
     #[inline]
     pub fn taken(&self) -> u64 {
-        self.taken
+        self.cursor.read()
     }
 }
 

@@ -4,8 +4,11 @@
 //! agent reads in each turn. The further behind the program is, the more bytes a notification covers. No side reads a word of
 //! the other for each frame.
 //!
+//! The positions and their bounds are those of any ring of bytes ([`pd_shm::byte_ring`]). Here is when they are announced.
+//!
 //! The code is written over traits for the words, so that it runs over shared memory, over a model, and under loom.
 use crate::violation::Violation;
+use pd_shm::byte_ring::{Consumer, Producer};
 
 /// The words that an announcing agent reaches.
 pub trait AnnounceCells {
@@ -30,11 +33,9 @@ pub trait ReadCells {
 /// The agent's side: positions appended, announced and given back. Each word of the program is bounded by these before its use.
 #[derive(Clone, Debug)]
 pub struct Announcer {
-    ring_bytes: u64,
+    /// Positions appended, announced and given back.
+    cursor: Producer,
     grain: u64,
-    tail: u64,
-    announced: u64,
-    given_back: u64,
     wanted: u32,
     outstanding: bool,
 }
@@ -42,7 +43,7 @@ pub struct Announcer {
 impl Announcer {
     /// Makes one for a ring of `ring_bytes`, whose positions are multiples of `grain`.
     pub fn new(ring_bytes: u64, grain: u64) -> Self {
-        Self { ring_bytes, grain, tail: 0, announced: 0, given_back: 0, wanted: 0, outstanding: false }
+        Self { cursor: Producer::new(ring_bytes), grain, wanted: 0, outstanding: false }
     }
 
     /// Reads the program's words. Returns whether there was an answer.
@@ -54,12 +55,11 @@ impl Announcer {
         let mut answered = false;
         // SYNC POINT: pipe-given-back
         let position = cells.load_given_back();
-        if position != self.given_back {
-            let given = position.wrapping_sub(self.given_back);
-            if given > self.announced.wrapping_sub(self.given_back) || given % self.grain != 0 {
+        if position != self.cursor.freed() {
+            if position.wrapping_sub(self.cursor.freed()) % self.grain != 0 {
                 return Err(Violation::Index);
             }
-            self.given_back = position;
+            self.cursor.see(position)?;
             answered = true;
         }
         let wanted = cells.load_wanted();
@@ -76,118 +76,113 @@ impl Announcer {
     /// Returns the bytes that can be appended, if the ring is free up to `freed`.
     #[inline]
     pub fn room(&self, freed: u64) -> u64 {
-        self.ring_bytes - self.tail.wrapping_sub(freed)
+        self.cursor.room_behind(freed)
     }
 
     /// Counts `bytes` appended at [`Self::tail`]. The caller bounds them by [`Self::room`].
     #[inline]
     pub fn append(&mut self, bytes: u64) {
-        self.tail = self.tail.wrapping_add(bytes);
+        self.cursor.write(bytes);
     }
 
     /// Announces appended bytes, unless a notification is outstanding. Returns the position announced.
     #[inline]
     pub fn announce(&mut self, cells: &impl AnnounceCells) -> Option<u64> {
-        if self.outstanding || self.tail == self.announced {
+        if self.outstanding || self.tail() == self.announced() {
             return None;
         }
         self.announce_all(cells);
-        Some(self.tail)
+        Some(self.tail())
     }
 
     /// Announces appended bytes, also while a notification is outstanding.
     pub fn announce_all(&mut self, cells: &impl AnnounceCells) {
-        if self.tail == self.announced {
+        if self.tail() == self.announced() {
             return;
         }
-        self.announced = self.tail;
         self.outstanding = true;
         // SYNC POINT: pipe-announced
-        cells.store_producer(self.tail);
+        cells.store_producer(self.cursor.publish());
     }
 
     /// Returns the position of the next byte appended.
     #[inline]
     pub fn tail(&self) -> u64 {
-        self.tail
+        self.cursor.written()
     }
 
     /// Returns the position up to which the program may read.
     #[inline]
     pub fn announced(&self) -> u64 {
-        self.announced
+        self.cursor.published()
     }
 
     /// Returns the position up to which the program has given back.
     #[inline]
     pub fn given_back(&self) -> u64 {
-        self.given_back
+        self.cursor.freed()
     }
 }
 
-/// The program's side.
+/// The program's side. The program trusts the agent, so that its positions have no bounds.
 #[derive(Clone, Debug)]
 pub struct Reader {
     piece: u64,
-    known: u64,
-    read: u64,
-    given_back: u64,
+    /// Positions known to be announced, read and given back.
+    cursor: Consumer,
     wanted: u32,
 }
 
 impl Reader {
     /// Makes a reader that gives space back by `piece` bytes.
     pub fn new(piece: u64) -> Self {
-        Self { piece, known: 0, read: 0, given_back: 0, wanted: 0 }
+        Self { piece, cursor: Consumer::default(), wanted: 0 }
     }
 
     /// Takes the notification, if there is a new one. Returns the number of unread bytes.
     #[inline]
     pub fn refresh(&mut self, cells: &impl ReadCells) -> u64 {
         // SYNC POINT: pipe-announced
-        self.known = cells.load_producer();
+        self.cursor.see_trusted(cells.load_producer());
         self.unread()
     }
 
     /// Returns the position up to which bytes are known to be announced.
     #[inline]
     pub fn known(&self) -> u64 {
-        self.known
+        self.cursor.known()
     }
 
     /// Returns the known unread bytes.
     #[inline]
     pub fn unread(&self) -> u64 {
-        self.known.wrapping_sub(self.read)
+        self.cursor.unread()
     }
 
     /// Returns the position of the first unread byte.
     #[inline]
     pub fn read(&self) -> u64 {
-        self.read
+        self.cursor.read()
     }
 
     /// Counts `bytes` as read. The caller bounds them by [`Self::unread`].
     #[inline]
     pub fn consume(&mut self, bytes: u64) {
-        self.read = self.read.wrapping_add(bytes);
+        self.cursor.take(bytes);
     }
 
     /// Returns whether a piece has been read that is not given back yet.
     #[inline]
     pub fn due(&self) -> bool {
-        self.read.wrapping_sub(self.given_back) >= self.piece
+        self.cursor.read().wrapping_sub(self.cursor.freed()) >= self.piece
     }
 
     /// Gives read bytes back. Returns whether there were any.
     #[inline]
     pub fn give_back(&mut self, cells: &impl ReadCells) -> bool {
-        if self.given_back == self.read {
-            return false;
-        }
-        self.given_back = self.read;
+        let Some(position) = self.cursor.give_back(self.cursor.read()) else { return false };
         // SYNC POINT: pipe-given-back
-        cells.store_given_back(self.read);
+        cells.store_given_back(position);
         true
     }
 

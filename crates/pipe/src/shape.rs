@@ -1,6 +1,7 @@
 //! The shape of a pipe: direction, unit, and size.
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{PIPE_PIECE_BYTES, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
+use pd_shm::byte_ring::offset_in;
 use rustix::io::{Errno, Result};
 
 /// Direction of a pipe's bytes.
@@ -84,7 +85,7 @@ impl Shape {
 
     /// Returns the offset of a position in the ring.
     pub(crate) fn offset(self, position: u64) -> usize {
-        (position & (self.ring_bytes - 1)) as usize
+        offset_in(position, self.ring_bytes) as usize
     }
 }
 

@@ -1,4 +1,5 @@
 //! Violations of the protocol of pipes by a program.
+use pd_shm::byte_ring::Broken;
 use thiserror::Error;
 
 /// A word or an entry that the protocol rules out. The agent ends the pipe.
@@ -16,4 +17,10 @@ pub enum Violation {
     /// Memory that the program was to map has pages missing.
     #[error("a pipe's memory has holes")]
     Holes,
+}
+
+impl From<Broken> for Violation {
+    fn from(_: Broken) -> Self {
+        Self::Index
+    }
 }

@@ -11,7 +11,7 @@
 mod cursor;
 mod wake;
 
-pub use cursor::{check_consumer, check_producer, Broken, Consumer, Producer};
+pub use cursor::{check_consumer, check_producer, offset_in, Broken, Consumer, Producer};
 pub use wake::{
     claim, AsymmetricFence, ClaimCells, FenceCells, OwnWords, WakeWords, Waker, WakerCells, WakerWords,
 };
@@ -61,13 +61,13 @@ impl<A: Access> Ring<A> {
     /// Returns the offset of byte number `position`.
     #[inline]
     pub fn place(&self, position: u64) -> usize {
-        self.ring_offset + (position & (self.bytes - 1)) as usize
+        self.ring_offset + offset_in(position, self.bytes) as usize
     }
 
     /// Returns the bytes from `position` to the ring's end.
     #[inline]
     pub fn to_end(&self, position: u64) -> u64 {
-        self.bytes - (position & (self.bytes - 1))
+        self.bytes - offset_in(position, self.bytes)
     }
 
     /// Loads an index, and with it the bytes before it.

@@ -16,6 +16,7 @@ use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath, FRAME_BYTES_MAX};
+use pd_shm::byte_ring::check_consumer;
 use pd_shm::wait::{self, SharedCells, SleeperCells, Waker};
 use pd_shm::{Own, Region, Theirs};
 use rustix::io::{Errno, Result};
@@ -275,8 +276,8 @@ impl Pipe {
             (_, LinkPath::Offered) => self.take_offer(),
             (number, LinkPath::Direct) => {
                 self.direct = self.offered.take().filter(|peer| peer.number == number);
-                self.writer.free_from =
-                    self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire);
+                let freed = self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire);
+                self.writer.cursor.see_trusted(freed);
             }
             _ => self.offered = None,
         }
@@ -517,16 +518,18 @@ impl Pipe {
         }
     }
 
-    /// Returns the position up to which sent bytes are free, by the side that reads them; none if it cannot be.
-    pub(super) fn freed(&self) -> Option<u64> {
+    /// Loads the position up to which sent bytes are free, by the side that reads them.
+    pub(super) fn load_freed(&self) -> u64 {
         // SYNC POINT: pipe-taken
-        let position = match &self.direct {
+        match &self.direct {
             Some(peer) => peer.memory.control.load_u64(pipe_control::LINK_CONSUMER, Ordering::Acquire),
             None => self.memory.status.load_u64(pipe_status::SEND_CONSUMER, Ordering::Acquire),
-        };
-        let Self { writer, .. } = self;
-        let is_possible =
-            position.wrapping_sub(writer.free_from) <= writer.published.wrapping_sub(writer.free_from);
-        is_possible.then_some(position)
+        }
+    }
+
+    /// Returns that position; none if it cannot be.
+    pub(super) fn freed(&self) -> Option<u64> {
+        let (position, cursor) = (self.load_freed(), &self.writer.cursor);
+        check_consumer(position, cursor.freed(), cursor.published()).is_ok().then_some(position)
     }
 }

@@ -25,6 +25,7 @@ use crate::notify::{ReadCells, Reader};
 use crate::shape::{Direction, Shape, Unit};
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status};
 use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
+use pd_shm::byte_ring::Producer;
 use pd_shm::wait::{self, SharedCells};
 use pd_shm::{Own, Spin, Theirs};
 use rustix::io::{Errno, Result};
@@ -52,12 +53,11 @@ impl ReadCells for Cells<'_> {
     }
 }
 
-/// Positions of a sending program: placed, published, and free again.
-#[derive(Debug, Default)]
+/// A sending program's record.
+#[derive(Debug)]
 struct Writer {
-    placed: u64,
-    published: u64,
-    free_from: u64,
+    /// Positions placed, published, and free again.
+    cursor: Producer,
     /// Bytes that the last [`Pipe::place`] lent.
     lent: usize,
 }
@@ -107,7 +107,7 @@ impl Pipe {
             doorbell: offer.doorbell,
             reader: Reader::new(offer.shape.piece()),
             lent: 0,
-            writer: Writer::default(),
+            writer: Writer { cursor: Producer::new(offer.shape.ring_bytes()), lent: 0 },
             spin: Spin::new(Spin::LIMIT_DEFAULT),
             rung: 0,
             wakes: None,
@@ -451,7 +451,7 @@ impl Pipe {
                 return true;
             }
             let link = self.link;
-            let wake_at = self.writer.placed.wrapping_sub(ring - room);
+            let wake_at = self.writer.cursor.written().wrapping_sub(ring - room);
             self.memory.control.store_u64(pipe_control::SEND_WAKE_AT, wake_at, Ordering::Relaxed);
             // SYNC POINT: wake-dekker
             fence(Ordering::SeqCst);
@@ -475,15 +475,15 @@ impl Pipe {
     }
 
     fn free(&mut self, bytes: u64) -> bool {
-        let ring = self.shape.ring_bytes();
-        if ring - self.writer.placed.wrapping_sub(self.writer.free_from) < bytes {
+        if self.writer.cursor.room() < bytes {
             let link = self.load_link();
             if link != self.link {
                 self.follow_sending(link);
             }
-            self.writer.free_from = self.freed().unwrap_or(self.writer.free_from);
+            // An impossible position is not believed.
+            let _ = self.writer.cursor.see(self.load_freed());
         }
-        ring - self.writer.placed.wrapping_sub(self.writer.free_from) >= bytes
+        self.writer.cursor.room() >= bytes
     }
 
     fn stride(&self, len: usize) -> u64 {
@@ -512,7 +512,7 @@ impl Pipe {
             return Err(Errno::AGAIN);
         }
         self.writer.lent = len;
-        Ok(self.bytes_mut(self.writer.placed, len))
+        Ok(self.bytes_mut(self.writer.cursor.written(), len))
     }
 
     /// Completes the bytes lent last. A frame goes to port `to` of those that the pipe was opened with ([`pd_abi::pipe::BACK`] is its
@@ -542,10 +542,10 @@ impl Pipe {
 
     fn complete(&mut self, len: usize, to: u16) {
         if self.shape.unit() == Unit::Frames {
-            self.write_entry(self.writer.placed, len as u16, to);
+            self.write_entry(self.writer.cursor.written(), len as u16, to);
         }
-        self.writer.placed = self.writer.placed.wrapping_add(self.stride(len));
-        if self.writer.placed.wrapping_sub(self.writer.published) >= self.shape.piece() {
+        self.writer.cursor.write(self.stride(len));
+        if self.writer.cursor.unpublished() >= self.shape.piece() {
             self.flush();
         }
     }
@@ -567,24 +567,24 @@ impl Pipe {
 
     /// Publishes all placed bytes to the agent.
     pub fn flush(&mut self) {
-        if self.writer.published != self.writer.placed {
-            self.writer.published = self.writer.placed;
+        if self.writer.cursor.unpublished() > 0 {
+            let sent = self.writer.cursor.publish();
             // SYNC POINT: pipe-sent
-            self.memory.control.store_u64(pipe_control::SEND_PRODUCER, self.writer.placed, Ordering::Release);
+            self.memory.control.store_u64(pipe_control::SEND_PRODUCER, sent, Ordering::Release);
             self.ring();
             // SYNC POINT: link-granted
             let link = self.load_link();
             if link != self.link {
                 self.follow_sending(link);
             }
-            self.wake_receiver(self.writer.placed);
+            self.wake_receiver(sent);
         }
     }
 
     /// Returns the placed bytes that the agent has not taken.
     pub fn untaken(&mut self) -> u64 {
         self.free(self.shape.ring_bytes());
-        self.writer.placed.wrapping_sub(self.writer.free_from)
+        self.writer.cursor.untaken()
     }
 
     /// Sleeps until `room` bytes of the ring are free, at most `timeout`. The whole ring is free when all was taken.
@@ -605,7 +605,7 @@ impl Pipe {
             }
             let left = timeout.saturating_sub(start.elapsed());
             let link = self.link;
-            self.sleep_sending(self.writer.placed.wrapping_sub(ring - room), left);
+            self.sleep_sending(self.writer.cursor.written().wrapping_sub(ring - room), left);
             if self.free(room) {
                 return Ok(());
             }

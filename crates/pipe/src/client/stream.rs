@@ -9,6 +9,7 @@
 use super::Pipe;
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::pipe::{link_parts, LinkPath};
+use pd_shm::byte_ring::{offset_in, Consumer};
 use pd_shm::copy::copy;
 use pd_shm::memfd::{self, Pages};
 use pd_shm::{Own, Region};
@@ -21,10 +22,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct Gathered {
     ring: Region<Own>,
-    ring_bytes: u64,
     /// Positions of the first unread byte, and behind the last.
-    read: u64,
-    end: u64,
+    cursor: Consumer,
     /// Bytes from `read` on whose place in the pipe's own ring may be lent still.
     owed: u64,
 }
@@ -39,23 +38,23 @@ impl Gathered {
         let fd = memfd::create("pd-pipe-gathered", bytes, Pages::Ordinary)?;
         memfd::allocate(&fd, bytes)?;
         let ring = Region::<Own>::twice(&fd, 0, bytes, PAGE_BYTES)?;
-        Ok(Self { ring, ring_bytes, read: 0, end: 0, owed: 0 })
+        Ok(Self { ring, cursor: Consumer::new(ring_bytes), owed: 0 })
     }
 
     /// Returns the unread bytes.
     #[inline]
     pub fn unread(&self) -> u64 {
-        self.end.wrapping_sub(self.read)
+        self.cursor.unread()
     }
 
     /// Returns the bytes that can be appended.
     #[inline]
     pub fn room(&self) -> u64 {
-        self.ring_bytes - self.unread()
+        self.cursor.ring_bytes() - self.unread()
     }
 
     fn address(&self, position: u64, len: usize) -> NonNull<u8> {
-        self.ring.address((position & (self.ring_bytes - 1)) as usize, len)
+        self.ring.address(offset_in(position, self.cursor.ring_bytes()) as usize, len)
     }
 
     /// Appends a copy of `len` bytes, for which there is room.
@@ -65,8 +64,8 @@ impl Gathered {
     pub unsafe fn append(&mut self, from: NonNull<u8>, len: usize) {
         assert!(len as u64 <= self.room(), "appended without room");
         // SAFETY: readable, the caller says; the place is free, and `&mut self` rules out a borrow of it.
-        unsafe { copy(self.address(self.end, len).as_ptr(), from.as_ptr(), len) };
-        self.end = self.end.wrapping_add(len as u64);
+        unsafe { copy(self.address(self.cursor.known(), len).as_ptr(), from.as_ptr(), len) };
+        self.cursor.see_trusted(self.cursor.known().wrapping_add(len as u64));
     }
 
     /// Returns the first `len` unread bytes.
@@ -74,13 +73,13 @@ impl Gathered {
     pub fn bytes(&self, len: usize) -> &[u8] {
         assert!(len as u64 <= self.unread(), "more than is unread");
         // SAFETY: `len` bytes of the ring, which this process alone has, and which are written only by `append`, behind them.
-        unsafe { slice::from_raw_parts(self.address(self.read, len).as_ptr(), len) }
+        unsafe { slice::from_raw_parts(self.address(self.cursor.read(), len).as_ptr(), len) }
     }
 
     /// Counts the first `len` unread bytes as read.
     #[inline]
     pub fn consume(&mut self, len: u64) {
-        self.read = self.read.wrapping_add(len);
+        self.cursor.take(len);
         self.owed = self.owed.saturating_sub(len);
     }
 }

@@ -6,6 +6,12 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
+/// Returns where byte number `position` lies in a ring of `ring_bytes`, a power of two.
+#[inline]
+pub fn offset_in(position: u64, ring_bytes: u64) -> u64 {
+    position & (ring_bytes - 1)
+}
+
 /// Returns by how much an index has moved on from `known`, which is at most `most`.
 #[inline]
 fn moved(index: u64, known: u64, most: u64) -> Result<u64, Broken> {
@@ -76,6 +82,18 @@ impl Producer {
         self.freed
     }
 
+    /// Returns the bytes that are written and not published.
+    #[inline]
+    pub fn unpublished(&self) -> u64 {
+        self.written.wrapping_sub(self.published)
+    }
+
+    /// Returns the bytes that are written and not given back, as last seen.
+    #[inline]
+    pub fn untaken(&self) -> u64 {
+        self.written.wrapping_sub(self.freed)
+    }
+
     /// Returns the bytes that can be written, as last seen.
     #[inline]
     pub fn room(&self) -> u64 {
@@ -97,6 +115,12 @@ impl Producer {
         let by = check_consumer(index, self.freed, self.published)?;
         self.freed = index;
         Ok(by)
+    }
+
+    /// Takes that index from a side that this one trusts.
+    #[inline]
+    pub fn see_trusted(&mut self, index: u64) {
+        self.freed = index;
     }
 
     /// Counts `bytes` as written. The caller bounds them by [`Self::room`].
