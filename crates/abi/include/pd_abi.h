@@ -563,9 +563,9 @@
 /* u64: The owner sends: likewise, when consumer reaches this. */
 #define PD_ABI_DIRECT_SEND_EVENT_AT 280ull
 /* u32: Not 0: the fence is asymmetric. The peer makes none between producer and its look at the two words for receiving; the owner makes it on all cores (membarrier) before each sleep. */
-#define PD_ABI_DIRECT_RECV_UNFENCED 288ull
+#define PD_ABI_DIRECT_RECV_ASYMMETRIC 288ull
 /* u32: The same of consumer and the two words for sending. */
-#define PD_ABI_DIRECT_SEND_UNFENCED 292ull
+#define PD_ABI_DIRECT_SEND_ASYMMETRIC 292ull
 /* u32: Not 0: the owner has registered for membarrier. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
 /* u64: Not 0: the owner sleeps on the doorbell of this number. A peer that has it (FrameKind::PeerDoorbell) rings it instead of a nudge. */

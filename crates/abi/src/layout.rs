@@ -250,9 +250,9 @@ words! {
         SEND_EVENT_AT: u64 = 280;
         /// Not 0: the fence is asymmetric. The peer makes none between `producer` and its look at the two words
         /// for receiving; the owner makes it on all cores (`membarrier`) before each sleep.
-        RECV_UNFENCED: u32 = 288;
+        RECV_ASYMMETRIC: u32 = 288;
         /// The same of `consumer` and the two words for sending.
-        SEND_UNFENCED: u32 = 292;
+        SEND_ASYMMETRIC: u32 = 292;
         /// Not 0: the owner has registered for `membarrier`.
         BARRIERS: u32 = 296;
         /// Not 0: the owner sleeps on the doorbell of this number. A peer that has it (`FrameKind::PeerDoorbell`) rings it

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(super) const RECV: WakeWords = WakeWords {
     wake_at: direct::RECV_WAKE_AT,
     event_at: direct::RECV_EVENT_AT,
-    asymmetric: direct::RECV_UNFENCED,
+    asymmetric: direct::RECV_ASYMMETRIC,
     barriers: direct::BARRIERS,
     doorbell: direct::RECV_DOORBELL,
 };
@@ -22,7 +22,7 @@ pub(super) const RECV: WakeWords = WakeWords {
 pub(super) const SEND: WakeWords = WakeWords {
     wake_at: direct::SEND_WAKE_AT,
     event_at: direct::SEND_EVENT_AT,
-    asymmetric: direct::SEND_UNFENCED,
+    asymmetric: direct::SEND_ASYMMETRIC,
     barriers: direct::BARRIERS,
     doorbell: direct::SEND_DOORBELL,
 };
