@@ -192,10 +192,10 @@
 /* Descriptors of the other end of a link: page_bytes of PipePeer. */
 /* The ring of the other end, which sends. */
 #define PD_ABI_PEER_HAS_RING 1ull
-/* The bell of the pipe itself: an eventfd that the other end signals, for a program that waits in poll or epoll. Never read or written: each signal is an edge. */
-#define PD_ABI_PEER_HAS_OWN_BELL 2ull
-/* The bell of the other end, to be signalled in a way that cannot block (IOCB_FLAG_RESFD). */
-#define PD_ABI_PEER_HAS_PEER_BELL 4ull
+/* The wake-up eventfd of the pipe itself, which the other end signals, for a program that waits in poll or epoll. Never read or written: each signal is an edge. */
+#define PD_ABI_PEER_HAS_OWN_EVENTFD 2ull
+/* The wake-up eventfd of the other end, to be signalled in a way that cannot block (IOCB_FLAG_RESFD). */
+#define PD_ABI_PEER_HAS_PEER_EVENTFD 4ull
 
 /* Requests. */
 /* Move a span of a send region to the peer (paper, section III-E). Numbers: the region above SPAN_OFFSET_BITS of offset; the sends beyond the first above SEND_LEN_BITS of length. The second may grow while the request is the newest of its ring. Unanswered. */

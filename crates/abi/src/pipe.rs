@@ -130,11 +130,11 @@ pub mod peer_has {
         PEER_HAS:
         /// The ring of the other end, which sends.
         RING: u64 = 1;
-        /// The bell of the pipe itself: an eventfd that the other end signals, for a program that waits in `poll` or `epoll`. Never read or
+        /// The wake-up eventfd of the pipe itself, which the other end signals, for a program that waits in `poll` or `epoll`. Never read or
         /// written: each signal is an edge.
-        OWN_BELL: u64 = 2;
-        /// The bell of the other end, to be signalled in a way that cannot block (`IOCB_FLAG_RESFD`).
-        PEER_BELL: u64 = 4;
+        OWN_EVENTFD: u64 = 2;
+        /// The wake-up eventfd of the other end, to be signalled in a way that cannot block (`IOCB_FLAG_RESFD`).
+        PEER_EVENTFD: u64 = 4;
     }
 }
 

@@ -29,7 +29,7 @@ use pd_abi::pipe::peer_has;
 use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit, PIPE_RING_BYTES_DEFAULT};
 pub use pd_abi::pipe::{BACK, DROP};
 use pd_abi::{Frame as Message, FrameKind};
-use pd_pipe::{Bells, Broker, Offer, PeerOffer, Shape};
+use pd_pipe::{Broker, Eventfds, Offer, PeerOffer, Shape};
 pub use pd_pipe::{Direction, Flow, Frame, Frames, Messages, Net, Prefix, Unit};
 use rustix::io::Errno;
 use std::ops::{Deref, DerefMut};
@@ -136,8 +136,8 @@ impl Broker for Door {
         let (control, has) = (fds.next()?, |bit: u64| answer.page_bytes & bit != 0);
         let mut next = |bit| if has(bit) { fds.next().map(Some) } else { Some(None) };
         let (ring, own, peer) =
-            (next(peer_has::RING)?, next(peer_has::OWN_BELL)?, next(peer_has::PEER_BELL)?);
-        Some(PeerOffer { ring_bytes: answer.bytes, control, ring, bells: Bells { own, peer } })
+            (next(peer_has::RING)?, next(peer_has::OWN_EVENTFD)?, next(peer_has::PEER_EVENTFD)?);
+        Some(PeerOffer { ring_bytes: answer.bytes, control, ring, eventfds: Eventfds { own, peer } })
     }
 
     fn is_alive(&self) -> bool {

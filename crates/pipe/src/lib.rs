@@ -61,7 +61,7 @@ pub use agent::{
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Broker, Frame, Frames, Messages, Pipe, Prefix};
 pub use flow::{Flow, Net};
-pub use memory::{Bells, Files, Made, Mapped, Offer, PeerOffer};
+pub use memory::{Eventfds, Files, Made, Mapped, Offer, PeerOffer};
 pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
 };

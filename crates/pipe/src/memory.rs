@@ -194,14 +194,14 @@ impl Files {
     }
 
     /// Opens what the other end of a link reads of this pipe on the direct path: the control file, and the ring if the program writes it.
-    /// `bells` are those of the other end.
+    /// `eventfds` are those of the other end.
     ///
     /// # Errors
     /// `EMFILE` and others of opening files.
-    pub fn peer(&self, bells: Bells) -> Result<PeerOffer> {
+    pub fn peer(&self, eventfds: Eventfds) -> Result<PeerOffer> {
         let open = |fd| memfd::reopen(fd, OFlags::RDONLY);
         let ring = self.shape.sends().then(|| open(&self.ring)).transpose()?;
-        Ok(PeerOffer { ring_bytes: self.shape.ring_bytes(), control: open(&self.control)?, ring, bells })
+        Ok(PeerOffer { ring_bytes: self.shape.ring_bytes(), control: open(&self.control)?, ring, eventfds })
     }
 
     /// Returns whether no program holds the memory any more.
@@ -219,13 +219,13 @@ pub struct PeerOffer {
     pub control: OwnedFd,
     /// Ring of the other end, if it sends.
     pub ring: Option<OwnedFd>,
-    /// Bells of this offer.
-    pub bells: Bells,
+    /// Wake-up eventfds of this offer.
+    pub eventfds: Eventfds,
 }
 
 /// Eventfds by which the two ends of a link wake programs that wait in `poll` or `epoll`.
 #[derive(Debug, Default)]
-pub struct Bells {
+pub struct Eventfds {
     /// The one that this end's program sleeps on, if it waits so.
     pub own: Option<OwnedFd>,
     /// The one that the other end's program sleeps on, if that waits so.
@@ -316,7 +316,7 @@ mod tests {
         let (_made, files, offer) = make(Direction::Send);
         let client = ClientMemory::map(&offer).unwrap();
         files.seal().unwrap();
-        let peer = files.peer(Bells::default()).unwrap();
+        let peer = files.peer(Eventfds::default()).unwrap();
         for fd in [&peer.control, peer.ring.as_ref().unwrap()] {
             assert!(Region::<Own>::new(fd, PAGE_BYTES).is_err());
             assert!(rustix::io::pwrite(fd, b"x", 0).is_err());
@@ -327,7 +327,7 @@ mod tests {
         drop(mapped);
         assert!(files.are_let_go());
         let (_made, files, _offer) = make(Direction::Receive);
-        assert!(files.peer(Bells::default()).unwrap().ring.is_none());
+        assert!(files.peer(Eventfds::default()).unwrap().ring.is_none());
     }
 
     #[test]

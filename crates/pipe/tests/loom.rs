@@ -232,24 +232,24 @@ struct Link {
     left_at: AtomicU64,
     /// Number of the agent's sleep in which it wants to hear of the sender.
     need_wakeup: AtomicU32,
-    sleep: TwoBells,
+    sleep: TwoDoorbells,
 }
 
 /// The receiver's sleep, which the agent (0) and the sender (1) end.
-struct TwoBells {
+struct TwoDoorbells {
     wake_at: [AtomicU64; 2],
-    bells: [AtomicU32; 2],
+    doorbells: [AtomicU32; 2],
     kernel: Mutex<()>,
     queue: Condvar,
     weak: Weak,
 }
 
-struct Sleeper<'a>(&'a TwoBells, usize, Cell<u32>);
+struct Sleeper<'a>(&'a TwoDoorbells, usize, Cell<u32>);
 
 impl SleeperCells for Sleeper<'_> {
     fn load_doorbell(&self) -> u32 {
-        self.2.set(self.0.bells[1].load(Acquire));
-        self.0.bells[0].load(Acquire)
+        self.2.set(self.0.doorbells[1].load(Acquire));
+        self.0.doorbells[0].load(Acquire)
     }
     fn store_wake_at(&self, value: u64) {
         self.0.wake_at[self.1].store(value, Relaxed);
@@ -259,14 +259,14 @@ impl SleeperCells for Sleeper<'_> {
     }
     fn sleep(&self, seen: u32, _timeout: Duration) {
         let kernel = self.0.kernel.lock().unwrap();
-        let now = self.0.bells.each_ref().map(|bell| bell.load(Relaxed));
+        let now = self.0.doorbells.each_ref().map(|doorbell| doorbell.load(Relaxed));
         if now == [seen, self.2.get()] {
             drop(self.0.queue.wait(kernel).unwrap());
         }
     }
 }
 
-struct Ringer<'a>(&'a TwoBells, usize);
+struct Ringer<'a>(&'a TwoDoorbells, usize);
 
 impl WakerCells for Ringer<'_> {
     fn load_wake_at(&self) -> u64 {
@@ -276,7 +276,7 @@ impl WakerCells for Ringer<'_> {
         self.0.weak.fence("fence of who wakes");
     }
     fn ring(&self) {
-        self.0.bells[self.1].store(self.0.bells[self.1].load(Relaxed) + 1, Release);
+        self.0.doorbells[self.1].store(self.0.doorbells[self.1].load(Relaxed) + 1, Release);
         drop(self.0.kernel.lock().unwrap());
         self.0.queue.notify_all();
     }
@@ -326,7 +326,7 @@ impl Link {
     fn new(bytes: usize, weak: Weak) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
         let none = || AtomicU32::new(0);
-        let (wake_at, bells, kernel, queue) =
+        let (wake_at, doorbells, kernel, queue) =
             ([zero(), zero()], [none(), none()], Mutex::new(()), Condvar::new());
         Arc::new(Self {
             own: Words::new(bytes, weak),
@@ -337,7 +337,7 @@ impl Link {
             left: none(),
             left_at: zero(),
             need_wakeup: none(),
-            sleep: TwoBells { wake_at, bells, kernel, queue, weak },
+            sleep: TwoDoorbells { wake_at, doorbells, kernel, queue, weak },
         })
     }
 
@@ -907,7 +907,7 @@ impl WakerCells for Polling {
         self.weak.fence("fence of the sender");
     }
     fn ring(&self) {
-        if !self.weak.leaves_out("bell") {
+        if !self.weak.leaves_out("eventfd") {
             self.descriptor.wake();
         }
     }
@@ -961,7 +961,7 @@ impl Polling {
 const POLLING: [&str; 8] = [
     "fence of the sender",
     "fence of the sleeper",
-    "bell",
+    "eventfd",
     "release of what is sent",
     "acquire of what is sent",
     "taking note before the look",
@@ -971,8 +971,8 @@ const POLLING: [&str; 8] = [
 
 /// A program in epoll on the direct path hears its sender and the agent, by one descriptor.
 #[test]
-fn a_program_in_epoll_misses_no_bell() {
-    check("a_program_in_epoll_misses_no_bell", 3, &POLLING, |weak| {
+fn a_program_in_epoll_misses_no_wake_up() {
+    check("a_program_in_epoll_misses_no_wake_up", 3, &POLLING, |weak| {
         const BYTES: u64 = 2;
         let polling = Arc::new(Polling {
             sent: AtomicU64::new(0),

@@ -12,7 +12,7 @@ use crate::refusal::Refused;
 use crate::standing::Place;
 use crate::takeover::early::{Given, Numbers};
 use pd_abi::Frame;
-use pd_pipe::{Bells, Offer};
+use pd_pipe::{Eventfds, Offer};
 use pd_shm::ringer::WakeEnd;
 use pd_shm::Mapping;
 use rustix::io::Errno;
@@ -63,7 +63,7 @@ pub enum ToDoor {
     /// From the agent of pipes: the files that the client is to map, or the reason why it gets none.
     PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
     /// From the agent of pipes: the pipe at the other end of a link, if the direct path is offered.
-    PipePeer { client: ClientId, serial: u64, peer: Option<(PipeName, Bells)> },
+    PipePeer { client: ClientId, serial: u64, peer: Option<(PipeName, Eventfds)> },
     /// From the agent of pipes: the pipes of this memory are closed, and the payer's helper lets the memory go.
     PipesClosed { payer: Payer, memory: Vec<Arc<dyn Lent>> },
     /// From a helper: the result of its work.

@@ -9,7 +9,7 @@ use crate::messages::{Payer, Violation};
 use crate::pipes::{NewPipe, Opening, PipeMemory, PipeName, ToNic};
 use pd_abi::pipe::{peer_has, PipeDirection, PipeUnit};
 use pd_abi::{Frame, FrameKind};
-use pd_pipe::{Bells, Direction, Files, Offer, PeerOffer, Shape, Unit};
+use pd_pipe::{Direction, Eventfds, Files, Offer, PeerOffer, Shape, Unit};
 use pd_shm::ringer::WakeEnd;
 use pd_shm::wake;
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A pair for wake-ups and a bell take one more descriptor each.
+        // A pair for wake-ups and an eventfd take one more descriptor each.
         let descriptors = Files::DESCRIPTORS + 2;
         let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
         match account.lease(amounts) {
@@ -155,23 +155,23 @@ impl Door {
     }
 
     /// Passes the memory of that pipe, if its guest has the same payer.
-    pub(super) fn pipe_peer(&mut self, id: ClientId, serial: u64, peer: Option<(PipeName, Bells)>) {
+    pub(super) fn pipe_peer(&mut self, id: ClientId, serial: u64, peer: Option<(PipeName, Eventfds)>) {
         let Some(payer) =
             self.guests.here(id).filter(|guest| guest.serial == serial).map(|guest| guest.payer())
         else {
             return;
         };
-        let memory = peer.and_then(|((client, serial, number), bells)| {
+        let memory = peer.and_then(|((client, serial, number), eventfds)| {
             let guest = self.guests.here(client)?;
             let is_same = guest.serial == serial && guest.payer() == payer;
-            Some((Arc::clone(&guest.pipes.get(&number).filter(|_| is_same)?.memory), bells))
+            Some((Arc::clone(&guest.pipes.get(&number).filter(|_| is_same)?.memory), eventfds))
         });
-        match memory.ok_or(Errno::AGAIN).and_then(|(memory, bells)| memory.peer(bells)) {
-            Ok(PeerOffer { ring_bytes, control, ring, bells: Bells { own, peer } }) => {
+        match memory.ok_or(Errno::AGAIN).and_then(|(memory, eventfds)| memory.peer(eventfds)) {
+            Ok(PeerOffer { ring_bytes, control, ring, eventfds: Eventfds { own, peer } }) => {
                 let bit = |fd: &Option<OwnedFd>, bit| if fd.is_some() { bit } else { 0 };
                 let has = bit(&ring, peer_has::RING)
-                    | bit(&own, peer_has::OWN_BELL)
-                    | bit(&peer, peer_has::PEER_BELL);
+                    | bit(&own, peer_has::OWN_EVENTFD)
+                    | bit(&peer, peer_has::PEER_EVENTFD);
                 let fds = [Some(control), ring, own, peer].into_iter().flatten().collect();
                 self.answer(id, Frame::new(FrameKind::PipePeer).with_bytes(ring_bytes, has), fds);
             }

@@ -9,7 +9,7 @@ use crate::mirror::Frames;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
-use pd_pipe::{Bells, Files, Made, Mapped, Offer, PeerOffer, Shape};
+use pd_pipe::{Eventfds, Files, Made, Mapped, Offer, PeerOffer, Shape};
 use pd_shm::ringer::WakeEnd;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
@@ -57,13 +57,13 @@ impl PipeMemory {
         self.files.seal()
     }
 
-    /// Opens what the pipe at the other end of a link may read, which has these bells.
+    /// Opens what the pipe at the other end of a link may read, which has these eventfds.
     ///
     /// # Errors
     /// Errors of opening files.
-    pub fn peer(&self, bells: Bells) -> rustix::io::Result<PeerOffer> {
+    pub fn peer(&self, eventfds: Eventfds) -> rustix::io::Result<PeerOffer> {
         may(Call::Reopen)?;
-        self.files.peer(bells)
+        self.files.peer(eventfds)
     }
 }
 

@@ -17,8 +17,8 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::{Bucket, Meter};
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Bells, Direction, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped, Tokens,
-    Unit, PIPES_MAX,
+    Agent, Direction, Eventfds, Flow, Net, PipeCounts, PipeId, PortCounts, PortId, Route, Shape, Tapped,
+    Tokens, Unit, PIPES_MAX,
 };
 use pd_shm::Spin;
 use rustix::io::Errno;
@@ -419,12 +419,12 @@ impl Nic {
     }
 
     /// Finds the pipe whose memory a client is to map for the direct path of a link.
-    fn show_peer(&mut self, client: ClientId, number: u32) -> Option<(PipeName, Bells)> {
+    fn show_peer(&mut self, client: ClientId, number: u32) -> Option<(PipeName, Eventfds)> {
         let own = self.pipes.get(&(client, number))?.id;
-        let (id, bells) = (self.agent.partner(own)?, self.agent.bells(own).ok()?);
+        let (id, eventfds) = (self.agent.partner(own)?, self.agent.eventfds(own).ok()?);
         let (&(client, number), pipe) = self.pipes.iter_mut().find(|(_, pipe)| pipe.id == id)?;
         pipe.is_shown = true;
-        Some(((client, pipe.serial, number), bells))
+        Some(((client, pipe.serial, number), eventfds))
     }
 
     /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them: also a client that has no pipe any more.

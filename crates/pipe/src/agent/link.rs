@@ -3,11 +3,11 @@
 //! A link has a direct path while one pipe sends into an end and one receives all frames or bytes at the other, both of the same owner, and
 //! nothing asks for the agent: no lease, rate, tap or mirror. The agent then neither copies nor looks at the sender, and sleeps.
 //!
-//! A program that waits in `poll` or `epoll` is woken there by a bell, which the agent makes with the offer. One that begins to is recalled, and
+//! A program that waits in `poll` or `epoll` is woken there by an eventfd, which the agent makes with the offer. One that begins to is recalled, and
 //! offered another path.
 use super::shares::WAKE_COST;
 use super::{Agent, PipeId, Slot};
-use crate::memory::{Bells, PeerOffer};
+use crate::memory::{Eventfds, PeerOffer};
 use crate::port::Port;
 use crate::shape::Direction;
 use crate::violation::Violation;
@@ -32,9 +32,9 @@ struct Pair {
     path: LinkPath,
     /// Set if the program waits in `poll` or `epoll`: the sender's, and the receiver's.
     polls: [bool; 2],
-    /// Bells of those that do, while the path is offered.
-    bells: [Option<OwnedFd>; 2],
-    /// Position up to which the receiver had given back when a sender without a bell was last woken.
+    /// Eventfds of those that do, while the path is offered.
+    eventfds: [Option<OwnedFd>; 2],
+    /// Position up to which the receiver had given back when a sender without an eventfd was last woken.
     given: u64,
     /// Position in the sender's ring at which the direct path began.
     from: u64,
@@ -105,19 +105,19 @@ impl Agent {
         Some(PipeId { slot: other, generation })
     }
 
-    /// Returns bells for a pipe that is offered the direct path.
+    /// Returns wake-up eventfds for a pipe that is offered the direct path.
     ///
     /// # Errors
     /// `EAGAIN` without an offer; `EMFILE`.
-    pub fn bells(&mut self, id: PipeId) -> Result<Bells> {
+    pub fn eventfds(&mut self, id: PipeId) -> Result<Eventfds> {
         self.slot(id).ok_or(Errno::AGAIN)?;
         let offered = |pair: &&Pair| pair.path == LinkPath::Offered && pair.has(id.slot);
         let pair = self.links.pairs.iter().find(offered).ok_or(Errno::AGAIN)?;
-        let dup = |bell: &Option<OwnedFd>| bell.as_ref().map(|bell| fcntl_dupfd_cloexec(bell, 0)).transpose();
-        let [sender, receiver] = [dup(&pair.bells[0])?, dup(&pair.bells[1])?];
+        let dup = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| fcntl_dupfd_cloexec(fd, 0)).transpose();
+        let [sender, receiver] = [dup(&pair.eventfds[0])?, dup(&pair.eventfds[1])?];
         Ok(match pair.receiver == id.slot {
-            true => Bells { own: receiver, peer: sender },
-            false => Bells { own: sender, peer: receiver },
+            true => Eventfds { own: receiver, peer: sender },
+            false => Eventfds { own: sender, peer: receiver },
         })
     }
 
@@ -126,9 +126,9 @@ impl Agent {
     /// # Errors
     /// `EAGAIN` without an offer. Errors of opening files.
     pub fn peer(&mut self, id: PipeId) -> Result<PeerOffer> {
-        let (partner, bells) = (self.partner(id).ok_or(Errno::AGAIN)?, self.bells(id)?);
+        let (partner, eventfds) = (self.partner(id).ok_or(Errno::AGAIN)?, self.eventfds(id)?);
         let files = self.slot(partner).and_then(|slot| slot.files.as_ref()).ok_or(Errno::AGAIN)?;
-        files.peer(bells)
+        files.peer(eventfds)
     }
 
     /// Returns whether a pipe is on the direct path.
@@ -186,12 +186,12 @@ impl Agent {
                 receiver.link_counts = receiver.end.link_counts();
                 pair.from = slot.end.grant(number, &mut receiver.end);
                 pair.path = LinkPath::Direct;
-                pair.bells = [None, None];
+                pair.eventfds = [None, None];
             }
             self.pipes[sender] = Some(slot);
             return true;
         }
-        let Some(left) = receiver.end.left(number) else { return self.wake_without_bell(index) };
+        let Some(left) = receiver.end.left(number) else { return self.wake_without_eventfd(index) };
         let given = receiver.end.given_back_directly();
         self.count(index);
         let mut pair = self.links.pairs.swap_remove(index);
@@ -223,9 +223,9 @@ impl Agent {
         true
     }
 
-    /// Wakes a sender that has begun to wait in `poll` on a path that gave it no bell, and that its receiver has not left yet. The receiver's
+    /// Wakes a sender that has begun to wait in `poll` on a path that gave it no eventfd, and that its receiver has not left yet. The receiver's
     /// payer pays, since its word asks for each wake-up.
-    fn wake_without_bell(&mut self, index: usize) -> bool {
+    fn wake_without_eventfd(&mut self, index: usize) -> bool {
         let pair = &mut self.links.pairs[index];
         let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else {
             return false;
@@ -283,7 +283,7 @@ impl Agent {
                 continue;
             };
             let may_stay = self.receiver_of(sender, &senders) == Some((pair.near, pair.far, receiver));
-            // A program that waits in `poll` since then has no bell.
+            // A program that waits in `poll` since then has no eventfd.
             if may_stay && self.polls(sender, receiver) == pair.polls {
                 continue;
             }
@@ -308,7 +308,7 @@ impl Agent {
             }
             let polls = self.polls(sender, receiver);
             // Without descriptors the agent passes frames on.
-            let (Ok(from), Ok(to)) = (make_bell(polls[0]), make_bell(polls[1])) else { continue };
+            let (Ok(from), Ok(to)) = (make_eventfd(polls[0]), make_eventfd(polls[1])) else { continue };
             self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
             let number = self.links.number;
             let Some(slot) = &self.pipes[sender] else { continue };
@@ -320,7 +320,7 @@ impl Agent {
                 receiver,
                 path: LinkPath::Offered,
                 polls,
-                bells: [from, to],
+                eventfds: [from, to],
                 given: 0,
                 from: 0,
                 ring_bytes: slot.end.shape().ring_bytes(),
@@ -425,8 +425,8 @@ impl Agent {
     }
 }
 
-/// Makes a bell, if one is `wanted`. The agent never reads or writes it.
-fn make_bell(wanted: bool) -> Result<Option<OwnedFd>> {
+/// Makes a wake-up eventfd, if one is `wanted`. The agent never reads or writes it.
+fn make_eventfd(wanted: bool) -> Result<Option<OwnedFd>> {
     wanted.then(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)).transpose()
 }
 

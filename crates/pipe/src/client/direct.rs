@@ -5,13 +5,13 @@
 //! judges it. The sender takes a position of the receiver's only between what was free before and what it has published.
 //!
 //! Frames are lent in the sender's ring; bytes of a stream are copied out of it ([`super::stream`]).
-use super::bell::{self, Heard, Rung};
 use super::copied::Copied;
+use super::eventfd::{self, OwnEventfd, PeerEventfd};
 use super::stream::Gathered;
 use super::Pipe;
 use crate::handover::{self, LeaveCells};
 use crate::intake::{Intake, IntakeCells, To};
-use crate::memory::{Bells, ClientMemory, PeerMemory, PeerOffer};
+use crate::memory::{ClientMemory, Eventfds, PeerMemory, PeerOffer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::limits::LINE_BYTES;
@@ -47,9 +47,9 @@ pub(super) struct Peer {
     /// Of a receiver: the position in the sender's ring.
     intake: Intake,
     waker: Waker,
-    /// Bell by which the other end wakes this program in `poll`, and the one by which this end wakes the other's.
-    heard: Option<Heard>,
-    rung: Option<Rung>,
+    /// Eventfd by which the other end wakes this program in `poll`, and the one by which this end wakes the other's.
+    own_eventfd: Option<OwnEventfd>,
+    peer_eventfd: Option<PeerEventfd>,
     /// Frames and bytes received, frames dropped, and frames with a foreign verdict.
     counts: [u64; 4],
     /// Position at the last look for the agent.
@@ -87,15 +87,15 @@ impl LeaveCells for ClientMemory {
 }
 
 /// The words of a sleep that two sides may end: the agent by its doorbell, and the other end by its own.
-pub(super) struct TwoBells<'a> {
+pub(super) struct TwoDoorbells<'a> {
     wake_at: (&'a Region<Own>, usize),
-    bells: [(&'a Region<Theirs>, usize); 2],
+    doorbells: [(&'a Region<Theirs>, usize); 2],
     second: Cell<u32>,
 }
 
-impl SleeperCells for TwoBells<'_> {
+impl SleeperCells for TwoDoorbells<'_> {
     fn load_doorbell(&self) -> u32 {
-        let [first, second] = self.bells.map(|(region, at)| region.load_u32(at, Ordering::Acquire));
+        let [first, second] = self.doorbells.map(|(region, at)| region.load_u32(at, Ordering::Acquire));
         self.second.set(second);
         first
     }
@@ -106,7 +106,7 @@ impl SleeperCells for TwoBells<'_> {
         fence(Ordering::SeqCst);
     }
     fn sleep(&self, seen: u32, timeout: Duration) {
-        let [(first, at), (second, other_at)] = self.bells;
+        let [(first, at), (second, other_at)] = self.doorbells;
         let places = [(first, at, seen), (second, other_at, self.second.get())];
         Region::futex_wait_two(places, timeout, |sleep| sleep.make());
     }
@@ -135,12 +135,12 @@ impl Peer {
             wake_at: (&self.memory.control, wake_at),
             doorbell: (&own.control, pipe_control::PEER_DOORBELL),
         };
-        self.waker.wake(&bell::PeerCells { words, bell: self.rung.as_ref() }, position)
+        self.waker.wake(&eventfd::PeerCells { words, eventfd: self.peer_eventfd.as_ref() }, position)
     }
 
-    /// Returns it without bells: the path is left.
-    fn unheard(mut self: Box<Self>) -> Box<Self> {
-        (self.heard, self.rung) = (None, None);
+    /// Returns it without eventfds: the path is left.
+    fn without_eventfds(mut self: Box<Self>) -> Box<Self> {
+        (self.own_eventfd, self.peer_eventfd) = (None, None);
         self
     }
 
@@ -179,8 +179,8 @@ impl Pipe {
     /// Maps the memory of the other end, which the agent offers.
     ///
     /// # Errors
-    /// `EINVAL` where nothing is offered, or other memory, or no bell for a program that waits in `poll`; `ENOMEM` and others of `mmap`;
-    /// `EAGAIN` and `ENOSYS` where this end cannot ring the other's bell.
+    /// `EINVAL` where nothing is offered, or other memory, or no eventfd for a program that waits in `poll`; `ENOMEM` and others of `mmap`;
+    /// `EAGAIN` and `ENOSYS` where this end cannot signal the other's eventfd.
     pub fn accept(&mut self, offer: &PeerOffer) -> Result<()> {
         self.map_peer(self.load_link(), offer)
     }
@@ -196,12 +196,12 @@ impl Pipe {
         if is_stream && self.gathered.is_none() {
             self.gathered = Some(Box::new(Gathered::new(self.shape.ring_bytes())?));
         }
-        let Bells { own, peer: theirs } = &offer.bells;
-        let heard = match &self.wakes {
-            Some(wakes) => Some(wakes.hear(own.as_ref().ok_or(Errno::INVAL)?)?),
+        let Eventfds { own, peer: theirs } = &offer.eventfds;
+        let own_eventfd = match &self.wakes {
+            Some(wakes) => Some(wakes.add(own.as_ref().ok_or(Errno::INVAL)?)?),
             None => None,
         };
-        let rung = theirs.as_ref().map(Rung::new).transpose()?;
+        let peer_eventfd = theirs.as_ref().map(PeerEventfd::new).transpose()?;
         let (memory, intake, waker) = (PeerMemory::map(offer)?, Intake::new(shape, 1), Waker::default());
         let loans = VecDeque::new();
         let lends_frames = self.shape.receives() && !is_stream;
@@ -212,8 +212,8 @@ impl Pipe {
             shape,
             intake,
             waker,
-            heard,
-            rung,
+            own_eventfd,
+            peer_eventfd,
             counts: self.link_counts,
             looked: 0,
             copied,
@@ -386,7 +386,7 @@ impl Pipe {
             return;
         };
         let wakes = peer.wake(memory, pipe_control::SEND_WAKE_AT, position);
-        // A sender that has begun to wait in `poll` has no bell on this path, which is recalled: the agent wakes it.
+        // A sender that has begun to wait in `poll` has no eventfd on this path, which is recalled: the agent wakes it.
         if wakes && self.load_link() != self.link {
             self.ring();
         }
@@ -415,7 +415,7 @@ impl Pipe {
         if let Some(peer) = self.direct.take() {
             self.link_counts = peer.counts;
             handover::leave(peer.number, peer.intake.taken(), &self.memory);
-            self.left = Some(peer).filter(|peer| !peer.loans.is_empty()).map(Peer::unheard);
+            self.left = Some(peer).filter(|peer| !peer.loans.is_empty()).map(Peer::without_eventfds);
             self.ring();
         }
     }
@@ -476,7 +476,7 @@ impl Pipe {
         self.left.iter().chain(&self.direct).any(|peer| is_lent(peer))
     }
 
-    /// Has the sender ring the bell with its next frame, and the agent with other news. Gives taken frames back.
+    /// Has the sender signal the eventfd with its next frame, and the agent with other news. Gives taken frames back.
     pub(super) fn ask_peer(&mut self) {
         self.publish_direct();
         let Self { direct: Some(peer), memory, .. } = self else { return };
@@ -498,7 +498,7 @@ impl Pipe {
         self.publish_direct();
         let Self { direct: Some(peer), memory, .. } = &*self else { return };
         let (known, mut spin) = (peer.intake.end(), self.spin.clone());
-        let cells = self.two_bells(peer, pipe_control::LINK_WAKE_AT, pipe_status::RECV_DOORBELL);
+        let cells = self.two_doorbells(peer, pipe_control::LINK_WAKE_AT, pipe_status::RECV_DOORBELL);
         // No position of the own ring: the agent rings for its other news.
         memory.control.store_u64(pipe_control::RECV_WAKE_AT, u64::MAX, Ordering::Relaxed);
         wait::sleep(&cells, known.wrapping_add(1), &mut spin, timeout, || {
@@ -510,10 +510,15 @@ impl Pipe {
     }
 
     /// Returns the words of a sleep in which the other end rings, too.
-    pub(super) fn two_bells<'a>(&'a self, peer: &'a Peer, wake_at: usize, doorbell: usize) -> TwoBells<'a> {
-        TwoBells {
+    pub(super) fn two_doorbells<'a>(
+        &'a self,
+        peer: &'a Peer,
+        wake_at: usize,
+        doorbell: usize,
+    ) -> TwoDoorbells<'a> {
+        TwoDoorbells {
             wake_at: (&self.memory.control, wake_at),
-            bells: [(&self.memory.status, doorbell), (&peer.memory.control, pipe_control::PEER_DOORBELL)],
+            doorbells: [(&self.memory.status, doorbell), (&peer.memory.control, pipe_control::PEER_DOORBELL)],
             second: Cell::new(0),
         }
     }

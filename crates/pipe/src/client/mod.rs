@@ -5,9 +5,9 @@
 //! frame. A program that sends writes into the ring: [`Pipe::place`] and [`Pipe::flush`].
 //!
 //! A pipe is used by one thread at a time. The agent is trusted by the program, as the driver is.
-mod bell;
 mod copied;
 mod direct;
+mod eventfd;
 mod frames;
 mod lent;
 mod messages;
@@ -17,8 +17,8 @@ pub use direct::Broker;
 pub use frames::{Frame, Frames};
 pub use messages::{Messages, Prefix};
 
-use self::bell::Wakes;
 use self::direct::Peer;
+use self::eventfd::Wakes;
 use self::stream::Gathered;
 use crate::memory::{ClientMemory, Offer};
 use crate::notify::{ReadCells, Reader};
@@ -406,7 +406,7 @@ impl Pipe {
     /// # Errors
     /// The pipe's error once it has ended and all was read.
     pub fn arm(&mut self) -> Result<bool> {
-        // SYNC POINT: link-bell
+        // SYNC POINT: link-eventfd
         self.wakes.iter().for_each(Wakes::clear);
         let ready = if self.shape.receives() { self.arm_receiver() } else { self.arm_sender() };
         if ready {
@@ -627,7 +627,7 @@ impl Pipe {
             is_free || self.load_link() != self.link || self.end().is_some()
         };
         if let Some(peer) = &self.direct {
-            let cells = self.two_bells(peer, pipe_control::SEND_WAKE_AT, pipe_status::SEND_DOORBELL);
+            let cells = self.two_doorbells(peer, pipe_control::SEND_WAKE_AT, pipe_status::SEND_DOORBELL);
             wait::sleep(&cells, until, &mut spin, timeout, ready);
         } else {
             let cells = SharedCells::<Own, Theirs> {

@@ -1,6 +1,6 @@
 //! Programs that wait in `poll` or `epoll` on the direct path of a link.
 use super::*;
-use pd_pipe::Bells;
+use pd_pipe::Eventfds;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::fs::{fcntl_setfl, OFlags};
 use rustix::io::{read, write};
@@ -29,10 +29,10 @@ pub fn sleep(pipe: &mut Pipe) {
     }
 }
 
-/// Signals of a bell so far, which is emptied.
-fn signals(bell: &OwnedFd) -> u64 {
+/// Signals of an eventfd so far, which is emptied.
+fn signals(eventfd: &OwnedFd) -> u64 {
     let mut count = [0; 8];
-    read(bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    read(eventfd, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
 }
 
 impl Stand {
@@ -44,10 +44,10 @@ impl Stand {
         this
     }
 
-    /// Goes direct. Returns the bells of the sender and of the receiver.
-    fn go_direct_with_bells(&mut self) -> [OwnedFd; 2] {
+    /// Goes direct. Returns the eventfds of the sender and of the receiver.
+    fn go_direct_with_eventfds(&mut self) -> [OwnedFd; 2] {
         self.agent.turn();
-        let Bells { own, peer } = self.agent.bells(self.ids.0).unwrap();
+        let Eventfds { own, peer } = self.agent.eventfds(self.ids.0).unwrap();
         self.go_direct();
         [own, peer].map(Option::unwrap)
     }
@@ -66,7 +66,7 @@ impl Stand {
 #[test]
 fn programs_in_poll_wake_each_other_and_the_agent_sleeps() {
     let mut stand = Stand::polling();
-    let [of_sender, of_receiver] = stand.go_direct_with_bells();
+    let [of_sender, of_receiver] = stand.go_direct_with_eventfds();
     let numbers = [&stand.sender, &stand.receiver].map(|pipe| pipe.wake_fd().unwrap().as_raw_fd());
     for number in 0..10 {
         assert_eq!(stand.receiver.arm(), Ok(false));
@@ -101,9 +101,9 @@ fn programs_in_poll_wake_each_other_and_the_agent_sleeps() {
     assert_eq!(numbers, [&stand.sender, &stand.receiver].map(|pipe| pipe.wake_fd().unwrap().as_raw_fd()));
 }
 
-/// One that begins to wait so is recalled, and has a bell the next time. It is woken all the time.
+/// One that begins to wait so is recalled, and has an eventfd the next time. It is woken all the time.
 #[test]
-fn a_program_that_begins_to_poll_is_offered_a_path_with_a_bell() {
+fn a_program_that_begins_to_poll_is_offered_a_path_with_an_eventfd() {
     for is_sender in [false, true] {
         let mut stand = Stand::direct();
         let mut left = if is_sender { stand.fill_up() as usize } else { 0 };
@@ -141,7 +141,7 @@ fn a_program_that_begins_to_poll_is_offered_a_path_with_a_bell() {
             assert_eq!(stand.receive(), [7]);
         }
     }
-    // An offer that was accepted before counts no more, and none is accepted without its bell.
+    // An offer that was accepted before counts no more, and none is accepted without its eventfd.
     let mut stand = Stand::new();
     stand.agent.turn();
     let without = stand.agent.peer(stand.ids.1).unwrap();
@@ -213,12 +213,12 @@ fn a_recall_and_an_end_wake_who_sleeps_in_poll() {
 
 /// A peer fills the counter, has the description block, and rings without end, also after the path.
 #[test]
-fn a_bell_in_the_hands_of_a_hostile_peer_costs_a_wake_up_in_vain() {
+fn an_eventfd_in_the_hands_of_a_hostile_peer_costs_a_wake_up_in_vain() {
     let mut stand = Stand::polling();
-    let [of_sender, of_receiver] = stand.go_direct_with_bells();
-    for bell in [&of_sender, &of_receiver] {
-        fcntl_setfl(bell, OFlags::empty()).unwrap();
-        write(bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let [of_sender, of_receiver] = stand.go_direct_with_eventfds();
+    for eventfd in [&of_sender, &of_receiver] {
+        fcntl_setfl(eventfd, OFlags::empty()).unwrap();
+        write(eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
     }
     for number in 0..100 {
         assert_eq!(stand.receiver.arm(), Ok(false));
@@ -298,7 +298,7 @@ proptest! {
                     }
                 }
                 Step::Turn => drop(stand.agent.turn()),
-                // Of one that polls by now, an offer without a bell is refused.
+                // Of one that polls by now, an offer without an eventfd is refused.
                 Step::Accept => {
                     for (id, pipe) in [(stand.ids.0, &mut stand.sender), (stand.ids.1, &mut stand.receiver)] {
                         let accepted = stand.agent.peer(id).map(|offer| pipe.accept(&offer));
@@ -404,7 +404,7 @@ fn programs_in_poll_lose_no_frame_while_the_path_changes() {
     });
 }
 
-/// Receivers that were recalled stay, and move the words for which their senders are to be woken, who wait in `poll` without a bell.
+/// Receivers that were recalled stay, and move the words for which their senders are to be woken, who wait in `poll` without an eventfd.
 #[test]
 fn wake_ups_that_receivers_ask_for_are_paid_by_their_payer() {
     const PAIRS: usize = 70;

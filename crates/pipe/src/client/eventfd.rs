@@ -1,7 +1,7 @@
-//! Waiting in `poll` or `epoll`: the descriptor of a pipe, and bells of the direct path.
+//! Waiting in `poll` or `epoll`: the descriptor of a pipe, and eventfds of the direct path.
 //!
 //! The descriptor is an epoll instance of this process, so that it stays the same whoever wakes the program: the agent by a pair of sockets,
-//! the other end of a link by a *bell*. A bell is an eventfd of one offer and one side, made by the agent. The two ends share its
+//! the other end of a link by a *wake-up eventfd*. That belongs to one offer and one side, and is made by the agent. The two ends share its
 //! description: each can fill the counter, empty it, or make it block. So the side that sleeps never reads it and takes each signal as an edge; the
 //! side that wakes never writes it ([`crate::signaller`]). A peer can withhold a wake-up, as it can withhold frames, or wake in vain
 //! while it is the peer.
@@ -25,17 +25,17 @@ pub(super) struct Wakes {
     wake_fd: OwnedFd,
 }
 
-/// A bell in the epoll instance, until it is dropped.
+/// An eventfd of this end in the epoll instance, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Heard {
+pub(super) struct OwnEventfd {
     epoll: Arc<OwnedFd>,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
 }
 
-/// A bell of the other end.
+/// An eventfd of the other end.
 #[derive(Debug)]
-pub(super) struct Rung {
-    bell: OwnedFd,
+pub(super) struct PeerEventfd {
+    eventfd: OwnedFd,
     signaller: Arc<Signaller>,
 }
 
@@ -67,39 +67,39 @@ impl Wakes {
         }
     }
 
-    /// Has the descriptor tell of a bell.
+    /// Has the descriptor tell of signals of an eventfd.
     ///
     /// # Errors
     /// `EMFILE`, and `ENOSPC` at the user's limit of epoll.
-    pub fn hear(&self, bell: impl AsFd) -> Result<Heard> {
-        let bell = fcntl_dupfd_cloexec(bell, 0)?;
+    pub fn add(&self, eventfd: impl AsFd) -> Result<OwnEventfd> {
+        let eventfd = fcntl_dupfd_cloexec(eventfd, 0)?;
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&self.epoll, &bell, epoll::EventData::new_u64(PEER), edge)?;
-        Ok(Heard { epoll: Arc::clone(&self.epoll), bell })
+        epoll::add(&self.epoll, &eventfd, epoll::EventData::new_u64(PEER), edge)?;
+        Ok(OwnEventfd { epoll: Arc::clone(&self.epoll), eventfd })
     }
 }
 
-impl Drop for Heard {
+impl Drop for OwnEventfd {
     fn drop(&mut self) {
         // The other end holds the description, too, which would keep it in the instance.
-        let _ = epoll::delete(&self.epoll, &self.bell);
+        let _ = epoll::delete(&self.epoll, &self.eventfd);
     }
 }
 
-impl Rung {
-    /// Takes a bell of the other end.
+impl PeerEventfd {
+    /// Takes an eventfd of the other end.
     ///
     /// # Errors
     /// `EMFILE`; `EAGAIN` at `fs.aio-max-nr`, and `ENOSYS` on a kernel without asynchronous requests.
-    pub fn new(bell: impl AsFd) -> Result<Self> {
-        Ok(Self { bell: fcntl_dupfd_cloexec(bell, 0)?, signaller: Signaller::of_process()? })
+    pub fn new(eventfd: impl AsFd) -> Result<Self> {
+        Ok(Self { eventfd: fcntl_dupfd_cloexec(eventfd, 0)?, signaller: Signaller::of_process()? })
     }
 }
 
-/// The words of the other end's sleep, and its bell.
+/// The words of the other end's sleep, and its eventfd.
 pub(super) struct PeerCells<'a> {
     pub words: SharedCells<'a, Theirs, Own>,
-    pub bell: Option<&'a Rung>,
+    pub eventfd: Option<&'a PeerEventfd>,
 }
 
 impl WakerCells for PeerCells<'_> {
@@ -111,9 +111,9 @@ impl WakerCells for PeerCells<'_> {
     }
     fn ring(&self) {
         self.words.ring();
-        if let Some(Rung { bell, signaller }) = self.bell {
-            // SYNC POINT: link-bell (the sleeper takes note of bells before its look)
-            let _ = signaller.signal(bell);
+        if let Some(PeerEventfd { eventfd, signaller }) = self.eventfd {
+            // SYNC POINT: link-eventfd (the sleeper takes note of signals before its look)
+            let _ = signaller.signal(eventfd);
         }
     }
 }
@@ -136,12 +136,12 @@ mod tests {
 
     #[test]
     fn each_wake_up_of_either_is_told_until_it_is_taken_note_of() {
-        let (wakes, agent, bell) = stand();
-        let heard = wakes.hear(&bell).unwrap();
-        let rung = Rung::new(&bell).unwrap();
+        let (wakes, agent, eventfd) = stand();
+        let own = wakes.add(&eventfd).unwrap();
+        let peer = PeerEventfd::new(&eventfd).unwrap();
         for _ in 0..300 {
             assert!(!is_readable(&wakes));
-            rung.signaller.signal(&rung.bell).unwrap();
+            peer.signaller.signal(&peer.eventfd).unwrap();
             assert!(is_readable(&wakes) && is_readable(&wakes));
             wakes.clear();
             assert!(!is_readable(&wakes));
@@ -149,9 +149,9 @@ mod tests {
             assert!(is_readable(&wakes));
             wakes.clear();
         }
-        // A path that was left wakes no more, though the other end still has the bell.
-        drop(heard);
-        rung.signaller.signal(&rung.bell).unwrap();
+        // A path that was left wakes no more, though the other end still has the eventfd.
+        drop(own);
+        peer.signaller.signal(&peer.eventfd).unwrap();
         assert!(!is_readable(&wakes));
         pd_shm::wake::wake(&agent);
         assert!(is_readable(&wakes));
@@ -159,22 +159,22 @@ mod tests {
 
     /// Either end fills the counter and makes the description block.
     #[test]
-    fn no_end_can_make_the_other_wait_or_miss_a_bell() {
-        let (wakes, _agent, bell) = stand();
-        let _heard = wakes.hear(&bell).unwrap();
-        let rung = Rung::new(&bell).unwrap();
-        rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::empty()).unwrap();
-        write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    fn no_end_can_make_the_other_wait_or_miss_a_wake_up() {
+        let (wakes, _agent, eventfd) = stand();
+        let _own = wakes.add(&eventfd).unwrap();
+        let peer = PeerEventfd::new(&eventfd).unwrap();
+        rustix::fs::fcntl_setfl(&eventfd, rustix::fs::OFlags::empty()).unwrap();
+        write(&eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         for _ in 0..1000 {
             wakes.clear();
             assert!(!is_readable(&wakes));
-            rung.signaller.signal(&rung.bell).unwrap();
+            peer.signaller.signal(&peer.eventfd).unwrap();
             assert!(is_readable(&wakes));
         }
         // Emptied: no wait of either, and the next signal is told.
-        read(&bell, &mut [0; 8]).unwrap();
+        read(&eventfd, &mut [0; 8]).unwrap();
         wakes.clear();
-        rung.signaller.signal(&rung.bell).unwrap();
+        peer.signaller.signal(&peer.eventfd).unwrap();
         assert!(is_readable(&wakes));
     }
 }
