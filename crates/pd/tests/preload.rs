@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 mod aside;
 #[path = "preload/calls.rs"]
 mod calls;
+#[path = "preload/claim.rs"]
+mod claim;
 #[path = "preload/endings.rs"]
 mod endings;
 #[path = "preload/epoll.rs"]
@@ -45,8 +47,6 @@ mod signals;
 mod takeover;
 #[path = "preload/tools.rs"]
 mod tools;
-#[path = "preload/unclaimed.rs"]
-mod unclaimed;
 #[path = "preload/unix.rs"]
 mod unix;
 

@@ -1,9 +1,9 @@
 //! Steps before a number is closed: sent bytes reach the peer, and the peer is told how the connection ends.
+use crate::claim::settling;
 use crate::entry::{Entry, State};
 use crate::epoll_set::standing;
 use crate::fabric;
 use crate::short::reuse;
-use crate::unclaimed::settling;
 use libc::c_int;
 use std::sync::Arc;
 

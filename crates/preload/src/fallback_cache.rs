@@ -12,7 +12,7 @@ const SLOTS: usize = 64;
 const FIRST: u64 = 0;
 const LAST: u64 = 9;
 /// Time for a place whose listener is known to the driver but claims no twins, which is slow to find out: half a minute.
-const UNCLAIMED: u64 = 15;
+const CLAIMED_NONE: u64 = 15;
 
 /// Time for a place with short-lived connections: two seconds, after which some have twins again. If those are short-lived, too, it
 /// doubles, up to eight seconds.
@@ -131,9 +131,9 @@ fn hold_longer(to: impl Hash, powers: RangeInclusive<u64>, reason: KernelReason)
 }
 
 /// Records that the listener at `to` claimed no twin.
-pub(crate) fn unclaimed(to: impl Hash) {
+pub(crate) fn claimed_none(to: impl Hash) {
     let (slot, hash) = find(to);
-    remember(slot, hash, UNCLAIMED, KernelReason::PeerSlow);
+    remember(slot, hash, CLAIMED_NONE, KernelReason::PeerSlow);
 }
 
 /// Records the end of a connection to `to` with the process's `sends` on it, and the `bytes` of both directions.

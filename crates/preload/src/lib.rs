@@ -17,11 +17,11 @@
 //!
 //! 1. The system: the C library, errno and signals, pointers, addresses, memory (`real`, `call`, `reach`, `address`, `heap`).
 //! 2. The driver, and what speaks against connections on the fabric (`fabric`, `fallback_cache`, `confined`, `unseen`).
-//! 3. What is known of one connection: its parts (`aside`, `unclaimed`, `gain`, `back`, `short::names`), what processes share of it
+//! 3. What is known of one connection: its parts (`aside`, `claim`, `gain`, `back`, `short::names`), what processes share of it
 //!    (`shared`), and the twin that has them (`twin`).
 //! 4. Entries, epoll instances, and the table by which numbers lead to them (`entry`, `epoll_set`, `table`).
 //! 5. Steps of one connection: where it is waited for, its end, taking it over, leaving, coming back; then the calls on it (`ending`,
-//!    `epoll_set::standing`, `short::begun`, `short::reuse`, and the files within `aside`, `unclaimed`, `unseen` and `twin`).
+//!    `epoll_set::standing`, `short::begun`, `short::reuse`, and the files within `aside`, `claim`, `unseen` and `twin`).
 //! 6. What is done by number: registering, finding, connecting, accepting, closing (`lookup`, `connect`, `accepting`, `closing`, and
 //!    the other files within `epoll_set`, `away`, `short` and `unix`), and queues of requests (`aio`).
 //! 7. The hooks, and the start.
@@ -34,6 +34,7 @@ mod away;
 mod back;
 mod call;
 mod carried;
+mod claim;
 mod closed;
 mod closing;
 mod confined;
@@ -66,6 +67,5 @@ mod spin;
 mod start;
 mod table;
 mod twin;
-mod unclaimed;
 mod unix;
 mod unseen;

@@ -1,10 +1,10 @@
 //! Start of the library in a program, and of a forked child.
 use crate::away::calls;
+use crate::claim::settling;
 use crate::entry::{self, Entry, State, Thing};
 use crate::epoll_set::{carrying, instances};
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::unclaimed::settling;
 use crate::{
     aio, call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short,
     table,

@@ -11,12 +11,12 @@ pub(crate) mod waiting;
 use crate::aside::{Aside, Progress};
 use crate::back::Back;
 use crate::call::lock;
+use crate::claim::{self, PendingClaim};
 use crate::fallback_cache::{self, Place};
 use crate::gain::Gain;
 use crate::pipe::Lender;
 use crate::shared::Slot;
 use crate::short::names::Names;
-use crate::unclaimed::{self, Unclaimed};
 use crate::unseen::Attention;
 use crate::{address, closed, file_lock, real};
 use arc_swap::ArcSwapOption;
@@ -41,7 +41,7 @@ pub(crate) struct Twin {
     /// 0: none.
     pub(crate) recv_timeout_ns: AtomicU64,
     pub(crate) send_timeout_ns: AtomicU64,
-    pub(crate) unclaimed: Mutex<Option<Unclaimed>>,
+    pub(crate) pending_claim: Mutex<Option<PendingClaim>>,
     /// The kernel's after all.
     abandoned: AtomicBool,
     /// Shut down for sending, by this process.
@@ -113,8 +113,8 @@ impl Stands {
 }
 
 impl Twin {
-    /// The twin of the connection of `fd`. `unclaimed`: the peer has still to find it.
-    pub(crate) fn new(fd: c_int, socket: Arc<Socket>, unclaimed: bool) -> Self {
+    /// The twin of the connection of `fd`. `claim_is_pending`: the peer has still to find it.
+    pub(crate) fn new(fd: c_int, socket: Arc<Socket>, claim_is_pending: bool) -> Self {
         // SAFETY: only asks.
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         fit_buffers(fd, &socket);
@@ -123,9 +123,9 @@ impl Twin {
         if unix {
             socket.look_always();
         }
-        let unclaimed = unclaimed.then(|| Unclaimed::new(fd, unix));
+        let pending_claim = claim_is_pending.then(|| PendingClaim::new(fd, unix));
         let nonblocking = flags & libc::O_NONBLOCK != 0;
-        Self { unclaimed: Mutex::new(unclaimed), unix, ..Self::of(socket, nonblocking, timeouts) }
+        Self { pending_claim: Mutex::new(pending_claim), unix, ..Self::of(socket, nonblocking, timeouts) }
     }
 
     /// The same, connected to a place.
@@ -146,7 +146,7 @@ impl Twin {
             nonblocking: AtomicBool::new(nonblocking),
             recv_timeout_ns: AtomicU64::new(recv),
             send_timeout_ns: AtomicU64::new(send),
-            unclaimed: Mutex::new(None),
+            pending_claim: Mutex::new(None),
             abandoned: AtomicBool::new(false),
             send_shut: AtomicBool::new(false),
             recv_shut: AtomicBool::new(false),
@@ -200,7 +200,7 @@ impl Twin {
             nonblocking: flag(&self.nonblocking),
             recv_timeout_ns: copy(&self.recv_timeout_ns),
             send_timeout_ns: copy(&self.send_timeout_ns),
-            unclaimed: Mutex::new(None),
+            pending_claim: Mutex::new(None),
             // Without a slot what comes to the parent is the parent's; the rest is the kernel's.
             abandoned: AtomicBool::new(slot_is_none && self.aside.progress.sends()),
             send_shut: flag(&self.send_shut),
@@ -252,7 +252,7 @@ impl Twin {
     /// The peer has still to take its end.
     #[inline]
     pub(crate) fn waits_for_claim(&self) -> bool {
-        unclaimed::any() && lock(&self.unclaimed).is_some()
+        claim::any_pending() && lock(&self.pending_claim).is_some()
     }
 
     /// Returns the progress of the connection into the kernel.
@@ -406,15 +406,15 @@ impl Twin {
     }
 
     /// As much was sent as may be before the peer is there: then the connection is not writable.
-    fn hold_if_full(&self, unclaimed: &Unclaimed) {
-        if let Some(socket) = self.current().filter(|_| unclaimed.room() == 0) {
+    fn hold_if_full(&self, pending: &PendingClaim) {
+        if let Some(socket) = self.current().filter(|_| pending.room() == 0) {
             socket.hold_out(true);
         }
     }
 
     /// Returns whether that is so.
     fn is_full(&self) -> bool {
-        lock(&self.unclaimed).as_ref().is_some_and(|unclaimed| unclaimed.room() == 0)
+        lock(&self.pending_claim).as_ref().is_some_and(|pending| pending.room() == 0)
     }
 }
 

@@ -2,14 +2,14 @@
 use super::mark::{MARK, MARK_BRIEF};
 use super::{SENDS, UNMARKED};
 use crate::call::{errno, lock, Failure};
+use crate::claim::settling;
 use crate::entry::Entry;
 use crate::epoll_set::standing;
 use crate::file_lock::FileLock;
 use crate::log::note;
 use crate::sleep::kernel_poll;
 use crate::twin::{Stands, Twin};
-use crate::unclaimed::settling;
-use crate::{closed, fabric, real, unclaimed, unseen};
+use crate::{claim, closed, fabric, real, unseen};
 use pd_client::core::{Departure, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
     if twin.progress().sends() || twin.is_abandoned() {
         return true;
     }
-    if unclaimed::any() && lock(&twin.unclaimed).is_some() {
+    if claim::any_pending() && lock(&twin.pending_claim).is_some() {
         settling::settle_now(entry);
     }
     let Some(fd) = entry.any_fd() else { return twin.is_abandoned() };

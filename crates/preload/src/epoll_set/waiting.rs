@@ -3,11 +3,11 @@ use super::tokens::{registered, take_tokens, Told};
 use super::EpollSet;
 use crate::aside::leaving;
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
+use crate::claim::settling;
 use crate::entry::{listener, Entry};
 use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
-use crate::unclaimed::settling;
-use crate::{real, spin, table, unclaimed};
+use crate::{claim, real, spin, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, ASIDE, SET_BYTES};
 use std::sync::atomic::Ordering;
@@ -223,7 +223,7 @@ fn wait_for(
     let in_kernel = |events: &mut Events<'_>| events.wait(epoll, own, zero, mask);
     let mut all_is_left = true;
     loop {
-        if unclaimed::any() {
+        if claim::any_pending() {
             settling::look();
         } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
@@ -264,8 +264,8 @@ fn wait_for(
         if left == zero {
             return Ok(0);
         }
-        let limit = if unclaimed::any() {
-            Some(left.map_or(unclaimed::LOOK_EVERY, |left| left.min(unclaimed::LOOK_EVERY)))
+        let limit = if claim::any_pending() {
+            Some(left.map_or(claim::LOOK_EVERY, |left| left.min(claim::LOOK_EVERY)))
         } else {
             left
         };

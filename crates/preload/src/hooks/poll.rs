@@ -3,14 +3,14 @@ use super::hooks;
 use crate::aside::{leaving, receiving};
 use crate::away::calls::Stays;
 use crate::call::{call, Failure, Outcome};
+use crate::claim::settling;
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;
 use crate::fabric::LOOK_FOR_ROOM_EVERY;
 use crate::short::{accepting, begun};
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
-use crate::unclaimed::settling;
-use crate::{lookup, reach, real, table, unclaimed};
+use crate::{claim, lookup, reach, real, table};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{sleep_for, KernelReason, Socket, ASIDE, SET_BYTES};
 use std::sync::Arc;
@@ -287,7 +287,7 @@ fn wait(
     let zero = Some(Duration::ZERO);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
-        if unclaimed::any() {
+        if claim::any_pending() {
             settling::look();
         }
         if members.iter().any(|it| it.has_moved(fds[it.place].fd)) {
@@ -322,8 +322,8 @@ fn wait(
             }
             return Ok(fds.iter().filter(|poll| poll.revents != 0).count() as c_int);
         }
-        let left = if unclaimed::any() {
-            Some(left.map_or(unclaimed::LOOK_EVERY, |l| l.min(unclaimed::LOOK_EVERY)))
+        let left = if claim::any_pending() {
+            Some(left.map_or(claim::LOOK_EVERY, |l| l.min(claim::LOOK_EVERY)))
         } else {
             left
         };

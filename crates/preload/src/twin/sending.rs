@@ -6,7 +6,7 @@ use crate::call::{lock, Failure, Outcome, AGAIN};
 use crate::entry::Entry;
 use crate::real;
 use crate::unseen::looking;
-use crate::{address, aside, unclaimed};
+use crate::{address, aside, claim};
 use libc::{c_int, iovec};
 use pd_client::core::{Fill, KernelReason, Socket};
 use std::cell::RefCell;
@@ -143,18 +143,18 @@ impl Twin {
     }
 
     pub(super) unsafe fn transmit_some(&self, entry: &Arc<Entry>, pieces: &[iovec]) -> Outcome<usize> {
-        if unclaimed::any() {
+        if claim::any_pending() {
             self.is_settled(entry);
-            let mut state = lock(&self.unclaimed);
-            if let Some(unclaimed) = state.as_mut() {
-                let limited = first(pieces, unclaimed.room());
+            let mut state = lock(&self.pending_claim);
+            if let Some(pending) = state.as_mut() {
+                let limited = first(pieces, pending.room());
                 if total(&limited) == 0 && total(pieces) > 0 {
                     return Err(AGAIN);
                 }
                 // SAFETY: the caller's promise.
                 let sent = self.with(entry, |socket| unsafe { socket.send_copied(&limited) })?;
-                unclaimed.keep(&limited, sent);
-                self.hold_if_full(unclaimed);
+                pending.keep(&limited, sent);
+                self.hold_if_full(pending);
                 return Ok(sent);
             }
         }
@@ -182,9 +182,9 @@ impl Twin {
         let mut unsent = Vec::new();
         while sent < len {
             self.is_settled(entry);
-            let mut state = unclaimed::any().then(|| lock(&self.unclaimed));
+            let mut state = claim::any_pending().then(|| lock(&self.pending_claim));
             let mut kept = state.as_mut().and_then(|state| state.as_mut());
-            let most = kept.as_ref().map_or(usize::MAX, |unclaimed| unclaimed.room()).min(len - sent);
+            let most = kept.as_ref().map_or(usize::MAX, |pending| pending.room()).min(len - sent);
             let mut ended = false;
             let part = if most > 0 {
                 self.with(entry, |socket| {
@@ -197,10 +197,10 @@ impl Twin {
                     send_once(socket, most, &mut unsent, &mut |place, room| {
                         let filled = fill(place, room)?;
                         ended |= filled < room;
-                        if let Some(unclaimed) = kept.as_mut() {
+                        if let Some(pending) = kept.as_mut() {
                             // `fill` cannot read them a second time.
                             let piece = iovec { iov_base: place.cast(), iov_len: filled };
-                            unclaimed.keep(&[piece], filled);
+                            pending.keep(&[piece], filled);
                         }
                         Ok(filled)
                     })
@@ -208,8 +208,8 @@ impl Twin {
             } else {
                 Err(AGAIN)
             };
-            if let Some(unclaimed) = kept {
-                self.hold_if_full(unclaimed);
+            if let Some(pending) = kept {
+                self.hold_if_full(pending);
             }
             drop(state);
             let failure = match part {

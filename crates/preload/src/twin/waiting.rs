@@ -2,10 +2,10 @@
 use super::Twin;
 use crate::address::is_nonblocking;
 use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
+use crate::claim::{self, settling};
 use crate::closed;
 use crate::entry::Entry;
 use crate::sleep::{kernel_poll, sleep_on};
-use crate::unclaimed::{self, settling};
 use pd_client::core::{sleep_for, Pause};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Twin {
 
     /// Now that it is in the table.
     pub(crate) fn register(&self, entry: &Arc<Entry>) {
-        if lock(&self.unclaimed).is_some() {
+        if lock(&self.pending_claim).is_some() {
             settling::add(entry);
         }
     }
@@ -66,9 +66,9 @@ impl Twin {
             }
         }
         let mut full = false;
-        if unclaimed::any() && lock(&self.unclaimed).is_some() && !settling::settle(entry) {
+        if claim::any_pending() && lock(&self.pending_claim).is_some() && !settling::settle(entry) {
             full = wait == Wait::Send && self.is_full();
-            limit = limit.min(if full { unclaimed::LOOK_FOR_ROOM_EVERY } else { unclaimed::LOOK_EVERY });
+            limit = limit.min(if full { claim::LOOK_FOR_ROOM_EVERY } else { claim::LOOK_EVERY });
         }
         if self.abandoned.load(Ordering::Acquire) {
             return Err(Failure::Kernel);

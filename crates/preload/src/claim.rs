@@ -21,13 +21,13 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes kept for one connection.
 #[derive(Debug)]
-pub(crate) struct Unclaimed {
+pub(crate) struct PendingClaim {
     since: Instant,
     sent: Vec<u8>,
     most: usize,
 }
 
-impl Unclaimed {
+impl PendingClaim {
     /// Of the connection of `fd`. As much is kept as the kernel takes at once: nobody may have to wait, in a call that was to
     /// receive perhaps, until the peer reads. Of AF_UNIX it is half the buffer, which has to hold what the kernel adds as
     /// well; TCP has two, and what one of them has no room for travels to the other.
@@ -62,6 +62,6 @@ impl Unclaimed {
 
 /// Returns whether any connection of the process is in this state: then waits are cut short.
 #[inline]
-pub(crate) fn any() -> bool {
+pub(crate) fn any_pending() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }

@@ -1,5 +1,5 @@
 //! Finds out what has become of connections whose peer has still to take its end: it has come, or the kernel has the connection.
-use super::{any, COUNT};
+use super::{any_pending, COUNT};
 use crate::call::{self, lock};
 use crate::entry::Entry;
 use crate::epoll_set::standing;
@@ -57,7 +57,7 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
 
 /// The same without giving the peer more time.
 pub(crate) fn settle_now(entry: &Arc<Entry>) {
-    if any() {
+    if any_pending() {
         decide(entry, false);
         leave(entry);
     }
@@ -66,11 +66,11 @@ pub(crate) fn settle_now(entry: &Arc<Entry>) {
 /// The same before the last close: what was sent has to reach a peer that nobody will ever hear of, too; and one of
 /// AF_UNIX could not tell whose end it is to take when the kernel's socket is gone.
 pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
-    if !any() {
+    if !any_pending() {
         return;
     }
     let matters =
-        |twin: &Twin| twin.unix || lock(&twin.unclaimed).as_ref().is_some_and(|it| !it.sent.is_empty());
+        |twin: &Twin| twin.unix || lock(&twin.pending_claim).as_ref().is_some_and(|it| !it.sent.is_empty());
     if entry.twin().is_some_and(matters) {
         decide(entry, false);
     }
@@ -101,7 +101,7 @@ fn settle_at_exit() {
 }
 
 fn settle_all_now() {
-    if !any() {
+    if !any_pending() {
         return;
     }
     for entry in lock(&WAITING).iter().filter_map(Weak::upgrade) {
@@ -111,15 +111,15 @@ fn settle_all_now() {
 
 fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     let Some(twin) = entry.twin() else { return true };
-    let mut state = lock(&twin.unclaimed);
-    let (Some(unclaimed), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
-    let since = unclaimed.since.elapsed();
+    let mut state = lock(&twin.pending_claim);
+    let (Some(pending), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
+    let since = pending.since.elapsed();
     if socket.has_heard() {
         *state = None;
         claimed(entry, &socket);
         return true;
     }
-    if patient && since < CLAIM_WITHIN && (unclaimed.room() > 0 || since < CLAIM_WITHIN_FULL) {
+    if patient && since < CLAIM_WITHIN && (pending.room() > 0 || since < CLAIM_WITHIN_FULL) {
         return false;
     }
     if !fabric::withdraw(&socket) {
@@ -127,10 +127,10 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
         claimed(entry, &socket);
         return true;
     }
-    let sent = state.take().map(|unclaimed| unclaimed.sent).unwrap_or_default();
+    let sent = state.take().map(|pending| pending.sent).unwrap_or_default();
     let Some(fd) = entry.any_fd() else { return true };
     if let Some(place) = twin.towards.filter(|_| patient) {
-        fallback_cache::unclaimed(place);
+        fallback_cache::claimed_none(place);
     }
     note!("descriptor {fd}: nobody took the connection; {} bytes go over the kernel", sent.len());
     fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });
