@@ -259,7 +259,7 @@ docs: packages rust $(MDBOOK) ## make a site of all documents and man pages in t
 	@echo "open $(TARGET)/docs/index.html"
 
 fuzz-short: rust ## run the kept programs of each fuzz target and mutations of them for FUZZ_SECONDS, on a stable compiler
-	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --features pd-driver/hostile --test corpus --jobs $(JOBS) -- --nocapture
+	PD_FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --workspace --features pd-driver/testing --test corpus --jobs $(JOBS) -- --nocapture
 
 fuzz: rust ## run each fuzz target for FUZZ_SECONDS (needs nightly Rust and cargo-fuzz)
 	@[ -e fuzz/Cargo.toml ] || { echo "missing: fuzz/Cargo.toml; there are no fuzz targets here" >&2; exit 1; }

@@ -31,10 +31,10 @@ pub enum Call {
     Thread,
 }
 
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) use crate::simulation::kernel as simulated;
 
-#[cfg(not(any(test, fuzzing, feature = "hostile")))]
+#[cfg(not(any(test, fuzzing, feature = "testing")))]
 pub mod simulated {
     //! Answers of the simulation in place of the kernel; none outside of it.
     use super::Call;

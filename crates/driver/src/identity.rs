@@ -26,7 +26,7 @@ impl NamespaceId {
     }
 }
 
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 impl NamespaceId {
     /// Returns the id of a namespace that does not exist.
     pub const fn for_test(inode: u64) -> Self {

@@ -46,14 +46,14 @@ mod refusal;
 pub mod rights;
 mod service;
 mod settings;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod simulation;
 mod size;
 mod sock_diag;
 mod standing;
 mod start_error;
 mod takeover;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod testing;
 mod unix_socket;
 mod wanted;

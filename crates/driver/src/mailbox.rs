@@ -77,7 +77,7 @@ impl<T> Mailbox<T> {
     }
 
     /// Changes the commands that have not been drained.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn tamper<R>(&self, change: impl FnOnce(&mut VecDeque<T>) -> R) -> R {
         change(&mut self.lock())
     }

@@ -40,7 +40,7 @@ pub struct Place {
 }
 
 /// The place of a container.
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 impl Default for Place {
     fn default() -> Self {
         Self { standing: Standing::Contained, at_host: false }

@@ -184,7 +184,7 @@ impl Deferred {
     }
 
     /// Returns zero if nothing waits, and nothing is known of a request.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn leftovers(&self) -> usize {
         self.lanes.len() + self.of_payer.len() + self.awaiting.len() + self.reading.len() + self.ready.len()
     }

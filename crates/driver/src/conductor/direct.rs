@@ -65,7 +65,7 @@ pub struct Rings {
 
 impl Rings {
     /// Returns zero if no ring is left.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn leftovers(&self) -> usize {
         self.open as usize + self.open_of.len() + self.held.len()
     }

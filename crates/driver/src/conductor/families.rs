@@ -65,7 +65,7 @@ impl Families {
     }
 
     /// Returns the number of clients of all processes.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn clients(&self) -> usize {
         self.known.values().map(|(_, clients)| clients).sum()
     }

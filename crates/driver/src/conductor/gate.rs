@@ -165,7 +165,7 @@ impl Teller {
     }
 
     /// Returns zero if no client or tenant of a network namespace is left.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub(super) fn leftovers(&self) -> usize {
         self.residents.0.len() + self.told.len() + self.spaces.len() + self.groups.len() + self.applying.len()
     }

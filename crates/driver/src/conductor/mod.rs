@@ -31,7 +31,7 @@ mod table;
 mod takeover;
 mod tenancy;
 mod tenants;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 mod testing;
 mod twins;
 mod unix;

@@ -3,7 +3,7 @@
 //!
 //! A thread works on a mover that it has been lent. The conductor takes all movers back for moments, so that parts of one can go to another
 //! ([`crate::mover::transfer`]). The threads wait meanwhile.
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 use crate::calls::simulated;
 use crate::calls::{may, Call};
 use crate::clock::Clock;
@@ -59,13 +59,13 @@ struct Seat {
     mover: Option<Box<Mover>>,
     worker: Option<Worker>,
     /// Set if the mover has turns without a thread: the simulation gives them.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     simulated: bool,
 }
 
 impl Seat {
     fn works(&self) -> bool {
-        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        #[cfg(any(test, fuzzing, feature = "testing"))]
         if self.simulated {
             return true;
         }
@@ -144,7 +144,7 @@ impl Movers {
             return Err(std::io::Error::other("the driver ends"));
         }
         may(Call::Thread)?;
-        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        #[cfg(any(test, fuzzing, feature = "testing"))]
         if simulated::is_on() {
             seat.simulated = true;
             return Ok(());
@@ -169,7 +169,7 @@ impl Movers {
     pub fn park(&mut self, id: MoverId) {
         self.take_back();
         let Some(seat) = id.index().checked_sub(1).and_then(|at| self.others.get_mut(at)) else { return };
-        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        #[cfg(any(test, fuzzing, feature = "testing"))]
         {
             seat.simulated = false;
         }
@@ -290,7 +290,7 @@ impl Movers {
     }
 }
 
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 impl Movers {
     /// Returns a mover other than the first, if the simulation gives it turns.
     pub fn simulated(&mut self, id: MoverId) -> Option<&mut Mover> {

@@ -253,7 +253,7 @@ impl Names {
     }
 
     /// Returns zero if no name is left.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn leftovers(&self) -> usize {
         self.namespaces.len() + self.owners.len() + self.ports.len() + self.paid.len()
     }

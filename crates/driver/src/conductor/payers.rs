@@ -51,7 +51,7 @@ impl Payers {
     }
 
     /// Iterates over all accounts.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn accounts(&self) -> impl Iterator<Item = (Payer, &Arc<Account>)> {
         self.accounts.iter().map(|(payer, account)| (*payer, account))
     }

@@ -14,7 +14,7 @@ use crate::policy::via::{Decision, Hop};
 use crate::policy::{
     is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
 };
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 use crate::policy::{rate::Bucket, Rate};
 use crate::process::{has_exited, namespace_of_file};
 use pd_abi::counters::FlowCounters;
@@ -550,7 +550,7 @@ impl Tenants {
 }
 
 /// Access that only the simulation has.
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 impl Tenants {
     /// Lists the tenants with a rate of bytes, and all bytes that they have sent.
     pub fn spending<'a>(

@@ -318,13 +318,13 @@ impl Guests {
     }
 
     /// Returns zero if all guests are forgotten.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn total(&self) -> usize {
         self.list.iter().flatten().count() + self.of_namespace.len()
     }
 
     /// Forgets the frames that are held for guests that are here. Returns whether there were any.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn forget_held(&mut self) -> bool {
         let here = self.list.iter_mut().flatten().filter(|guest| guest.is_here());
         here.map(|guest| std::mem::take(&mut guest.held).len()).sum::<usize>() > 0

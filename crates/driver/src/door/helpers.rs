@@ -168,7 +168,7 @@ impl Helpers {
     }
 }
 
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 impl Helpers {
     /// Lists the payers whose helper has something to do.
     pub fn helped(&self) -> Vec<Payer> {

@@ -20,7 +20,7 @@ mod messages;
 mod pipes;
 mod takeover;
 mod telling;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 mod testing;
 mod turns;
 

@@ -183,7 +183,7 @@ impl Amounts {
         Self { clients: 0, descriptors: 0, lines_bytes: PAGE_OF_LINES_BYTES, memory_bytes: 0 };
 
     /// Returns the amounts of bytes of regions.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn memory(memory_bytes: u64) -> Self {
         Self { memory_bytes, ..Self::default() }
     }

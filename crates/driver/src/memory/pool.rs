@@ -178,7 +178,7 @@ impl Cold {
 
 impl Pool {
     /// Makes a pool of `budget` bytes, and of any number of clients and descriptors.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn new(budget: u64, hugepages: HugepageUse) -> Arc<Self> {
         let (clients, descriptors, lines_bytes) = (u64::MAX, u64::MAX, u64::MAX);
         let total = Amounts { clients, descriptors, lines_bytes, memory_bytes: budget };

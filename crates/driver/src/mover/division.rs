@@ -91,13 +91,13 @@ impl Division {
     }
 
     /// Pretends that `flows` flows of each payer with rings were busy.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn pretend_busy(&mut self, flows: u64) {
         self.parts.iter_mut().filter(|part| part.rings > 0).for_each(|part| part.busy_now = flows);
     }
 
     /// Returns the number of rings, and the highest number of late.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn rings(&self) -> (u64, u64) {
         self.parts.iter().fold((0, 0), |sum, part| (sum.0 + part.rings, sum.1 + part.peak))
     }

@@ -88,7 +88,7 @@ impl Doorbells {
     }
 
     /// Tells whether a doorbell has rung.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn is_rung(&self) -> bool {
         crate::simulation::kernel::is_readable(&self.epoll)
     }

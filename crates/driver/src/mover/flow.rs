@@ -398,7 +398,7 @@ impl Flow {
     }
 
     /// Describes the state, for diagnosis.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn describe(&self) -> String {
         let Self { id, schedule, pending, touched, .. } = self;
         format!(

@@ -25,7 +25,7 @@ mod scheduler;
 mod serve;
 mod table;
 pub mod takeover;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub(crate) mod testing;
 mod throttle;
 mod ticks;

@@ -190,7 +190,7 @@ impl Scheduler {
     }
 
     /// Returns the number of payers that are held, with that of no clients.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn payers(&self) -> usize {
         self.known.len()
     }

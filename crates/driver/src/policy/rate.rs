@@ -49,7 +49,7 @@ impl Bucket {
     }
 
     /// Fills the bucket.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn fill(&self) {
         if let Word::Own(word) = &self.spent_until_ns {
             word.store(0, Ordering::Relaxed);

@@ -35,7 +35,7 @@ pub struct Apart {
     near: Arc<Side>,
     /// Orders to the far side. None: it has no thread, and the caller does its part.
     wishes: Option<Sender<Wish>>,
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     far: Option<Side>,
 }
 
@@ -107,7 +107,7 @@ impl Apart {
     pub fn new() -> std::io::Result<Self> {
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let near = Arc::new(Side::new(near));
-        #[cfg(any(test, fuzzing, feature = "hostile"))]
+        #[cfg(any(test, fuzzing, feature = "testing"))]
         if crate::calls::simulated::is_on() {
             return Ok(Self { near, wishes: None, far: Some(Side::new(far)) });
         }
@@ -128,7 +128,7 @@ impl Apart {
         Ok(Self {
             near,
             wishes: Some(wishes),
-            #[cfg(any(test, fuzzing, feature = "hostile"))]
+            #[cfg(any(test, fuzzing, feature = "testing"))]
             far: None,
         })
     }
@@ -162,16 +162,16 @@ impl Apart {
                 wishes.send(Wish::Show(key, answer)).map_err(|_| Errno::SRCH)?;
                 shown.recv().map_err(|_| Errno::SRCH)??;
             }
-            #[cfg(any(test, fuzzing, feature = "hostile"))]
+            #[cfg(any(test, fuzzing, feature = "testing"))]
             None => self.far.as_ref().ok_or(Errno::SRCH)?.show(key)?,
-            #[cfg(not(any(test, fuzzing, feature = "hostile")))]
+            #[cfg(not(any(test, fuzzing, feature = "testing")))]
             None => return Err(Errno::SRCH),
         }
         self.near.take(key)
     }
 
     /// Returns the far side, where it has no thread.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn far(&self) -> Option<&Side> {
         self.far.as_ref()
     }

@@ -14,12 +14,12 @@
 mod apart;
 mod open;
 mod socket;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 mod testing;
 mod threads;
 
 pub use socket::FileSocket;
-#[cfg(any(test, fuzzing, feature = "hostile"))]
+#[cfg(any(test, fuzzing, feature = "testing"))]
 pub use threads::Kind;
 pub use threads::Readers;
 

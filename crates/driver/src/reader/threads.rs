@@ -130,7 +130,7 @@ impl Readers {
     }
 
     /// Returns the threads that have jobs, by payer, in order.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub(super) fn busy(&self) -> Vec<(Payer, Kind)> {
         let queues = lock(&self.shared.queues);
         let busy = queues.iter().filter(|(_, queue)| !lock(&queue.state).jobs.is_empty());
@@ -140,7 +140,7 @@ impl Readers {
     }
 
     /// Changes a thread's jobs.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub(super) fn with_jobs<T>(
         &self,
         key: (Payer, Kind),

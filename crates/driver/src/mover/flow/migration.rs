@@ -188,7 +188,7 @@ impl Migration {
     }
 
     /// Skips one of these bytes, as a driver with a bug would. Returns whether there was one.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn skip_undrained(&mut self) -> bool {
         let piece = self.undrained.iter_mut().find(|piece| piece.left > 0);
         piece.map(|piece| piece.at += 1).is_some()

@@ -377,7 +377,7 @@ impl Sink {
     }
 
     /// Describes the state, for diagnosis.
-    #[cfg(any(test, fuzzing, feature = "hostile"))]
+    #[cfg(any(test, fuzzing, feature = "testing"))]
     pub fn describe(&self) -> String {
         let Endpoint { client, slot, ref memory, .. } = self.end;
         format!(
