@@ -1,5 +1,5 @@
 //! Commands from one agent to another: in order, at control rates only. Senders bound the commands that clients cause
-//! (`messages::Forwarded`). Two agents of one thread use no mailbox, whose lock, fence and copies would be a good part of
+//! (`messages::Permit`). Two agents of one thread use no mailbox, whose lock, fence and copies would be a good part of
 //! the cost of a connection. One calls the other, and takes the commands that the other has kept for it ([`Outbox`]).
 use rustix::event::{eventfd, EventfdFlags};
 use std::cell::RefCell;

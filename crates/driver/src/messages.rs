@@ -116,11 +116,12 @@ impl Ring {
     }
 }
 
-/// A client's request on its way to another agent: counted against the client until it is dropped there.
+/// Permit for one request of a client on its way to another agent. Its drop takes the request off the client's count, which bounds what
+/// movers read of the client's rings (`FORWARDED_MAX`).
 #[derive(Debug)]
-pub struct Forwarded(Arc<ClientMemory>);
+pub struct Permit(Arc<ClientMemory>);
 
-impl Forwarded {
+impl Permit {
     /// Counts one more request of the client that `memory` belongs to.
     pub fn new(memory: &Arc<ClientMemory>) -> Self {
         memory.forwarded.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +129,7 @@ impl Forwarded {
     }
 }
 
-impl Drop for Forwarded {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.forwarded.fetch_sub(1, Ordering::Relaxed);
     }
@@ -273,7 +274,11 @@ pub enum ToMover {
     /// Message from the mover that has carried out [`Self::HandoffSource`] of this flow to the mover of the flow back.
     Leave { flow: FlowId, leave: Box<Leave> },
     /// Message from the mover of the flow's destination, which has read the ring of a previous source.
-    Release { flow: FlowId, _forwarded: Forwarded },
+    Release {
+        flow: FlowId,
+        #[expect(dead_code, reason = "counts until its drop")]
+        permit: Permit,
+    },
     /// Another payer pays for the client from now on.
     SetPayer { client: ClientId, payer: Payer },
     /// Weight of a tenant's payers in the mover's time.
@@ -287,11 +292,24 @@ pub enum ToMover {
     /// The socket has news (from another mover).
     Ready { client: ClientId, slot: Slot },
     /// A peer on the direct path says that the socket has news.
-    Nudge { client: ClientId, slot: Slot, _forwarded: Forwarded },
+    Nudge {
+        client: ClientId,
+        slot: Slot,
+        #[expect(dead_code, reason = "counts until its drop")]
+        permit: Permit,
+    },
     /// A peer on the direct path says that the socket at the flow's source has news.
-    NudgeSource { flow: FlowId, _forwarded: Forwarded },
+    NudgeSource {
+        flow: FlowId,
+        #[expect(dead_code, reason = "counts until its drop")]
+        permit: Permit,
+    },
     /// The flow's receiver says (to its own mover) that it has given bytes back.
-    Space { flow: FlowId, _forwarded: Forwarded },
+    Space {
+        flow: FlowId,
+        #[expect(dead_code, reason = "counts until its drop")]
+        permit: Permit,
+    },
     /// Memory is available again.
     Resume { flow: FlowId },
     /// Has the mover give back empty rings: memory is short.
@@ -322,7 +340,7 @@ impl Replies for Mailbox<ToMover> {
 #[derive(Debug)]
 pub enum ToConductor {
     /// A request other than a send. In one thread it is carried out before the next one is taken, and not counted.
-    Control { client: ClientId, channel: usize, request: Request, _forwarded: Option<Forwarded> },
+    Control { client: ClientId, channel: usize, request: Request, permit: Option<Permit> },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
     /// The client wrote impossible words into a direct ring that a mover reads: the connection ends.

@@ -15,7 +15,7 @@ use crate::gate::Sealed;
 use crate::hash::{HashMap, HashSet};
 use crate::identity::NamespaceId;
 use crate::ids::ClientId;
-use crate::messages::{Forwarded, Payer, Violation, DRIVER};
+use crate::messages::{Payer, Permit, Violation, DRIVER};
 use crate::metrics::Metrics;
 use pd_abi::{Operation, Request, SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
@@ -44,10 +44,11 @@ pub enum Lane {
 /// A request that waits.
 #[derive(Debug)]
 pub enum What {
-    /// A request, with its count among the client's requests, which the mover bounds.
+    /// A request, with its permit, which the drop gives back.
     Request {
         request: Request,
-        _forwarded: Option<Forwarded>,
+        #[expect(dead_code, reason = "counts until its drop")]
+        permit: Option<Permit>,
     },
     Twin(usize, TwinRequest),
     Register(Box<Registering>, Sender<Answer>),
@@ -210,13 +211,13 @@ impl Conductor {
         id: ClientId,
         channel: usize,
         request: &Request,
-        forwarded: Option<Forwarded>,
+        permit: Option<Permit>,
     ) {
         let lane = Lane::Channel(id, channel);
         if !self.deferred.holds(lane) && self.unread_for(id, request, self.clock.now()).is_empty() {
             return self.control(id, channel, request);
         }
-        self.defer(lane, What::Request { request: *request, _forwarded: forwarded });
+        self.defer(lane, What::Request { request: *request, permit });
     }
 
     /// Carries out a client's frame about a kernel socket, unless the frame has to wait.

@@ -347,8 +347,8 @@ impl Conductor {
 
     fn apply_message(&mut self, message: &mut ToConductor) {
         match *message {
-            ToConductor::Control { client, channel, ref request, ref mut _forwarded } => {
-                self.hear_request(client, channel, request, _forwarded.take())
+            ToConductor::Control { client, channel, ref request, ref mut permit } => {
+                self.hear_request(client, channel, request, permit.take())
             }
             ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),

@@ -4,7 +4,7 @@ use super::scheduler::{PayerId, REQUEST_BYTES};
 use super::Mover;
 use crate::calls::simulated;
 use crate::ids::{ClientId, Slot};
-use crate::messages::{Forwarded, ToConductor, ToMover, Violation};
+use crate::messages::{Permit, ToConductor, ToMover, Violation};
 use crate::metrics::Metrics;
 use pd_abi::limits::CHANNELS_MAX;
 use pd_abi::{Operation, Request, SocketId, LEFT_RECEIVING, LEFT_SENDING};
@@ -161,8 +161,8 @@ impl Mover {
                 match socket.and_then(|s| s.incoming) {
                     Some((mover, flow)) if mover == self.outbox.own() => self.resume(flow),
                     Some((mover, flow)) => {
-                        if let Some(_forwarded) = self.forwarded(client) {
-                            self.outbox.tell_mover(mover, ToMover::Space { flow, _forwarded });
+                        if let Some(permit) = self.permit(client) {
+                            self.outbox.tell_mover(mover, ToMover::Space { flow, permit });
                         }
                     }
                     None => {}
@@ -180,8 +180,8 @@ impl Mover {
                     match incoming {
                         Some((mover, flow)) if mover == self.outbox.own() => self.nudge_source(flow),
                         Some((mover, flow)) => {
-                            if let Some(_forwarded) = self.forwarded(client) {
-                                self.outbox.tell_mover(mover, ToMover::NudgeSource { flow, _forwarded });
+                            if let Some(permit) = self.permit(client) {
+                                self.outbox.tell_mover(mover, ToMover::NudgeSource { flow, permit });
                             }
                         }
                         None => {}
@@ -190,8 +190,8 @@ impl Mover {
                 };
                 if mover == self.outbox.own() {
                     self.post_ready(to, slot);
-                } else if let Some(_forwarded) = self.forwarded(client) {
-                    self.outbox.tell_mover(mover, ToMover::Nudge { client: to, slot, _forwarded });
+                } else if let Some(permit) = self.permit(client) {
+                    self.outbox.tell_mover(mover, ToMover::Nudge { client: to, slot, permit });
                 }
                 Ok(())
             }
@@ -203,8 +203,8 @@ impl Mover {
                         self.release(flow);
                     }
                     (LEFT_RECEIVING, _, Some((mover, flow))) => {
-                        if let Some(_forwarded) = self.forwarded(client) {
-                            self.outbox.tell_mover(mover, ToMover::Release { flow, _forwarded });
+                        if let Some(permit) = self.permit(client) {
+                            self.outbox.tell_mover(mover, ToMover::Release { flow, permit });
                         }
                     }
                     _ => {}
@@ -213,21 +213,21 @@ impl Mover {
             }
             _ => {
                 let (channel, request) = (index, *request);
-                let _forwarded = match self.outbox.kept() {
+                let permit = match self.outbox.kept() {
                     Some(_) => {
                         self.scheduler.owe_control();
                         None
                     }
-                    None => self.forwarded(client),
+                    None => self.permit(client),
                 };
-                self.tell_conductor(ToConductor::Control { client, channel, request, _forwarded });
+                self.tell_conductor(ToConductor::Control { client, channel, request, permit });
                 Ok(())
             }
         }
     }
 
-    fn forwarded(&self, client: ClientId) -> Option<Forwarded> {
-        Some(Forwarded::new(self.clients.get(client)?.memory()))
+    fn permit(&self, client: ClientId) -> Option<Permit> {
+        Some(Permit::new(self.clients.get(client)?.memory()))
     }
 
     pub(super) fn take_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {

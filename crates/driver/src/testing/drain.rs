@@ -2,7 +2,7 @@
 //! Whatever it writes there, the new reader sees an end at worst, and nobody else is affected.
 use super::*;
 use crate::memory::DirectRing;
-use crate::messages::{Forwarded, Handoff};
+use crate::messages::{Handoff, Permit};
 use pd_abi::layout::{direct, ELSEWHERE};
 use pd_abi::{LEFT_RECEIVING, LEFT_SENDING};
 use proptest::prelude::*;
@@ -113,8 +113,8 @@ pub(super) fn endpoint(world: &World, client: ClientId, slot: Slot) -> Endpoint 
 /// Sends the message that the receiver of a flow has read the ring.
 fn release(world: &mut World, flow: FlowId) {
     let (client, _) = World::place(flow);
-    let _forwarded = Forwarded::new(&world.parties[client.index()].memory);
-    world.inbox.send(ToMover::Release { flow, _forwarded });
+    let permit = Permit::new(&world.parties[client.index()].memory);
+    world.inbox.send(ToMover::Release { flow, permit });
 }
 
 #[test]

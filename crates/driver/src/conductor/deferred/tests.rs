@@ -138,7 +138,7 @@ impl Stage {
         let mut request = Request::new(operation, SocketId::new(slot, 1), tag);
         request.family = 4;
         let request = request.with_address(at(address).into());
-        self.inboxes.movers.send(ToConductor::Control { client, channel, request, _forwarded: None });
+        self.inboxes.movers.send(ToConductor::Control { client, channel, request, permit: None });
         while self.conductor.step() {}
     }
 
@@ -249,7 +249,7 @@ fn a_turn_knows_what_is_due_first() {
     let mut request = Request::new(operation, SocketId::new(0, 1), BIND);
     request.family = 4;
     let request = request.with_address(at("10.0.0.1:80").into());
-    inboxes.movers.send(ToConductor::Control { client, channel: 0, request, _forwarded: None });
+    inboxes.movers.send(ToConductor::Control { client, channel: 0, request, permit: None });
     let mut by = lead.turn();
     while by.is_none() {
         by = lead.turn();
