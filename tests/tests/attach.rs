@@ -1,5 +1,6 @@
 //! Attaching, in real namespaces and with users other than root.
 use pd_driver::admin::{Answer, Ask, KernelReport};
+use pd_driver::mounts::unified_hierarchy;
 use pd_tests::{needs_root, peer_path, program_path, Network, Puppet, TestDriver};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -136,10 +137,7 @@ struct Group(PathBuf);
 
 impl Group {
     fn new(id: &str) -> Option<Self> {
-        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
-        let mount = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-        let mount = mount.into_iter().find(|fields| fields.get(2) == Some(&"cgroup2"))?;
-        let path = PathBuf::from(mount[1]).join(format!("docker-{id}.scope"));
+        let path = unified_hierarchy()?.join(format!("docker-{id}.scope"));
         std::fs::create_dir(&path).ok()?;
         Some(Self(path))
     }

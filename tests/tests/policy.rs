@@ -1,5 +1,6 @@
 //! Policy between real containers: denied, limited, routed, counted, and changed while they talk.
 use pd_driver::admin::{Answer, Ask, TenantReport};
+use pd_driver::mounts::unified_hierarchy;
 use pd_driver::policy::Path;
 use pd_driver::Settings;
 use pd_tests::{needs_root, Network, Puppet, TestDriver};
@@ -243,13 +244,7 @@ struct Group(PathBuf);
 
 impl Group {
     fn new(name: &str) -> Option<Self> {
-        let mounts = std::fs::read_to_string("/proc/mounts").ok()?;
-        let mount = mounts.lines().find_map(|line| {
-            let mut fields = line.split(' ').skip(1);
-            let path = fields.next()?;
-            (fields.next()? == "cgroup2").then(|| PathBuf::from(path))
-        })?;
-        let path = mount.join("pipedevice").join(name);
+        let path = unified_hierarchy()?.join("pipedevice").join(name);
         std::fs::create_dir_all(&path).ok()?;
         Some(Self(path))
     }

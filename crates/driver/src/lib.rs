@@ -33,6 +33,7 @@ mod memory;
 mod messages;
 mod metrics;
 mod mirror;
+pub mod mounts;
 mod mover;
 mod nodes;
 pub mod openers;

@@ -8,8 +8,9 @@ use std::process::Command;
 use anyhow::Result;
 use comfy_table::{presets, Table};
 use pd_driver::admin::{ask, Answer, Ask};
+use pd_driver::mounts::unified_hierarchy;
 use pd_driver::{openers, Nodes, Refusal};
-use pd_harness::container::{cgroup, links};
+use pd_harness::container::links;
 use pd_harness::engines;
 use pd_harness::hugepages::Pool;
 use pd_harness::machine::bridge_netfilter;
@@ -191,7 +192,7 @@ fn namespaces() -> Row {
 
 fn cgroups() -> Row {
     let check = "cgroup2";
-    let Some(path) = cgroup::mount_point() else {
+    let Some(path) = unified_hierarchy() else {
         let remedy =
             "mount -t cgroup2 none /sys/fs/cgroup/unified; until then CPU per container is not counted";
         return warn(check, "not mounted", remedy);

@@ -4,7 +4,7 @@ use super::health::Health;
 use super::known::{Change, Whose};
 use super::lasting::Lasting;
 use super::plan::{binds, Verdict};
-use super::program::{self, hierarchy, Loaded, Maps, Programs};
+use super::program::{self, Loaded, Maps, Programs};
 use super::scene::{Changes, Scene, World};
 use super::services::Choice;
 use super::sidecars;
@@ -17,6 +17,7 @@ use crate::clock::Clock;
 use crate::ids::TenantId;
 use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
+use crate::mounts::unified_hierarchy;
 use crate::policy::rate::EPOCH_NS;
 use crate::policy::{Action, Policy, DEFAULT_TENANT};
 use crate::probe::Prober;
@@ -171,7 +172,7 @@ impl Gate {
             inbox: Arc::clone(&inbox),
             heard: Arc::clone(&heard),
             conductor,
-            root: hierarchy().unwrap_or_default(),
+            root: unified_hierarchy().unwrap_or_default(),
             spaces: Spaces::default(),
             names: Vec::new(),
             // Sockets keep notes of a generation: no driver uses the numbers of one before it.

@@ -38,7 +38,7 @@ pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
 pub(crate) use lasting::Lasting;
 pub(crate) use plan::binds;
 pub use plan::unbound;
+pub use program::unavailable;
 pub(crate) use program::HOST_CGROUP;
-pub use program::{hierarchy, unavailable};
 pub(crate) use scene::{Changes, Space, World};
 pub(crate) use words::{Staged, TenantWords, Words, RULES};

@@ -8,6 +8,7 @@ use super::sidecars::SidecarMaps;
 use super::words::Words;
 use crate::array::Array;
 use crate::bpf;
+use crate::mounts::unified_hierarchy;
 use crate::service::Slots;
 use crate::service::STICKY_WORDS;
 use aya::maps::Map;
@@ -65,19 +66,9 @@ pub struct Programs {
     file: PathBuf,
 }
 
-/// Returns the root of the unified hierarchy of control groups, if it is mounted.
-pub fn hierarchy() -> Option<PathBuf> {
-    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (place, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(place))
-    })
-}
-
 /// Returns the reason why the kernel cannot hold a policy here. None: it can, as far as can be told without loading a program.
 pub fn unavailable() -> Option<String> {
-    let Some(root) = hierarchy() else {
+    let Some(root) = unified_hierarchy() else {
         return Some("no cgroup2 file system is mounted".to_owned());
     };
     if stat("/proc/self/ns/cgroup").is_ok_and(|own| own.st_ino != HOST_CGROUP) {
@@ -128,7 +119,7 @@ pub fn load(admin_socket: &Path, given: Option<Lasting>) -> std::result::Result<
     if let Some(why) = unavailable() {
         return Err(why);
     }
-    let place = hierarchy().unwrap_or_default();
+    let place = unified_hierarchy().unwrap_or_default();
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = attempt(&format!("{}", place.display()), open(&place, flags, Mode::empty()))?;
     let is_given = given.is_some();

@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
+use pd_driver::mounts::{mounts, unified_hierarchy, Mount};
 use rustix::mount::{mount, MountFlags};
 
 /// A control group of this program; removed when dropped.
@@ -15,27 +16,11 @@ pub struct Cgroup {
     path: PathBuf,
 }
 
-/// Returns the mount point of the cgroup2 hierarchy, if it is mounted.
-pub fn mount_point() -> Option<PathBuf> {
-    find_mount(&fs::read_to_string("/proc/mounts").ok()?)
-}
-
-fn find_mount(mounts: &str) -> Option<PathBuf> {
-    find(mounts, |kind, _| kind == "cgroup2")
-}
-
-fn find(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ');
-        let (_, path, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        wanted(kind, options).then(|| PathBuf::from(path.replace("\\040", " ")))
-    })
-}
-
 /// Returns the mount point of the hierarchy of version 1 with this controller, if it is mounted.
 fn mount_of(controller: &str) -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/mounts").ok()?;
-    find(&mounts, |kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
+    let has = |mount: &Mount| mount.options.split(',').any(|option| option == controller);
+    let found = mounts().ok()?.into_iter().find(|mount| mount.kind == "cgroup" && has(mount));
+    found.map(|mount| mount.place)
 }
 
 const PARENT: &str = "pipedevice";
@@ -43,7 +28,7 @@ const PARENT: &str = "pipedevice";
 const LIMITING: [&str; 2] = ["cpu", "memory"];
 
 fn parent() -> Option<PathBuf> {
-    Some(mount_point()?.join(PARENT))
+    Some(unified_hierarchy()?.join(PARENT))
 }
 
 /// Mounts cgroup2 under [`RUN_DIR`](super::state::RUN_DIR) on a machine that has it nowhere: without it a process could
@@ -111,7 +96,7 @@ pub fn limit(group: Option<&Cgroup>, name: &str, limits: Limits) -> Result<Vec<C
 
 /// Sets values of a controller of version 2. Returns whether version 2 has it.
 fn set(group: Option<&Cgroup>, controller: &str, values: &[(&str, String)]) -> Result<bool> {
-    let (Some(group), Some(root)) = (group, mount_point()) else { return Ok(false) };
+    let (Some(group), Some(root)) = (group, unified_hierarchy()) else { return Ok(false) };
     let has = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     if !has.split_whitespace().any(|one| one == controller) {
         return Ok(false);
@@ -233,14 +218,6 @@ pub fn sweep() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_mount_is_found_among_others() {
-        let mounts = "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\n\
-                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(find_mount(mounts), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(find_mount("proc /proc proc rw 0 0\n"), None);
-    }
 
     #[test]
     fn usage_is_read_in_microseconds() {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use pd_driver::mounts::{mounts, Mount};
 use rustix::fs::{chmod, Mode};
 use rustix::mount::{
     mount, mount_bind, mount_bind_recursive, mount_move, mount_remount, unmount, MountFlags, UnmountFlags,
@@ -105,10 +106,10 @@ pub fn confine(inside: &Inside) -> Result<()> {
     for path in ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"] {
         read_only(Path::new(path)).with_context(|| format!("cannot protect {path}"))?;
     }
-    for mounted in mount_points().context("cannot read the mounts")? {
-        if mounted.starts_with("/sys") {
-            mount_remount(&mounted, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
-                .with_context(|| format!("cannot protect {}", mounted.display()))?;
+    for Mount { place, .. } in mounts().context("cannot read the mounts")? {
+        if place.starts_with("/sys") {
+            mount_remount(&place, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
+                .with_context(|| format!("cannot protect {}", place.display()))?;
         }
     }
     let hidden = HIDDEN.iter().map(PathBuf::from);
@@ -194,14 +195,4 @@ fn devices() -> Result<()> {
     chmod(fresh.join("shm"), Mode::from_raw_mode(0o1777))?;
     mount_move(&fresh, "/dev")?;
     Ok(())
-}
-
-/// Returns the mount points, in the order of mounting.
-fn mount_points() -> std::io::Result<Vec<PathBuf>> {
-    let text = fs::read_to_string("/proc/self/mounts")?;
-    let path = |line: &str| {
-        let path = line.split(' ').nth(1)?;
-        Some(PathBuf::from(path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")))
-    };
-    Ok(text.lines().filter_map(path).collect())
 }
