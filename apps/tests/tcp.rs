@@ -5,6 +5,7 @@ mod stand;
 use pd_apps::random::Random;
 use pd_driver::admin::{add_port, PortSpec};
 use pd_driver::openers::namespace_file;
+use procfs::process::Process;
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use stand::{Program, Stand};
 use std::io::{Read, Write};
@@ -47,9 +48,8 @@ fn said(output: &Output) -> (bool, String) {
 
 /// Ticks of processor time that a process has used.
 fn ticks(process: &Child) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    let stat = Process::new(process.id() as i32).unwrap().stat().unwrap();
+    stat.utime + stat.stime
 }
 
 #[test]

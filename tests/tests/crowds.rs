@@ -2,7 +2,8 @@
 //! thousand connections and 200 take-overs (`PD_CONNECTIONS`, `PD_TAKE_OVERS`).
 use pd_driver::admin::{ask, Answer, Ask, Report};
 use pd_tests::{alone, program_path, Puppet, Random};
-use std::fs::{read_dir, read_to_string, File};
+use procfs::process::Process;
+use std::fs::{read_to_string, File};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -117,13 +118,11 @@ impl Site {
     }
 
     fn held(&self, report: &Report) -> Held {
-        let process = format!("/proc/{}", self.driver.id());
-        let status = read_to_string(format!("{process}/status")).unwrap();
-        let own = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-        let own: u64 = own.trim().trim_end_matches(" kB").parse().unwrap();
+        let process = Process::new(self.driver.id() as i32).unwrap();
+        let own_kib = process.status().unwrap().rssanon.unwrap();
         Held {
-            descriptors: read_dir(format!("{process}/fd")).unwrap().count(),
-            own_bytes: own << 10,
+            descriptors: process.fd_count().unwrap(),
+            own_bytes: own_kib << 10,
             counted_bytes: report.memory_used_bytes,
         }
     }

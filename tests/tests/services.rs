@@ -3,6 +3,7 @@ use pd_driver::admin::{Answer, Ask, BackendReport, ProbeFailure, ServiceReport};
 use pd_driver::Settings;
 use pd_tests::talker::{self, tenant, Scene, Way, WAYS};
 use pd_tests::{peer_path, program_path, Puppet, TestDriver};
+use procfs::process::{all_processes, Process};
 use rustix::process::{kill_process, Pid, Signal};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -507,15 +508,12 @@ impl Drop for Server {
 
 /// Returns the children of a process that run `pd internal-probe`.
 fn probers(parent: u32) -> Vec<u32> {
-    let is_one = |pid: &u32| {
-        let read = |file| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
-        let status = read("status");
-        status.lines().any(|line| line == format!("PPid:\t{parent}"))
-            && read("cmdline").contains("internal-probe")
+    let is_one = |process: &Process| {
+        process.stat().is_ok_and(|stat| stat.ppid == parent as i32)
+            && process.cmdline().is_ok_and(|words| words.iter().any(|word| word.contains("internal-probe")))
     };
-    let names =
-        std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter_map(|name| name.parse().ok()).filter(is_one).collect()
+    let found = all_processes().unwrap().filter_map(Result::ok).filter(is_one);
+    found.map(|process| process.pid() as u32).collect()
 }
 
 fn kill(pid: u32) {

@@ -340,7 +340,8 @@ impl Config {
     /// # Errors
     /// If this machine lacks a requested resource, or the policy cannot be read.
     pub fn settings(&self) -> Result<Settings> {
-        let (budget, machine) = (self.memory.budget_bytes, Bytes(crate::machine::memory_bytes("MemTotal")));
+        let (budget, machine) =
+            (self.memory.budget_bytes, Bytes(crate::machine::memory().map_or(0, |memory| memory.mem_total)));
         if budget > machine {
             bail!("memory.budget_bytes = {budget} is more than this machine has; use {machine} at most");
         }
@@ -530,7 +531,7 @@ mod tests {
     fn memory_that_the_machine_has_not_is_refused_with_what_it_has() {
         let config = Config::parse("[memory]\nbudget_bytes = \"1TiB\"").unwrap();
         let error = config.settings().unwrap_err().to_string();
-        let machine = Bytes(crate::machine::memory_bytes("MemTotal")).to_string();
+        let machine = Bytes(crate::machine::memory().unwrap().mem_total).to_string();
         assert!(error.contains("1TiB") && error.contains(&machine), "{error}");
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use procfs::{CpuInfo, Current, Meminfo};
 use serde::Serialize;
 
 use crate::hugepages::Pool;
@@ -40,9 +41,9 @@ impl Machine {
     pub fn describe() -> Machine {
         Machine {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            cpu: field("/proc/cpuinfo", "model name").unwrap_or_default(),
+            cpu: processors().and_then(|all| all.model_name(0).map(str::to_owned)).unwrap_or_default(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: memory_bytes("MemTotal"),
+            memory_bytes: memory().map_or(0, |memory| memory.mem_total),
             hugepages: Pool::system().counts().map_or(0, |c| c.total),
             tcp_wmem: setting("tcp_wmem"),
             tcp_rmem: setting("tcp_rmem"),
@@ -63,19 +64,18 @@ impl Machine {
     }
 }
 
-/// Returns a value of `/proc/meminfo`, in bytes or as a plain number; zero if it is missing.
-pub fn memory_bytes(name: &str) -> u64 {
-    let Some(value) = field("/proc/meminfo", name) else { return 0 };
-    match value.strip_suffix(" kB") {
-        Some(kib) => kib.trim().parse().map_or(0, |n: u64| n * 1024),
-        None => value.parse().unwrap_or(0),
-    }
+/// Returns the kernel's account of the machine's memory, in bytes.
+pub fn memory() -> Option<Meminfo> {
+    Meminfo::current().ok()
 }
 
-fn field(file: &str, name: &str) -> Option<String> {
-    let text = fs::read_to_string(file).ok()?;
-    let line = text.lines().find(|line| line.split(':').next().is_some_and(|n| n.trim() == name))?;
-    Some(line.split_once(':')?.1.trim().to_owned())
+/// Returns the clock of the first core in MHz, if the kernel reports one.
+pub fn clock_mhz() -> Option<f64> {
+    processors()?.get_field(0, "cpu MHz")?.parse().ok()
+}
+
+fn processors() -> Option<CpuInfo> {
+    CpuInfo::current().ok()
 }
 
 fn line(file: &str) -> String {

@@ -1,4 +1,5 @@
 //! The kernel's word on the holdings of a driver in this process, and on those of its clients.
+use procfs::process::{MMapPath, MemoryMap, Process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -77,42 +78,37 @@ fn is_memory_of_driver(name: &str) -> bool {
 }
 
 /// Files of the driver's memory that a process has mapped.
-fn mapped(process: &Path) -> Vec<File> {
-    let maps = std::fs::read_to_string(process.join("maps")).expect("mappings");
-    let file = |line: &str| {
-        let (numbers, name) = line.split_once('/')?;
-        let mut numbers = numbers.split_ascii_whitespace().skip(3);
-        let (major, minor) = numbers.next()?.split_once(':')?;
-        let [major, minor] = [major, minor].map(|part| u32::from_str_radix(part, 16).ok());
-        let device = rustix::fs::makedev(major?, minor?);
-        let inode = numbers.next()?.parse().ok()?;
-        is_memory_of_driver(&format!("/{name}")).then_some((device, inode))
+fn mapped(process: &Process) -> Vec<File> {
+    let file = |map: MemoryMap| {
+        let MMapPath::Path(name) = &map.pathname else { return None };
+        let (major, minor) = map.dev;
+        let file = (rustix::fs::makedev(major as u32, minor as u32), map.inode);
+        is_memory_of_driver(&name.to_string_lossy()).then_some(file)
     };
-    maps.lines().filter_map(file).collect()
+    process.maps().expect("mappings").into_iter().filter_map(file).collect()
 }
 
 /// Returns the driver's memory that a process has open or mapped.
 pub fn files_of(pid: u32) -> Vec<File> {
-    let process = Path::new("/proc").join(pid.to_string());
-    let files = std::fs::read_dir(process.join("fd")).expect("its descriptors").flatten();
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("its descriptors").flatten();
     let open = files.filter(|file| is_drivers(&file.path()));
     let open = open.filter_map(|file| std::fs::metadata(file.path()).ok());
-    open.map(|file| (file.dev(), file.ino())).chain(mapped(&process)).collect()
+    open.map(|file| (file.dev(), file.ino())).chain(mapped(&process(pid))).collect()
 }
 
-/// Mappings of the driver's memory in this process.
+/// Returns the number of mappings of the driver's memory in this process.
 pub fn mappings() -> usize {
-    mapped(Path::new("/proc/self")).len()
+    mapped(&Process::myself().expect("this process")).len()
+}
+
+fn process(pid: u32) -> Process {
+    Process::new(pid as i32).expect("it is not reaped")
 }
 
 /// Waits until a process has stopped.
 pub fn wait_stopped(pid: u32) {
     let until = Instant::now() + PATIENCE;
-    let is_stopped = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it is not reaped");
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-    };
-    while !is_stopped() {
+    while process(pid).stat().expect("it is not reaped").state != 'T' {
         assert!(Instant::now() < until, "it does not stop");
         std::thread::sleep(Duration::from_micros(200));
     }

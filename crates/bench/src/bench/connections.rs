@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use pd_harness::machine::memory_bytes;
+use pd_harness::machine::memory;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 
@@ -45,8 +45,9 @@ struct ConnectionsCell {
 
 /// Returns the used memory of the whole machine: of the kernel's sockets, the programs and the driver.
 fn used_bytes() -> u64 {
-    let free_huge = memory_bytes("HugePages_Free") * memory_bytes("Hugepagesize");
-    memory_bytes("MemTotal").saturating_sub(memory_bytes("MemAvailable") + free_huge)
+    let Some(memory) = memory() else { return 0 };
+    let free_huge = memory.hugepages_free.unwrap_or(0) * memory.hugepagesize.unwrap_or(0);
+    memory.mem_total.saturating_sub(memory.mem_available.unwrap_or(0) + free_huge)
 }
 
 impl ConnectionsCell {

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use pd_abi::pipe::PIPE_RING_BYTES_DEFAULT;
+use pd_harness::machine::clock_mhz;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
 use pd_pipe::packetised::memif::{self, MemifNic};
@@ -285,13 +286,6 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
         metrics.insert("program_cycles_per_packet", program_ns * mhz * 1e-3);
     }
     Ok(metrics)
-}
-
-/// Returns the clock of the first core, as the kernel reports it.
-fn clock_mhz() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
-    line.split(':').nth(1)?.trim().parse().ok()
 }
 
 /// Measures one round of a scheme.

@@ -316,7 +316,7 @@ fn announce(source: &Source) {
     for file in source.files() {
         eprintln!("streaming {} ({:.0} MB)", file.path.display(), file.bytes as f64 / 1e6);
     }
-    let available = machine::memory_bytes("MemAvailable");
+    let available = machine::memory().and_then(|memory| memory.mem_available).unwrap_or(0);
     if source.bytes() > available / 2 {
         eprintln!(
             "pd: warning: the files have {:.1} GB and {:.1} GB of memory are available: the page cache may \
