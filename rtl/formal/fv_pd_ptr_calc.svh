@@ -10,7 +10,7 @@
     fv_held <= fv_held == 3'd4 ? 3'd0 : fv_held + 1'b1;
     if (fv_held == '0) {fv_p, fv_c, fv_q, fv_b} <= {sq_producer_i, sq_consumer_i, cq_consumer_i, batch_max_i};
     else assume ({fv_p, fv_c, fv_q, fv_b} == {sq_producer_i, sq_consumer_i, cq_consumer_i, batch_max_i});
-    assume (batch_max_i <= 5'd16);
+    assume (batch_max_i <= 5'(pd_abi_pkg::BATCH_ENTRIES_MAX));
     assert (fv_held <= 3'd4);
     if (fv_held == 3'd4) begin
       assert (count_o <= fv_b && 16'(count_o) <= fv_waiting);

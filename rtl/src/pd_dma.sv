@@ -85,9 +85,6 @@ module pd_dma #(
   localparam int unsigned COUNT_BITS = LEN_BITS - 5;
   localparam int unsigned TAG_BITS = $clog2(TAGS);
   localparam int unsigned INFO_BITS = POS_BITS + 13 + OWNER_BITS;
-  localparam logic [1:0] DATA = 2'd0;
-  localparam logic [1:0] CQ = 2'd1;
-  localparam logic [1:0] WORD = 2'd2;
 
   // Front end.
   logic load_valid, load_ready;
@@ -208,33 +205,35 @@ module pd_dma #(
   logic job_valid, job_ready;
   logic [ADDR_BITS-1:0] job_addr;
   logic [LEN_BITS-1:0] job_len;
-  logic [1:0] job_kind;
+  // A job of neither kind is one DW.
+  logic job_data, job_cq;
   logic [31:0] job_word;
   always_comb begin
     job_valid = cq_valid_i || msi_valid_i || write_valid;
+    job_cq = cq_valid_i;
+    job_data = !cq_valid_i && !msi_valid_i;
     if (cq_valid_i) begin
-      {job_kind, job_addr, job_len, job_word} = {CQ, cq_addr_i, LEN_BITS'({cq_count_i, 5'd0}), 32'd0};
+      {job_addr, job_len, job_word} = {cq_addr_i, LEN_BITS'({cq_count_i, 5'd0}), 32'd0};
     end else if (msi_valid_i) begin
-      {job_kind, job_addr, job_len, job_word} = {WORD, msi_addr_i, LEN_BITS'(4), msi_data_i};
+      {job_addr, job_len, job_word} = {msi_addr_i, LEN_BITS'(4), msi_data_i};
     end else begin
-      {job_kind, job_addr, job_len, job_word} = {DATA, write_addr, write_len, 32'(write_slot)};
+      {job_addr, job_len, job_word} = {write_addr, write_len, 32'(write_slot)};
     end
   end
   assign cq_ready_o = job_ready;
   assign msi_ready_o = job_ready && !cq_valid_i;
   assign write_ready = job_ready && !cq_valid_i && !msi_valid_i;
 
-  logic wb_valid, wb_ready, wb_first, wb_last, wb_pos, write_split_idle;
+  logic wb_valid, wb_ready, wb_first, wb_last, wb_pos, wb_data, wb_cq, write_split_idle;
   logic [ADDR_BITS-1:0] wb_addr;
   logic [12:0] wb_len;
-  logic [1:0] wb_kind;
   logic [31:0] wb_word;
   pd_dma_split #(.ADDR_BITS(ADDR_BITS), .LEN_BITS(LEN_BITS), .POS_BITS(1), .USER_BITS(34)) u_write_split (
     .clk_i, .rst_ni, .limit_i(max_payload_i),
     .in_valid_i(job_valid), .in_ready_o(job_ready), .in_addr_i(job_addr), .in_len_i(job_len),
-    .in_pos_i(1'b0), .in_user_i({job_kind, job_word}),
+    .in_pos_i(1'b0), .in_user_i({job_data, job_cq, job_word}),
     .out_valid_o(wb_valid), .out_ready_i(wb_ready), .out_addr_o(wb_addr), .out_len_o(wb_len), .out_pos_o(wb_pos),
-    .out_first_o(wb_first), .out_last_o(wb_last), .out_user_o({wb_kind, wb_word}), .idle_o(write_split_idle)
+    .out_first_o(wb_first), .out_last_o(wb_last), .out_user_o({wb_data, wb_cq, wb_word}), .idle_o(write_split_idle)
   );
 
   logic mwr_valid, mwr_ready, mwr_sop, mwr_eop, mwr_cq, write_idle;
@@ -247,7 +246,7 @@ module pd_dma #(
   ) u_write (
     .clk_i, .rst_ni, .requester_id_i,
     .in_valid_i(wb_valid), .in_ready_o(wb_ready), .in_addr_i(wb_addr), .in_len_i(wb_len), .in_first_i(wb_first),
-    .in_last_i(wb_last), .in_kind_i(wb_kind), .in_word_i(wb_word),
+    .in_last_i(wb_last), .in_data_i(wb_data), .in_cq_i(wb_cq), .in_word_i(wb_word),
     .rd_valid_o, .rd_row_o, .rd_data_i,
     .entry_valid_i, .entry_ready_o, .entry_data_i,
     .slot_done_valid_o(slot_done), .slot_done_o(slot_done_id),

@@ -3,7 +3,8 @@
 // Three kinds of bursts, each from its source: payload from the Data Buffer (a beat a cycle), completion entries from the
 // controller (an entry a cycle), one DW that came with the job (MSI). They leave in the order they came, so that a completion is
 // behind its payload and an interrupt behind its completions.
-// Interface: bursts in; `rd_*` to the Data Buffer; `entry_*` from the controller, as many as the bursts have; TLP stream out.
+// Interface: bursts in, `in_data_i` of payload, `in_cq_i` of entries, otherwise a DW; `rd_*` to the Data Buffer; `entry_*` from the
+// controller, as many as the bursts have; TLP stream out.
 // `slot_done_*`: a slot's payload has been read and is on its way. `out_cq_o` marks the last beat of a
 // completion job.
 // Timing: six cycles from burst to TLP; TLPs back to back.
@@ -26,7 +27,8 @@ module pd_dma_write #(
   input  logic [12:0]           in_len_i,
   input  logic                  in_first_i,
   input  logic                  in_last_i,
-  input  logic [1:0]            in_kind_i,
+  input  logic                  in_data_i,
+  input  logic                  in_cq_i,
   input  logic [31:0]           in_word_i,
   output logic                  rd_valid_o,
   output logic [ROW_BITS-1:0]   rd_row_o,
@@ -46,15 +48,12 @@ module pd_dma_write #(
   output logic                  out_cq_o,
   output logic                  idle_o
 );
-  localparam logic [1:0] DATA = 2'd0;
-  localparam logic [1:0] CQ = 2'd1;
   localparam int unsigned LOG2_FIFO = 4;
   localparam int unsigned PER_BEAT = BYTES / 32;
   localparam int unsigned PER_BEAT_BITS = $clog2(PER_BEAT);
 
   // The next burst: its header.
-  logic h_valid_q, h_first_q, h_last_q, h_go;
-  logic [1:0] h_kind_q;
+  logic h_valid_q, h_first_q, h_last_q, h_data_q, h_cq_q, h_go;
   logic [127:0] h_hdr_q, hdr;
   logic [10:0] h_dws_q, dws;
   logic [31:0] h_word_q;
@@ -73,7 +72,8 @@ module pd_dma_write #(
     if (in_ready_o) begin
       h_first_q <= in_first_i;
       h_last_q <= in_last_i;
-      h_kind_q <= in_kind_i;
+      h_data_q <= in_data_i;
+      h_cq_q <= in_cq_i;
       h_hdr_q <= hdr;
       h_dws_q <= dws;
       h_word_q <= in_word_i;
@@ -92,7 +92,7 @@ module pd_dma_write #(
   assign h_go = !b_valid || (beat && b_eop_q);
   always_ff @(posedge clk_i or negedge rst_ni) begin
     if (!rst_ni) {b_data_q, b_cq_q, b_word_q} <= '0;
-    else if (h_go) {b_data_q, b_cq_q, b_word_q} <= {h_kind_q == DATA, h_kind_q == CQ, h_kind_q[1]} & {3{h_valid_q}};
+    else if (h_go) {b_data_q, b_cq_q, b_word_q} <= {h_data_q, h_cq_q, !h_data_q && !h_cq_q} & {3{h_valid_q}};
   end
   always_ff @(posedge clk_i) begin
     if (h_go) begin

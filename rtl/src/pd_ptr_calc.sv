@@ -18,9 +18,9 @@ module pd_ptr_calc #(
   output logic [LOG2_DEPTH-1:0] slot_o,
   output logic                  phase_o
 );
-  // A batch has at most 16 entries: of larger numbers it is enough to know that they are.
-  localparam logic [15:0] MANY = 16'd17;
-  localparam logic [15:0] BATCH = 16'd16;
+  // The largest batch. Of larger numbers it is enough to know that they are.
+  localparam logic [15:0] BATCH = 16'(pd_abi_pkg::BATCH_ENTRIES_MAX);
+  localparam logic [15:0] MANY = BATCH + 16'd1;
 
   // First: the differences.
   logic [15:0] waiting_q, unused_q;
