@@ -8,6 +8,8 @@
 //! `AF_NETLINK` only, and enters no namespaces but those of networks. It changes entries of its own BPF maps and attaches its own BPF
 //! programs, but loads none. It maps no new code, and starts threads but no process and no program.
 use crate::bpf::COMMANDS;
+use crate::peer::PIDFD_GET_NET_NAMESPACE;
+use crate::standing::NS_GET_USERNS;
 use rustix::io::{Errno, Result};
 use rustix::process::getpid;
 use rustix::thread::set_no_new_privs;
@@ -142,10 +144,6 @@ const ALLOWED_OLD: &[c_long] = &[];
 
 /// `FIONBIO`, whose type differs among C libraries.
 const FIONBIO: u64 = 0x5421;
-/// `PIDFD_GET_NET_NAMESPACE`; see [`crate::peer`].
-const PIDFD_GET_NET_NAMESPACE: u64 = 0xff04;
-/// `NS_GET_USERNS`; see [`crate::standing`].
-const NS_GET_USERNS: u64 = 0xb701;
 
 /// Flags with which a file could be made or emptied, or written alone. The driver opens its own memory for reading and writing.
 const OPENS_OTHERWISE: c_int = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC;
@@ -161,8 +159,8 @@ fn conditions() -> Vec<Condition> {
     let conditions = [
         (libc::SYS_clone, 0, Qword, MaskedEq(thread), thread),
         (libc::SYS_ioctl, 1, Dword, Eq, FIONBIO),
-        (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE),
-        (libc::SYS_ioctl, 1, Dword, Eq, NS_GET_USERNS),
+        (libc::SYS_ioctl, 1, Dword, Eq, PIDFD_GET_NET_NAMESPACE.into()),
+        (libc::SYS_ioctl, 1, Dword, Eq, NS_GET_USERNS.into()),
         // Gives the driver's own memory a name for a moment: an unnamed file, by its descriptor.
         (libc::SYS_linkat, 4, Dword, Eq, libc::AT_SYMLINK_FOLLOW as u64),
         (libc::SYS_mbind, 2, Dword, Eq, libc::MPOL_PREFERRED as u64),

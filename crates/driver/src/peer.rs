@@ -23,7 +23,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 /// `SO_PASSRIGHTS` of every architecture but parisc and sparc.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// `_IO(PIDFS_IOCTL_MAGIC, 4)`.
-const PIDFD_GET_NET_NAMESPACE: libc::Ioctl = 0xff04;
+pub const PIDFD_GET_NET_NAMESPACE: u32 = 0xff04;
 
 /// See the module.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl Peer {
     /// `ESRCH` if the process has died; errors of opening a file.
     pub fn network_namespace(&self) -> Result<(NamespaceId, OwnedFd)> {
         // SAFETY: the call takes no memory; it returns a new descriptor or an error.
-        let fd = unsafe { libc::ioctl(self.pidfd.as_raw_fd(), PIDFD_GET_NET_NAMESPACE, 0) };
+        let fd = unsafe { libc::ioctl(self.pidfd.as_raw_fd(), PIDFD_GET_NET_NAMESPACE as libc::Ioctl, 0) };
         let fd = if fd >= 0 {
             // SAFETY: the call has returned a descriptor that nobody else owns.
             unsafe { OwnedFd::from_raw_fd(fd) }

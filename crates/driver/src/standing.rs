@@ -13,7 +13,7 @@ use rustix::process::{getegid, geteuid};
 use std::mem::size_of_val;
 
 /// `_IO(NSIO, 1)`.
-const NS_GET_USERNS: libc::Ioctl = 0xb701;
+pub const NS_GET_USERNS: u32 = 0xb701;
 /// Most groups of a process; Linux allows no more.
 const GROUPS_MAX: usize = 65_536;
 
@@ -106,7 +106,7 @@ impl Host {
 /// `EPERM` if it is neither this process's nor below.
 fn owner(namespace: &OwnedFd) -> Result<NamespaceId> {
     // SAFETY: the call takes no memory; it returns a new descriptor or an error.
-    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS, 0) };
+    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as libc::Ioctl, 0) };
     if fd < 0 {
         return Err(rustix::io::Errno::PERM);
     }
