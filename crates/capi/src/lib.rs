@@ -7,6 +7,8 @@ mod data;
 mod epoll;
 mod forward;
 mod guard;
+#[cfg(test)]
+mod header;
 mod options;
 mod pipe;
 mod poll;

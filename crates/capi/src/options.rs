@@ -13,9 +13,17 @@ const SOL_PD: c_int = 0x5044;
 const PD_NONBLOCK: c_int = 1;
 /// string, read only: the path that the connection's bytes take.
 const PD_PATH: c_int = 2;
-
 /// int: receive bytes that their sender can still change.
 const PD_RECV_SHARED: c_int = 3;
+
+/// Constants of `include/pd.h` that are here, by name.
+#[cfg(test)]
+pub const CONSTANTS: [(&str, i64); 4] = [
+    ("SOL_PD", SOL_PD as i64),
+    ("PD_NONBLOCK", PD_NONBLOCK as i64),
+    ("PD_PATH", PD_PATH as i64),
+    ("PD_RECV_SHARED", PD_RECV_SHARED as i64),
+];
 
 /// Options that programs set and that change nothing on the fabric, and what they read: the driver tells at once of a peer that has died,
 /// bytes are never held back, and acknowledgements are nobody's wait. Numbers are Linux's defaults. A connection that the kernel carries

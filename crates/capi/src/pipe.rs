@@ -23,6 +23,19 @@ const DIRECTIONS: c_int = 3;
 const PD_PIPE_BYTES: c_int = 0x10;
 /// Calls return `EAGAIN` instead of waiting.
 const PD_PIPE_NONBLOCK: c_int = libc::SOCK_NONBLOCK;
+
+/// Constants of `include/pd.h` that are here, by name.
+#[cfg(test)]
+pub const CONSTANTS: [(&str, i64); 7] = [
+    ("PD_PIPE_RECEIVE", PD_PIPE_RECEIVE as i64),
+    ("PD_PIPE_SEND", PD_PIPE_SEND as i64),
+    ("PD_PIPE_FORWARD", PD_PIPE_FORWARD as i64),
+    ("PD_PIPE_BYTES", PD_PIPE_BYTES as i64),
+    ("PD_PIPE_NONBLOCK", PD_PIPE_NONBLOCK as i64),
+    ("PD_BACK", BACK as i64),
+    ("PD_DROP", DROP as i64),
+];
+
 /// Longest sleep that holds a pipe.
 const SLICE: Duration = Duration::from_millis(250);
 /// Bytes of a line: a frame takes whole ones.
