@@ -1,4 +1,4 @@
-//! The same logic over a pipe and over the packetised twin returns the same frames.
+//! Equal frames come from a pipe and from the packetised twin by the same logic.
 
 use pd_apps::frame::{is_sound, udp, Ends};
 use pd_apps::kv::client::Client;

@@ -61,7 +61,7 @@ int main(int argc, char **argv) {
     }
     waitpid(holder, NULL, 0);
     talk("taker", fd, 200000);
-    // One of its own is a second number.
+    // A descriptor of its own is a second number.
     int own = checked("pidfd_open", syscall(SYS_pidfd_open, getpid(), 0));
     int second = checked("pidfd_getfd", pidfd_getfd(own, fd, 0));
     talk("second", second, 100);

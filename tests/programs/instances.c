@@ -382,7 +382,7 @@ static void closing(void) {
     close(300);
     epoll = instance();
     SAY("a new instance: %s", now(epoll));
-    // One instance contains the other.
+    // An instance contains the other.
     second = instance();
     add(epoll, fd, 2);
     checked("dup2", dup2(second, epoll));

@@ -129,7 +129,7 @@ static void options(int fd) {
     if (poll(&poll_fd, 1, 0) != 1) fails("not writable");
 }
 
-// Says whether the connection is done with.
+// Carries out a step. Returns 1 when the connection is done with.
 static int do_step(int step, int read_fd, int write_fd, struct place *at) {
     switch (step) {
     case 'w': return send_some(write_fd, part_of(at->sent), at), 0;

@@ -13,5 +13,5 @@ static inline const char *name(long result) {
     return result < 0 ? strerrorname_np(-result) : text;
 }
 
-// The same of a call that leaves its error in errno.
+// Outcome of a call that leaves its error in errno.
 static inline const char *outcome(long result) { return name(result < 0 ? -errno : result); }

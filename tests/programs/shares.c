@@ -1,4 +1,4 @@
-// One connection in two processes at once: one sends, the other receives, as in git with a child that packs. `shares server PORT`
+// A connection in two processes at once: one sends, the other receives, as in git with a child that packs. `shares server PORT`
 // prints "ready"; `shares client IP PORT` prints a line for each case, which does not depend on the transport of the bytes. `shares
 // pump SEED BYTES` sends to its standard output.
 #define _GNU_SOURCE

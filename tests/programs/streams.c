@@ -28,7 +28,7 @@ static void become(int fd, int number) {
     checked("dup2", dup2(fd, number));
 }
 
-// What a program compiled with checks calls, and names that the C library has for its own sake.
+// Functions that a program compiled with checks calls, and names that the C library has for its own sake.
 extern int __dprintf_chk(int, int, const char *, ...);
 extern ssize_t __read(int, void *, size_t), __write(int, const void *, size_t), __send(int, const void *, size_t, int);
 extern int __poll(struct pollfd *, nfds_t, int), __select(int, fd_set *, fd_set *, fd_set *, struct timeval *);
@@ -73,7 +73,7 @@ static void call_by_second_names(int fd) {
         FD_ZERO(&readable);
         FD_SET(fd, &readable);
         if ((n % 2 ? __poll(&one, 1, -1) : __select(fd + 1, &readable, NULL, NULL, NULL)) != 1) die("no line");
-        // One byte at a time: a line may come in parts.
+        // Reads byte by byte: a line may come in parts.
         size_t len = 0;
         while (__read(other, line + len, 1) == 1 && line[len++] != '\n') {}
         if (!len) die("end");

@@ -95,7 +95,7 @@ static void moves(void) {
     printf(", reserved %s", done(odd));
     printf(", sync %s", done(request(IOCB_CMD_FSYNC, fd, NULL, 0)));
     SAY(", none such %s", done(request(77, fd, NULL, 0)));
-    // What comes after that, whoever reads it.
+    // Later bytes, whoever reads them.
     for (int round = 0; round < 3; round++) {
         echoes(fd, "0123456789");
         printf("%s", done(request(IOCB_CMD_PREAD, fd, got[0], 4)));

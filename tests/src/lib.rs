@@ -170,7 +170,7 @@ impl TestDriver {
         }
     }
 
-    /// Says something on its admin socket.
+    /// Asks the driver on its admin socket.
     pub fn tell(&self, ask: &pd_driver::admin::Ask) -> pd_driver::admin::Answer {
         pd_driver::admin::ask(&self.settings.admin_socket, ask).expect("answer")
     }

@@ -138,7 +138,7 @@ fn a_connection_that_outlives_its_client_leaves_the_next_client_alone() {
     first.finish();
     driver.wait_for("the first has gone", |report| report.clients.len() == 1);
 
-    // The same process number, and the same slot.
+    // Process number and slot are those of the first.
     let mut second = driver.puppet();
     second.ok(&format!("connect b {address}"));
     server.ok("accept t l");

@@ -222,7 +222,7 @@ fn change_hands(later: bool) {
             driver().apply(&format!("path = \"{path}\""));
         }
     };
-    // One message: a ring would begin with the next.
+    // A single message: a ring would begin with the next.
     let by_driver = |side: &TwinSide| side.send(0, BEFORE as usize);
     let by_ring = |side: &TwinSide, from: u64| (0..200).for_each(|at| side.send(from + 50 * at, 50));
     // Brought: the new process has little room, so that it is brought the rest in many pieces. The other end moves, too, or does not.

@@ -100,7 +100,7 @@ impl Pair {
         [local, peer]
     }
 
-    /// One side's program and its name of the connection, and the same of the other side.
+    /// Returns a side's program and its name of the connection, then those of the other side.
     fn sides(&mut self, side: Side) -> ((&mut Puppet, &'static str), (&mut Puppet, &'static str)) {
         let (client, server) = ((&mut self.client, "c"), (&mut self.server, "s"));
         match side {

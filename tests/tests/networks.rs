@@ -75,7 +75,7 @@ fn a_new_policy_ends_connections_that_cross_networks_and_no_others() {
     // Within a namespace.
     b.ok(&format!("connect own {to}"));
     b.ok("accept other l");
-    // The same policy in other words: nothing ends.
+    // An equal policy in other words ends nothing.
     assert_eq!(driver.apply(&format!("{}cgroups = [\"/nowhere\"]", policy(&[("red", &both)]))), 0);
     exchange(&mut a, "c", &mut b, "s", 1);
     assert_eq!(driver.apply(&policy(&[("red", &[a_name]), ("blue", &[b_name])])), 1);
@@ -325,7 +325,7 @@ impl Two {
         Puppet::new(self.scene.driver.spawn(&mut command))
     }
 
-    /// The same with the library, in this mode.
+    /// Runs a program with the library, in this mode.
     fn run_with(&self, network: &Network, letter: &str, mode: &str, program: &[&str]) -> Puppet {
         let library = format!("LD_PRELOAD={}", pd_tests::program_path("libpd_preload.so").display());
         self.run(network, letter, &[&library, &format!("PD_PRELOAD={mode}")], program)

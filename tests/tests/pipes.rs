@@ -305,7 +305,7 @@ fn a_link_goes_directly_between_processes_while_nothing_needs_the_agent() {
     goes_directly("pipe-number", "pipe-check");
 }
 
-/// The same with programs that sleep in the kernel's epoll: both of them, and each beside one that waits by its calls.
+/// Programs sleep in the kernel's epoll: both of them, and each beside one that waits by its calls.
 #[test]
 fn a_link_goes_directly_between_processes_in_epoll() {
     goes_directly("pipe-number-in-epoll", "pipe-check-in-epoll");
@@ -313,7 +313,7 @@ fn a_link_goes_directly_between_processes_in_epoll() {
     goes_directly("pipe-number", "pipe-check-in-epoll");
 }
 
-/// The same with streams of bytes, whose lines come whole and in order.
+/// Lines of streams of bytes come whole and in order.
 #[test]
 fn a_link_of_bytes_goes_directly_between_processes_while_nothing_needs_the_agent() {
     goes_directly("pipe-lines", "pipe-lines-check");

@@ -147,7 +147,7 @@ fn what_is_reserved_for_a_tenant_is_kept_for_it() {
     let mut stage = stage(|settings| settings.clients_max = 12);
     let all = "[[tenant]]\nname = \"default\"\nclients_max = 12\n";
     stage.apply("clients_max = 3\nreserved = { clients = 3 }", all);
-    // One of red, one of blue: two more are reserved for blue.
+    // A client of red, a client of blue: two more are reserved for blue.
     stage.a.ok("listen l 10.77.0.1:7106 8");
     stage.b.ok("connect c 10.77.0.1:7106");
     let mut others: Vec<_> = (0..9).map(|_| stage.driver.puppet()).collect();

@@ -1,4 +1,4 @@
-//! One policy for both data planes: native programs, unmodified ones, static ones and those without the library have the same
+//! A policy for both data planes: native programs, unmodified ones, static ones and those without the library have the same
 //! permissions.
 use pd_driver::admin::Answer;
 use pd_driver::admin::{Ask, TenantReport};
@@ -79,7 +79,7 @@ fn the_same_verdict_whatever_carries_the_bytes() {
             assert!(begin.elapsed() < Duration::from_secs(3), "{cell}: refused at once");
         }
     }
-    // One hit for each, by either plane.
+    // Each is a hit, by either plane.
     assert_eq!(stage.hits(), [26, 26]);
     let blue = stage.tenant("blue").account;
     assert_eq!((blue.connections_denied, blue.connections_made), (26, 26));

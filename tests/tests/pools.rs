@@ -19,7 +19,7 @@ fn number(stream: &Stream) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
-/// One test and one driver: the process has one attachment.
+/// A single test and driver: the process has one attachment.
 #[test]
 fn many_connections_at_a_time() {
     let driver = TestDriver::new();

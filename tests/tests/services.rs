@@ -191,7 +191,7 @@ fn affinity_and_least_connections_are_the_next_drivers() {
             stage.0.driver.take_over().unwrap();
         }
     }
-    // One client has one backend, over both planes and all drivers.
+    // A client has one backend, over both planes and all drivers.
     let mut made = stage.made();
     made.sort_unstable();
     assert_eq!(made, [0, 0, 9]);
@@ -402,7 +402,7 @@ fn fewest_connections_affinity_drain_and_changes() {
     }
     assert_eq!((stage.made()[1], open(&stage)[1]), (before[1], 4));
     assert_eq!(fixed.ask("end 0").unwrap_err().0, libc::ETIMEDOUT, "it is open");
-    // One client has one backend, over both planes.
+    // A client has one backend, over both planes.
     stage.apply(&service(&ports, "affinity_seconds = 3600"));
     let before = stage.made();
     for name in 26..46 {

@@ -638,7 +638,7 @@ fn requests_of_a_former_owner_are_refused_as_stale() {
     drop((fd, accepted, holder));
 }
 
-/// One process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
+/// A single process takes the mark off, and never one whose end has gone to another. Its flows were over before, so that none brings it the news.
 #[test]
 fn one_process_claims_the_mark() {
     let _alone = alone();

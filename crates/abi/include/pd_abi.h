@@ -74,7 +74,7 @@
 /* How a stream ends: recv_end, send_end. */
 /* recv_end, send_end: ended in order. Above every errno. */
 #define PD_ABI_LAYOUT_ENDED 65536ull
-/* The same of a twin: the rest of the stream goes over the kernel's connection. */
+/* recv_end, send_end of a twin: the rest of the stream goes over the kernel's connection. */
 #define PD_ABI_LAYOUT_ELSEWHERE 65537ull
 
 /* How bytes travel: path. */
@@ -116,11 +116,11 @@
 #define PD_ABI_STEP_ASIDE_CLAIM_MARK 4ull
 /* In the answer to Operation::StepAside: the peer has left before. */
 #define PD_ABI_PEER_LEFT 9223372036854775808ull
-/* The same: it wants no mark. */
+/* In the answer to Operation::StepAside: the peer wants no mark. */
 #define PD_ABI_PEER_UNMARKED 4611686018427387904ull
-/* The same: this side has left before, by another process perhaps, and sends no mark again. */
+/* In the answer to Operation::StepAside: this side has left before, by another process perhaps, and sends no mark again. */
 #define PD_ABI_LEFT_BEFORE 2305843009213693952ull
-/* The same: no mark of the peer's is to be taken off. */
+/* In the answer to Operation::StepAside: no mark of the peer's is to be taken off. */
 #define PD_ABI_UNMARKED 1152921504606846976ull
 /* In the answer to TwinOperation::Take, beside the bytes of the rings: the side has left. */
 #define PD_ABI_TAKEN_ASIDE 9223372036854775808ull
@@ -132,7 +132,7 @@
 #define PD_ABI_BESIDE_KERNEL 1ull
 /* value of Operation::Listen and Operation::Connect: see SocketOption::ReceivesShared. */
 #define PD_ABI_RECEIVES_SHARED 2ull
-/* The same of Operation::Listen: the listener begins as with OTHER_NETWORKS. */
+/* value of Operation::Listen: the listener begins as with OTHER_NETWORKS. */
 #define PD_ABI_LISTENS_TO_OTHERS 4ull
 /* Number of SocketOption::Paused: the listener takes connections of other networks alone, which the kernel cannot bring. */
 #define PD_ABI_OTHER_NETWORKS 2ull
@@ -564,7 +564,7 @@
 #define PD_ABI_DIRECT_SEND_EVENT_AT 280ull
 /* u32: Not 0: the fence is asymmetric. The peer makes none between producer and its look at the two words for receiving; the owner makes it on all cores (membarrier) before each sleep. */
 #define PD_ABI_DIRECT_RECV_ASYMMETRIC 288ull
-/* u32: The same of consumer and the two words for sending. */
+/* u32: Not 0: the fence between consumer and the peer's look at the two words for sending is asymmetric. */
 #define PD_ABI_DIRECT_SEND_ASYMMETRIC 292ull
 /* u32: Not 0: the owner has registered for membarrier. */
 #define PD_ABI_DIRECT_BARRIERS 296ull
@@ -718,7 +718,7 @@ struct pd_abi_frame {
     uint64_t bytes;
     /* Page size of the region's memory. */
     uint64_t page_bytes;
-    /* Why, in UTF-8, padded with zeros. */
+    /* Reason, in UTF-8, padded with zeros. */
     uint8_t text[88];
 };
 _Static_assert(sizeof(struct pd_abi_frame) == 128, "frame has 128 bytes");
@@ -866,7 +866,7 @@ _Static_assert(sizeof(struct pd_abi_agent_counters) == 256, "agent_counters has 
 /* Counters of a client, for each mover, written by: that mover. */
 #define PD_ABI_CLIENT_COUNTERS_BYTES 56ull
 struct pd_abi_client_counters {
-    /* Whose line this is; 0: nobody's. */
+    /* Serial of the client whose line this is. 0: nobody's. */
     uint64_t serial;
     /* Bytes delivered that it had sent. */
     uint64_t bytes_sent;
@@ -886,7 +886,7 @@ _Static_assert(sizeof(struct pd_abi_client_counters) == 56, "client_counters has
 /* Counters of a flow, written by: its mover. */
 #define PD_ABI_FLOW_COUNTERS_BYTES 40ull
 struct pd_abi_flow_counters {
-    /* Whose line this is: the connection's serial; 0: nobody's. */
+    /* Serial of the connection whose line this is. 0: nobody's. */
     uint64_t serial;
     /* Bytes delivered. */
     uint64_t bytes;

@@ -3,7 +3,7 @@ use crate::limits;
 use core::mem::size_of;
 
 entry! {
-    /// One entry of a submission or completion queue: 32 bytes, the fields of the paper's Figure 6.
+    /// Entry of a submission or completion queue: 32 bytes, the fields of the paper's Figure 6.
     ///
     /// The engine looks at `request_type`, the two addresses and `data_len` only. It writes
     /// `request_type` and `status` and gives everything else back as it came: `cid`, `conn_id`,

@@ -1,6 +1,6 @@
 //! The counter region: what the driver has done so far, for those who may use its admin socket.
 //!
-//! One memory file, made by the driver, sealed, and handed out read-only. Every line has one writer, which stores
+//! A memory file, made by the driver, sealed, and handed out read-only. Every line has one writer, which stores
 //! whole words without any ordering; a reader sees each word as of some moment, and words of one line as of
 //! nearly the same. Counters only ever grow, so that two looks and a subtraction give a rate.
 //!
@@ -59,7 +59,7 @@ macro_rules! counters {
     };
 }
 
-/// The same; their names are passed on by another macro as well.
+/// Declares counters like `counters`, and passes their names on to another macro.
 macro_rules! named_counters {
     (
         $d:tt, $names:ident,
@@ -184,7 +184,7 @@ named_counters! {
 counters! {
     /// Traffic that one mover has moved for one client.
     ClientCounters in 56 {
-        /// Whose line this is; 0: nobody's.
+        /// Serial of the client whose line this is. 0: nobody's.
         serial,
         /// Bytes delivered that it had sent.
         bytes_sent,
@@ -204,7 +204,7 @@ counters! {
 counters! {
     /// Traffic in one direction of a connection.
     FlowCounters in 40 {
-        /// Whose line this is: the connection's serial; 0: nobody's.
+        /// Serial of the connection whose line this is. 0: nobody's.
         serial,
         /// Bytes delivered.
         bytes,

@@ -2,7 +2,7 @@ use crate::declare::{entry, kinds};
 use crate::{Address, SocketId};
 
 entry! {
-    /// One entry of an event ring: what the driver tells a client. 32 bytes.
+    /// Entry of an event ring: a message of the driver to a client. 32 bytes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     struct Event in 32 {
         /// An [`EventKind`].

@@ -3,7 +3,7 @@ use crate::pipe::PipeRequest;
 use crate::{TwinRequest, MAGIC, TWIN_REQUEST_BYTES, VERSION};
 
 entry! {
-    /// One message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
+    /// Message on the attach socket (Unix, sequenced packets): 128 bytes and perhaps file
     /// descriptors. Attaching, new channels and new regions go this way; nothing else does.
     ///
     /// A session, client on the left:
@@ -69,7 +69,7 @@ entry! {
         bytes: u64,
         /// Page size of the region's memory.
         page_bytes: u64,
-        /// Why, in UTF-8, padded with zeros.
+        /// Reason, in UTF-8, padded with zeros.
         text: [u8; 88],
     }
 }

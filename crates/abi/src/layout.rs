@@ -251,7 +251,7 @@ words! {
         /// Not 0: the fence is asymmetric. The peer makes none between `producer` and its look at the two words
         /// for receiving; the owner makes it on all cores (`membarrier`) before each sleep.
         RECV_ASYMMETRIC: u32 = 288;
-        /// The same of `consumer` and the two words for sending.
+        /// Not 0: the fence between `consumer` and the peer's look at the two words for sending is asymmetric.
         SEND_ASYMMETRIC: u32 = 292;
         /// Not 0: the owner has registered for `membarrier`.
         BARRIERS: u32 = 296;
@@ -269,7 +269,7 @@ constants! {
     ENDS:
     /// `recv_end`, `send_end`: ended in order. Above every errno.
     ENDED: u32 = 1 << 16;
-    /// The same of a twin: the rest of the stream goes over the kernel's connection.
+    /// `recv_end`, `send_end` of a twin: the rest of the stream goes over the kernel's connection.
     ELSEWHERE: u32 = ENDED + 1;
 }
 

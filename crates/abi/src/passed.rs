@@ -1,7 +1,7 @@
 use crate::declare::entry;
 
 entry! {
-    /// One datagram on the file socket ([`FrameKind::FileSocket`](crate::FrameKind::FileSocket)): 16 bytes and exactly one
+    /// Datagram on the file socket ([`FrameKind::FileSocket`](crate::FrameKind::FileSocket)): 16 bytes and exactly one
     /// descriptor, of a file that the client has open for reading. [`Operation::OpenFile`](crate::Operation::OpenFile) with the
     /// same serial follows it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! Why a connection of an unmodified program is the kernel's.
+//! Reasons why a connection of an unmodified program is the kernel's.
 //!
-//! A client says it in two tables of its control region ([`control_header`](crate::layout::control_header)): a count
+//! A client gives them in two tables of its control region ([`control_header`](crate::layout::control_header)): a count
 //! for each reason, and the last [`KERNEL_CONNECTIONS_MAX`](crate::limits::KERNEL_CONNECTIONS_MAX) connections. The
 //! driver reads them when an administrator asks. It decides nothing by them.
 
@@ -22,7 +22,7 @@ macro_rules! reasons {
                 crate::declare::Constant { name: stringify!($name), value: $number, text: &[$text] },
             )+];
 
-            /// One word, for programs.
+            /// Returns the reason's word, for programs.
             pub const fn label(self) -> &'static str {
                 match self {
                     $(Self::$name => $label,)+

@@ -58,7 +58,7 @@ impl Field {
     }
 }
 
-/// One register of a block.
+/// Register of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register {
     /// In capitals.

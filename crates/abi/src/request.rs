@@ -3,7 +3,7 @@ use crate::Address;
 use core::mem::offset_of;
 
 entry! {
-    /// One entry of a request ring: what a client asks of the driver. 32 bytes.
+    /// Entry of a request ring: a request of a client to the driver. 32 bytes.
     ///
     /// Any bytes may arrive here. The driver copies the entry out once, then checks the copy.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -176,11 +176,11 @@ constants! {
     STEP_ASIDE_CLAIM_MARK: u32 = 4;
     /// In the answer to [`Operation::StepAside`]: the peer has left before.
     PEER_LEFT: u64 = 1 << 63;
-    /// The same: it wants no mark.
+    /// In the answer to [`Operation::StepAside`]: the peer wants no mark.
     PEER_UNMARKED: u64 = 1 << 62;
-    /// The same: this side has left before, by another process perhaps, and sends no mark again.
+    /// In the answer to [`Operation::StepAside`]: this side has left before, by another process perhaps, and sends no mark again.
     LEFT_BEFORE: u64 = 1 << 61;
-    /// The same: no mark of the peer's is to be taken off.
+    /// In the answer to [`Operation::StepAside`]: no mark of the peer's is to be taken off.
     UNMARKED: u64 = 1 << 60;
     /// In the answer to [`TwinOperation::Take`](crate::TwinOperation::Take), beside the bytes of the rings: the side has left.
     TAKEN_ASIDE: u64 = 1 << 63;
@@ -193,7 +193,7 @@ constants! {
     BESIDE_KERNEL: u32 = 1;
     /// `value` of [`Operation::Listen`] and [`Operation::Connect`]: see [`SocketOption::ReceivesShared`].
     RECEIVES_SHARED: u32 = 2;
-    /// The same of [`Operation::Listen`]: the listener begins as with [`OTHER_NETWORKS`](crate::OTHER_NETWORKS).
+    /// `value` of [`Operation::Listen`]: the listener begins as with [`OTHER_NETWORKS`](crate::OTHER_NETWORKS).
     LISTENS_TO_OTHERS: u32 = 4;
     /// Number of [`SocketOption::Paused`]: the listener takes connections of other networks alone, which the kernel cannot bring.
     OTHER_NETWORKS: u64 = 2;

@@ -124,7 +124,7 @@ pub enum Request {
         /// Number of connections.
         connections: u64,
     },
-    /// One peer alone: run a local scheme.
+    /// Run a local scheme, in one peer alone.
     Local {
         /// The scheme.
         scheme: Scheme,

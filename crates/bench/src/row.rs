@@ -32,7 +32,7 @@ pub struct Row {
     pub metrics: BTreeMap<&'static str, Summary>,
     /// Settings of both ends, as they report them; may be empty.
     pub settings: String,
-    /// Why there are none.
+    /// Reason why there are none.
     pub not_run: Option<String>,
 }
 

@@ -300,7 +300,7 @@ impl Attachment {
         Ok(ring)
     }
 
-    /// Says something that is answered on a channel.
+    /// Sends a frame that is answered on a channel.
     pub(crate) fn say(&self, frame: &Frame) -> Result<()> {
         // Under the lock: the driver answers other frames in order.
         let _wire = lock(&self.wire);

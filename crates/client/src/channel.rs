@@ -529,7 +529,7 @@ impl Channel {
     }
 
     /// Takes the events that come within `timeout`; returns early for no reason, or when `ready`.
-    /// Says whether the time was over.
+    /// Returns whether the time was over.
     pub(crate) fn wait_events(&self, timeout: Duration, mut ready: impl FnMut() -> bool) -> Result<bool> {
         let mut inner = self.inner.lock();
         if self.drain(&mut inner)? || ready() {

@@ -32,11 +32,11 @@ const LISTENERS_RETURN_MAX: Duration = Duration::from_millis(600);
 pub enum Departure {
     /// A peer that follows marks the kernel's stream.
     Marked,
-    /// The same, and the kernel would only be faster.
+    /// A peer that follows marks the kernel's stream, and the kernel would only be faster.
     ByChoice,
     /// This side looks at both streams by itself: a peer that follows marks nothing.
     Unmarked,
-    /// The same, and the kernel would only be faster.
+    /// This side looks at both streams by itself, and the kernel would only be faster.
     UnmarkedByChoice,
 }
 
@@ -497,7 +497,7 @@ impl Socket {
         answer.address().to_socket_addr().ok_or_else(none)
     }
 
-    /// Whom the socket is connected to.
+    /// Returns the address of the peer.
     ///
     /// # Errors
     /// `ENOTCONN`.
@@ -515,7 +515,7 @@ impl Socket {
         self.check_usable()?;
         let mut control = lock(&self.control);
         if self.kernel.get().is_some() {
-            // Whose buffers follow what the way takes.
+            // The kernel's buffers follow what the way takes.
             control.send_ring_bytes = ring_bytes_near(bytes);
             return Ok(control.send_ring_bytes);
         }

@@ -3,7 +3,7 @@ use rustix::io::Errno;
 use std::borrow::Cow;
 use std::fmt;
 
-/// Why a call failed: the errno that the C API sets, and a sentence that names what failed, on what,
+/// Failure of a call: the errno that the C API sets, and a sentence that names what failed, on what,
 /// and what to do about it.
 #[derive(Clone, Debug)]
 pub struct Error {

@@ -210,7 +210,7 @@ struct Known {
 static KNOWN: [Known; LAST + 1] = [const {
     Known { handler: AtomicUsize::new(0), flags: AtomicI32::new(0), informs: AtomicBool::new(false) }
 }; LAST + 1];
-/// One thread at a time installs handlers; it has all signals blocked.
+/// Set while a thread installs handlers, one at a time, with all signals blocked.
 static INSTALLING: AtomicBool = AtomicBool::new(false);
 
 type Handler = unsafe extern "C-unwind" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
@@ -261,7 +261,7 @@ unsafe fn put_off(
 ) -> bool {
     // SAFETY: the calling thread's errno.
     let errno = unsafe { *libc::__errno_location() };
-    // One that comes right now is put off before this one goes on.
+    // A signal that comes right now is put off before this one goes on.
     set_mask(held());
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: numbers, and the kernel's information; a process may send any to itself.

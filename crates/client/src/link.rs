@@ -53,17 +53,17 @@ impl Link {
         link
     }
 
-    /// The same id with another home.
+    /// Returns a link of this id with another home.
     pub(crate) fn with_home(&self, home: Arc<Channel>) -> Self {
         Self { home, ..self.clone() }
     }
 
-    /// The same id, now connected.
+    /// Returns a link of this id, now connected.
     pub(crate) fn connected(&self) -> Self {
         Self { direct: Some(Arc::default()), ..self.clone() }
     }
 
-    /// The same id, of a socket that is used no more.
+    /// Returns a link of this id, of a socket that is used no more.
     pub(crate) fn closed(&self) -> Self {
         Self { direct: None, ..self.clone() }
     }

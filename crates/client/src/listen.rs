@@ -52,7 +52,7 @@ impl Socket {
     }
 
     fn try_accept(&self) -> Result<Arc<Socket>> {
-        // One at a time: the count of connections taken must not run ahead of those that came.
+        // Threads accept one at a time: the count of connections taken must not run ahead of those that came.
         let mut accepting = lock(&self.accepting);
         if !self.is_listening() {
             return Err(Error::invalid("the socket does not listen; call pd_listen first"));

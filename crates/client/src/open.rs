@@ -9,7 +9,7 @@ use pd_abi::limits::ANSWERS_MAX;
 use std::sync::Arc;
 
 impl Socket {
-    /// A new socket of the family given. Attaches the process if it is not.
+    /// Makes a socket of the family given. Attaches the process if it is not.
     ///
     /// # Errors
     /// `ENETDOWN` without a driver, `EMFILE` with too many sockets, `EACCES` by policy.
@@ -17,8 +17,8 @@ impl Socket {
         Self::make(v6, false)
     }
 
-    /// The same for a program that knows only the kernel's sockets, one of which stands beside this one. Such listeners
-    /// of one user and network namespace may share a port.
+    /// Makes a socket beside one of the kernel's, which is the only one that the program knows. Such listeners of one user
+    /// and network namespace may share a port.
     ///
     /// # Errors
     /// As for [`Self::new`].

@@ -25,7 +25,7 @@ static KEPT: Mutex<Vec<OwnFd>> = Mutex::new(Vec::new());
 const KEPT_MAX: usize = 6;
 /// Kept descriptors that are given only for what connections need to go on.
 const KEPT_FOR_NEED: usize = 3;
-/// One thread at a time makes room.
+/// Lock of the thread that makes room.
 static ROOM: Mutex<()> = Mutex::new(());
 
 /// Moves descriptors made from now on to `floor` or above, and keeps a list of them. A forked child

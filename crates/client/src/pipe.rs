@@ -81,7 +81,7 @@ impl Options {
         self
     }
 
-    /// One more port that verdicts may name: the first as 1.
+    /// Adds a port that verdicts may name: the first as 1.
     #[must_use]
     pub fn and_port(mut self, port: &str) -> Self {
         self.ports = format!("{},{port}", self.ports);

@@ -43,7 +43,7 @@ fn found(ready: u32, events: i16) -> i16 {
     bits & (events | POLLERR | POLLHUP)
 }
 
-/// One call.
+/// State of a call.
 struct Call<'a> {
     entries: &'a mut [pollfd],
     targets: &'a [Target],

@@ -67,7 +67,7 @@ pub fn prepare() {
 /// Attaches to the driver, unless the process is attached.
 ///
 /// # Errors
-/// Why the process cannot be: `ENETDOWN` without a driver, `EACCES` if its socket is not for this user or its policy does not let the
+/// `ENETDOWN` without a driver, `EACCES` if its socket is not for this user or its policy does not let the
 /// process in.
 pub fn attach() -> Result<()> {
     attachment().map(drop)
@@ -85,7 +85,7 @@ pub fn is_driver_near() -> bool {
     accessat(CWD, known_socket_path(), Access::WRITE_OK, flags).is_ok()
 }
 
-/// Says to the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
+/// Tells the driver why a connection of this process is the kernel's, if the process is attached. `inode` is that of
 /// its socket, or 0 for any that no other reason is told of. Takes no call of the kernel's and no time of the driver's.
 pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
     if let Some(attachment) = last_attachment() {

@@ -19,7 +19,7 @@ struct Said {
 }
 
 impl Reasons {
-    /// One more connection.
+    /// Counts a connection.
     pub(crate) fn add(&self, control: &Region<Own>, reason: KernelReason, inode: u32) {
         let mut said = lock(&self.0);
         let count = said.counts[reason.index()].saturating_add(1);

@@ -1,4 +1,4 @@
-//! One sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
+//! A single sleeper per wake word: the first thread that waits sleeps on the shared word, further threads
 //! of the process wait for their turn on a word of the lock.
 use crate::lock::{Guard, Lock};
 use pd_shm::wait::{self, SharedCells, SleeperCells};

@@ -56,7 +56,7 @@ pub fn connect(fd: BorrowedFd<'_>, to: SocketAddr) -> Result<Arc<Socket>> {
     twin(fd, TwinOperation::Connect, Some(to))
 }
 
-/// The same for an AF_UNIX socket that is about to be connected to the file at `path`.
+/// Makes a twin like [`connect`], for an AF_UNIX socket that is about to be connected to the file at `path`.
 ///
 /// # Errors
 /// `ECONNREFUSED` if nobody there takes twins; `ENOENT` and others if there is no file; else as [`connect`].
@@ -115,7 +115,7 @@ pub fn take(fd: BorrowedFd<'_>) -> Result<Option<Arc<Socket>>> {
     }
 }
 
-/// Says that nobody shall claim this twin any more, which one of its own connections made. What it has sent can
+/// Withdraws this twin, which one of the process's own connections made: nobody can claim it any more. What it has sent can
 /// go another way then: nobody has received any of it.
 ///
 /// # Errors

@@ -168,7 +168,7 @@ pub struct PreviousOwner {
 pub struct Handoff {
     /// The previous socket of the end.
     pub previous: Option<PreviousOwner>,
-    /// The same as an end, for the flow that is over by then: its mover tells the previous client.
+    /// End of the previous socket, for a flow that is over by then: its mover tells the previous client.
     pub previous_end: Option<Endpoint>,
     /// Of the destination: whether the connection has left the direct path with it, and stays off it.
     pub left: bool,

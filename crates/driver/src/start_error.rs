@@ -4,7 +4,7 @@ use pd_engine::EngineError;
 use rustix::io::Errno;
 use std::path::PathBuf;
 
-/// Why a driver did not start.
+/// Reason why a driver did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// A socket cannot be made.

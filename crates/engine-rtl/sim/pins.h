@@ -6,7 +6,7 @@
 
 enum { PD_DATA_WORDS = 64 }; // the widest beat, 2,048 bits
 
-// One beat of a TLP stream. Only the bytes that the stream has wires for are looked at.
+// Beat of a TLP stream. Only the bytes that the stream has wires for are looked at.
 struct pd_beat {
     uint32_t hdr[4]; // word 3 is DW 0 of the header
     uint32_t data[PD_DATA_WORDS];

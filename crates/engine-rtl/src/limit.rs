@@ -52,7 +52,7 @@ pub enum Lanes {
     X16,
 }
 
-/// One or more equal links and how they are configured.
+/// Equal links and their configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Speed.
@@ -72,18 +72,18 @@ pub struct Link {
 pub enum Commands {
     /// None: the copy alone.
     None,
-    /// One doorbell, one fetch, one batch of completions and one interrupt for every so many commands.
+    /// A doorbell, a fetch, a batch of completions and an interrupt for each group of this many commands.
     Batches(u32),
 }
 
 impl Link {
     /// The paper's: two links of 8 lanes of the third generation.
     pub const GEN3_2X8: Self = Self::new(Generation::Gen3, Lanes::X8, 2);
-    /// One of 16 lanes of the third generation.
+    /// A link of 16 lanes of the third generation.
     pub const GEN3_X16: Self = Self::new(Generation::Gen3, Lanes::X16, 1);
-    /// Two of 8 lanes of the fourth.
+    /// Two links of 8 lanes of the fourth generation.
     pub const GEN4_2X8: Self = Self::new(Generation::Gen4, Lanes::X8, 2);
-    /// One of 16 lanes of the fifth.
+    /// A link of 16 lanes of the fifth generation.
     pub const GEN5_X16: Self = Self::new(Generation::Gen5, Lanes::X16, 1);
 
     /// Links with the payload of 256 and the read requests of 512 bytes that hosts configure.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Words of the widest beat.
 pub const DATA_WORDS: usize = 64;
 
-/// One beat of a stream of TLPs.
+/// Beat of a stream of TLPs.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Beat {
@@ -174,7 +174,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// One cycle of the clock: the card sees the inputs of `pins`, its outputs before the edge are stored there.
+    /// Runs a cycle of the clock: the card sees the inputs of `pins`, and its outputs before the edge are stored there.
     pub fn cycle(&mut self, pins: &mut Pins) {
         // SAFETY: the card lives, is used by this thread alone (a raw pointer keeps `Model` from being sent or
         // shared), and `pins` has the layout that the library was compared with.

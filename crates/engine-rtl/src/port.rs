@@ -182,7 +182,7 @@ impl<H: Host> Port<H> {
         self.registers.packets.push_back((at, packet));
     }
 
-    /// One cycle of the clock.
+    /// Runs a cycle of the clock.
     pub fn cycle(&mut self) {
         let now = self.cycle as f64;
         self.drive(now);

@@ -60,7 +60,7 @@ impl Timing {
     }
 }
 
-/// One direction of the links.
+/// Direction of the links.
 pub struct Lane {
     /// When each is free.
     free: Vec<f64>,

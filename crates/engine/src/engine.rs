@@ -107,7 +107,7 @@ pub trait QueuePair: Send {
     fn in_flight(&self) -> usize;
 }
 
-/// Why there is no engine, or no queue pair.
+/// Reason why there is no engine, or no queue pair.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {

@@ -19,7 +19,7 @@ pub struct Caught {
     pub from_terminal: bool,
 }
 
-/// Why a wait ended.
+/// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// The descriptor is readable, or its other end is closed.

@@ -180,7 +180,7 @@ fn set_as_allowed(name: &str, outside: &File) -> Result<()> {
     let enter = |namespace: &File| -> io::Result<()> {
         Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
     };
-    // One at a time. Closing the last descriptor of this opening releases the lock.
+    // The lock admits one process at a time. Closing the last descriptor of this opening releases it.
     flock(outside, FlockOperation::LockExclusive)?;
     enter(outside)?;
     let allowed = fs::read_to_string(ALLOWED);

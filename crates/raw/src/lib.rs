@@ -159,7 +159,7 @@ impl Raw {
         raw
     }
 
-    /// One more channel. Returns its index.
+    /// Adds a channel. Returns its index.
     ///
     /// # Panics
     /// If the driver refuses.
@@ -236,7 +236,7 @@ impl Raw {
         SentRegion { id: frame.id, fd: fds.pop().expect("memory"), bytes: frame.bytes as usize }
     }
 
-    /// Says that a region is mapped, and waits until it is in use. Seals the control region before.
+    /// Tells the driver that a region is mapped, and waits until it is in use. Seals the control region before.
     ///
     /// # Panics
     /// If the driver refuses.

@@ -28,7 +28,7 @@ const REST: Duration = Duration::from_millis(5);
 enum Kind {
     /// A message at its beginning, and one at its end.
     Idle,
-    /// The same, with as many messages at its beginning as make it direct.
+    /// As many messages at its beginning as make it direct, and one at its end.
     WarmIdle,
     /// Small messages now and then.
     Talks,

@@ -68,7 +68,7 @@ fn connect(folder: &Path, mut random: Random) {
     let mut streams = Vec::new();
     loop {
         if let Some(to) = address(folder, &mut random) {
-            // One that does not wait for room in a backlog.
+            // A connection that does not wait for room in a backlog.
             let connected = Stream::connect_several(to, 1).ok().and_then(|mut made| made.pop());
             streams.extend(connected.and_then(prepared));
         }

@@ -1,4 +1,4 @@
-//! One side of a twin, as a process of its own that has inherited the kernel's socket.
+//! Side of a twin, as a process of its own that has inherited the kernel's socket.
 //!
 //! `twin FD SIDE [take]`: holds descriptor FD. Does as each line of its standard input says and answers `ok`:
 //! `take`; `claim FD` (what was accepted from listener FD); `send POSITION BYTES`; `receive POSITION BYTES`; `end`

@@ -94,7 +94,7 @@ static bool is_back(void) {
 
 static size_t some(size_t most) { return 1 + below(&own, most); }
 
-// Says where in the stream bytes belong that are at the wrong place.
+// Reports where in the stream bytes belong that are at the wrong place.
 static void fail_at(size_t right, size_t len) {
     const uint8_t *bytes = buffer + right;
     size_t sure = len - right < 16 ? len - right : 16;

@@ -98,7 +98,7 @@ fn control_regions_that_are_being_written() {
     scene.end();
 }
 
-/// The same with a direct ring, which the conductor is asked to take into use.
+/// A direct ring, which the conductor is asked to take into use, is being written.
 #[test]
 fn direct_rings_that_are_being_written() {
     needs_root("userfaultfd");

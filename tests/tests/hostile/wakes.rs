@@ -107,7 +107,7 @@ fn an_attach_socket_with_a_million_watchers() {
     let mut line = String::new();
     BufReader::new(attacker.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("watched"), "{line}");
-    // It has used up what it had.
+    // The attacker has used up what it had.
     std::thread::sleep(Duration::from_secs(2));
     let begun = Instant::now();
     (0..20).for_each(|_| drop(Raw::attach(&scene.driver, 1)));

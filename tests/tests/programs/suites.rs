@@ -72,7 +72,7 @@ fn uv(program: &Path, name: &str, library: Option<&TestDriver>) -> String {
     }
 }
 
-/// One test asks for an io_uring, which the library refuses.
+/// A single test asks for an io_uring, which the library refuses.
 #[test]
 #[ignore = "needs the suites: make test-programs"]
 fn libuvs_own_tests_come_to_the_same() {

@@ -230,7 +230,7 @@ impl Stream {
     }
 }
 
-/// One copy more than [`Stream::recv`], for programs that have memory of their own to read into.
+/// Costs a copy more than [`Stream::recv`]. For programs that have memory of their own to read into.
 impl Read for &Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         self.read_vectored(&mut [IoSliceMut::new(bytes)])
@@ -241,7 +241,7 @@ impl Read for &Stream {
     }
 }
 
-/// One copy more than [`Stream::send`] on the offloaded path, and as many on the direct one; the bytes may be written at once
+/// Costs a copy more than [`Stream::send`] on the offloaded path, and as many on the direct one; the bytes may be written at once
 /// again. Nothing is held back: there is nothing to flush.
 impl Write for &Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

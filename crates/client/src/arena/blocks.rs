@@ -1,4 +1,4 @@
-//! One word per block: allocated, to be freed, sends in flight.
+//! States of blocks, a word for each: allocated, to be freed, sends in flight.
 use super::Arena;
 use crate::attachment::Attachment;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -66,7 +66,7 @@ impl States {
         }
     }
 
-    /// One more send in flight, if the block is allocated.
+    /// Counts a send in flight, if the block is allocated. Returns whether it is.
     #[inline]
     pub(super) fn take_off(&self, offset: usize, sender: u64) -> bool {
         self.senders[offset / GRANULE].store(sender, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl States {
         }
     }
 
-    /// One send done. Says whether the caller now gives the memory back.
+    /// Counts a send as done. Returns whether the caller now gives the memory back.
     #[inline]
     pub(super) fn land(&self, offset: usize) -> bool {
         let word = &self.words[offset / GRANULE];
@@ -144,7 +144,7 @@ impl Block {
         Arc::ptr_eq(&self.arena.attachment, attachment)
     }
 
-    /// One more send in flight, of the socket with this serial; false if the block is not allocated.
+    /// Counts a send in flight, of the socket with this serial. Returns false if the block is not allocated.
     #[inline]
     pub(crate) fn take_off(&self, sender: u64) -> bool {
         self.arena.states.take_off(self.offset(), sender)
@@ -155,7 +155,7 @@ impl Block {
         self.arena.states.sender(self.offset())
     }
 
-    /// One send done; frees the block if that was waited for.
+    /// Counts a send as done. Frees the block if that was waited for.
     #[inline]
     pub(crate) fn land(&self) {
         if self.arena.states.land(self.offset()) {

@@ -21,7 +21,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
-/// One send region and what is allocated in it. Leaked; its memory is unmapped once the attachment is
+/// Send region, and the blocks allocated in it. Leaked; its memory is unmapped once the attachment is
 /// dead and the last block is freed.
 #[derive(Debug)]
 pub(crate) struct Arena {

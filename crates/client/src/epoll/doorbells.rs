@@ -75,7 +75,7 @@ impl Epoll {
         }
     }
 
-    /// The same for an instance on whose descriptor a thread sleeps, in one of its first waits.
+    /// Asks for doorbells in one of the first waits of an instance on whose descriptor a thread sleeps.
     pub(super) fn ask_when_exported(&self) {
         if lock(&self.doorbells).sleeps < EXPORTED_MAX {
             let items: Vec<_> = lock(&self.items).values().cloned().collect();

@@ -89,7 +89,7 @@ impl Epoll {
         Ok(Armed { channels, ready })
     }
 
-    /// The same for a thread that may sleep without a look first. The descriptor is readable only if there is an event to report.
+    /// Arms for a thread that may sleep without a look first: the descriptor is readable only if there is an event to report.
     ///
     /// # Errors
     /// The errors of [`Self::arm`].

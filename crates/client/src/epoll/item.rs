@@ -17,7 +17,7 @@ pub(crate) trait Source: Send + Sync {
     /// that an event comes when it changes.
     fn readiness(&self, wanted: u32) -> u32;
 
-    /// The same, but `IN` needs no event where a word in shared memory tells when it is news. The waiting thread looks at the
+    /// Returns readiness, where `IN` needs no event if a word in shared memory tells when it is news. The waiting thread looks at the
     /// word until it has to sleep.
     fn glance(&self, wanted: u32) -> (u32, Option<Rest>) {
         (self.readiness(wanted), None)
@@ -80,7 +80,7 @@ impl Interest {
     }
 }
 
-/// One source in one epoll instance.
+/// Source in an epoll instance.
 pub(crate) struct Item {
     pub(crate) source: Weak<dyn Source>,
     /// Ready queue of the instance.

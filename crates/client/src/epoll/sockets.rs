@@ -79,7 +79,7 @@ impl Epoll {
         self.modify_as(socket, 0, events, data)
     }
 
-    /// The same of what was added by a name.
+    /// Changes what is wanted of a socket that was added by a name.
     ///
     /// # Errors
     /// `ENOENT`.
@@ -93,7 +93,7 @@ impl Epoll {
         item.is_some_and(|item| !lock(&item.interest).enabled)
     }
 
-    /// Tells the same in a forked child, of an instance of the parent's. Locks that the parent's threads held are not waited for.
+    /// Returns [`Self::is_spent`] of an instance of the parent's, in a forked child. Does not wait for locks that the parent's threads held.
     pub fn was_spent(&self, socket: &Socket, name: u64) -> bool {
         let item = self.items.try_lock().ok().and_then(|items| items.get(&(socket.serial(), name)).cloned());
         item.is_some_and(|item| item.interest.try_lock().is_ok_and(|interest| !interest.enabled))
@@ -114,7 +114,7 @@ impl Epoll {
         self.remove_as(socket, 0)
     }
 
-    /// The same of what was added by a name.
+    /// Takes out a socket that was added by a name.
     ///
     /// # Errors
     /// `ENOENT`.

@@ -51,7 +51,7 @@ impl Control {
         let open = Carrier::open(self.v6, self.v6_only);
         let carrier = open.map_err(|errno| failed(errno, || "cannot make a kernel socket".to_owned()))?;
         for &option in &self.kernel_options {
-            // One that the kernel does not take was refused before, or changes nothing.
+            // An option that the kernel does not take was refused before, or changes nothing.
             let _ = carrier.set_option(option);
         }
         Ok(Arc::new(carrier))

@@ -25,7 +25,7 @@ impl Socket {
         epoll.join(self.serial(), carrier.fd()?, item)
     }
 
-    /// The same for all instances that the socket is in already.
+    /// Makes the kernel's descriptor a member of all instances that the socket is in already.
     pub(super) fn join_all(&self) {
         // Items that cannot be members are looked at every 250 ms.
         for Registration { item, epoll } in lock(&self.registrations).clone() {

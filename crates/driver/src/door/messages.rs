@@ -140,7 +140,7 @@ pub enum FromDoor {
     AddPipe { client: ClientId, channel: usize, pipe: Arc<WakeEnd>, theirs: OwnedFd },
     /// The client gets a file socket: the driver's end, with the lease of that, and the client's.
     AddFileSocket { client: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd },
-    /// One of the client's send regions is in use.
+    /// A send region of the client is in use.
     AddSendRegion { client: ClientId, number: u32, map: Arc<Mapping> },
     /// A frame of the client about a kernel socket or a direct ring.
     Frame { client: ClientId, frame: Box<Frame> },

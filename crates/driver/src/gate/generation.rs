@@ -116,7 +116,7 @@ impl Generation {
             is_short: false,
         };
         let networks: Vec<_> = this.plan.networks().collect();
-        // One look-up in the common network.
+        // Names cost a single look-up in the common network.
         let named =
             networks.into_iter().flat_map(|(net, party)| [0, ANY].map(|of| (of, net, whom(party, 0))));
         let nobody = Party { tenant: TenantId::default(), class: NO_CLASS };
@@ -517,7 +517,7 @@ mod tests {
         }
     }
 
-    /// One more namespace touches its own entries only, with any number of others.
+    /// A further namespace touches its own entries only, with any number of others.
     #[test]
     fn one_more_namespace_costs_its_own_entries() {
         let (mut known, mut generation) = (Known::default(), fresh(1));

@@ -183,7 +183,7 @@ impl Health {
             let left: Vec<u64> = ids.into_iter().filter(|other| *other != id).collect();
             let finding = found(verdict);
             match finding {
-                // One network with a good answer is enough.
+                // A good answer in any network is enough.
                 Some((None, why)) => {
                     watched.missed = 0;
                     watched.conclude(None, &why, slots);

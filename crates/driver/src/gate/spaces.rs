@@ -197,7 +197,7 @@ pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<Own
     while let Some(folder) = folders.pop().filter(|_| numbers.len() < GROUPS_MAX) {
         let Ok(found) = stat(&folder) else { continue };
         numbers.push(found.st_ino);
-        // One process is enough: those of a container share its namespace.
+        // A single process is enough: those of a container share its namespace.
         let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         if let Some(first) = processes.lines().next() {
             let opened = pd_shm::procfs::open(&format!("{first}/ns/net"), OFlags::RDONLY);

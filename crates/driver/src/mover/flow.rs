@@ -1,4 +1,4 @@
-//! One direction of a connection: from the sends of one socket to the receive ring of another
+//! A direction of a connection: from the sends of one socket to the receive ring of another
 //! (paper, section III-E).
 mod allowance;
 mod copying;

@@ -42,7 +42,7 @@ impl Mover {
             _ => None,
         };
         let Some(channel) = channel else { return };
-        // One round more than the ring holds: the last send may have grown.
+        // Rounds for a full ring and one more: the last send may have grown.
         for _ in 0..=pd_abi::limits::REQUEST_RING_ENTRIES as usize / REQUESTS_PER_TURN {
             if self.has_fallen_behind(client)
                 || self.take_requests(client, channel).is_none_or(|taken| taken == 0)

@@ -1,7 +1,7 @@
 //! Buffer tables: the blocks of a ring that are in use (paper, section III-C, Figure 5).
 use std::collections::VecDeque;
 
-/// One block in use.
+/// Block in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// First byte: an address for the engine (send buffer table) or an offset in the ring (receive

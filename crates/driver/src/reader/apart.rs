@@ -22,7 +22,7 @@ pub fn new_key() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// One of the two tables, with the descriptors received from the other. Must be used and dropped by threads of that table only.
+/// Table of descriptors, with those received from the other table. Threads of that table alone may use and drop it.
 #[derive(Debug)]
 pub struct Side {
     bridge: OwnedFd,

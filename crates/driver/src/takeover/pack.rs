@@ -94,7 +94,7 @@ pub struct Pack<'early> {
 #[derive(Debug)]
 enum Given {
     Again(OwnedFd),
-    /// One that is not duplicated, which spares a system call and its undoing.
+    /// Descriptor that is not duplicated, which spares a system call and its undoing.
     Shared(Arc<OwnedFd>),
 }
 

@@ -1,5 +1,5 @@
 //! A hostile sender whose direct ring the driver reads, because the end of its reader has gone to another client.
-//! Whatever it writes there, the new reader sees an end at worst, and nobody else is affected.
+//! By any writes there the new reader sees an end at worst, and nobody else is affected.
 use super::*;
 use crate::memory::DirectRing;
 use crate::messages::{Handoff, Permit};

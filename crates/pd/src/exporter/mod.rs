@@ -1,6 +1,6 @@
 //! The driver's counters for Prometheus: `[metrics] listen` of its configuration.
 //!
-//! One thread answers one request at a time, each within a second, whatever its peer does. A peer can delay
+//! A thread answers one request at a time, each within a second, whatever its peer does. A peer can delay
 //! other scrapes, and nothing else of the driver. The thread reads the driver as `pd top` does.
 
 mod text;

@@ -18,7 +18,7 @@ pub struct ServiceView {
     /// Backends that get new connections.
     pub backends_up: u64,
     pub backends: u64,
-    /// Why others do not, with how many of each.
+    /// Reasons why other backends get none, each with the number of backends.
     pub down: String,
     pub connections_open: u64,
     pub connections_made: u64,

@@ -1,4 +1,4 @@
-//! Why a process is not attached to a driver, as far as its memory map, its environment, its rights and the driver say.
+//! Reasons why a process is not attached to a driver, from its memory map, its environment, its rights and the driver.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -34,7 +34,7 @@ struct Facts {
     off: bool,
     /// The error that the driver has refused it with.
     refused: Option<String>,
-    /// Why it cannot connect to the driver's socket.
+    /// Reason why the process cannot connect to the driver's socket.
     unreachable: Option<String>,
 }
 

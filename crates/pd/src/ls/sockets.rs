@@ -33,7 +33,7 @@ struct Unix {
 pub struct Sockets {
     tcp: HashMap<u64, Ends>,
     unix: HashMap<u64, Unix>,
-    /// One for each namespace, for facts that `/proc` does not have.
+    /// Connections to the kernel, one for each namespace, for facts that `/proc` does not have.
     diags: Vec<SocketDiag>,
 }
 

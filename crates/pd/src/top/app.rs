@@ -40,7 +40,7 @@ pub struct TableState {
 pub struct App {
     /// The view to show.
     pub view: Option<View>,
-    /// Why there is nothing new to show.
+    /// Reason why there is nothing new to show.
     pub problem: Option<String>,
     /// Drivers that were seen to start since.
     pub restarts: u32,

@@ -47,7 +47,7 @@ for fd in sys.argv[1:]:
     threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
 "#;
 
-/// Says something and is gone.
+/// Sends a line in each family and ends.
 const LAST_WORDS: &str = r#"
 import socket, sys
 host, path, way = sys.argv[1:]

@@ -10,7 +10,7 @@ const STEPS: u32 = 14;
 fn programs_without_memory_or_descriptors_go_on() {
     let site = Site::new(141);
     let program = site.compiled("limits", &[]);
-    // One container runs all of them: "memory 0" and its outcome, and so on.
+    // All of them run in one container: "memory 0" and its outcome, and so on.
     let script = format!(
         "for kind in memory locked soft hard; do step=0; while [ $step -lt {STEPS} ]; do echo $kind $step; \
          timeout 30 {program} $kind $step 2>&1; echo ended $?; step=$((step+1)); done; done"

@@ -44,7 +44,7 @@ fn short_connections_are_not_the_kernels_and_kernel_peers_have_the_same_port() {
     for tries_left in (0..TRIES).rev() {
         let server = site.serve(With::Library, &short(&program, &["server", PORT]));
         let before = site.connections();
-        // One client with the library and one without, at the same time.
+        // Two clients at the same time, with the library and without.
         let [with, without] = [(3, With::Library), (4, With::Nothing)].map(|(host, has)| {
             site.run(host, has, &client).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
         });

@@ -294,7 +294,7 @@ fn a_list_counts_that_was_begun_after_the_request() {
     stage.pass(Duration::from_secs(1));
     stage.ask(0, 0, Operation::Connect, 0, "10.0.0.2:1");
     assert_eq!(stage.asked(), [(id(1), 1000), (id(2), 1000)]);
-    // One list takes so long that the other is old when it comes. The old one counts all the same.
+    // The first list takes so long that the second is old when it comes. The old one counts all the same.
     stage.read(2, 1000, &["10.0.0.2"]);
     stage.pass(Duration::from_secs(1));
     stage.read(1, 1000, &["10.0.0.1"]);

@@ -93,7 +93,7 @@ impl Conductor {
         Err(failure)
     }
 
-    /// The same of one side that may have the socket.
+    /// Returns the socket as that of one side of a connection, if the proof succeeds.
     fn tcp_held_at(
         &mut self,
         id: ClientId,

@@ -169,7 +169,7 @@ fn what_a_mover_has_no_time_for_goes_to_one_that_has() {
 
 #[test]
 fn nothing_goes_where_nothing_is_gained() {
-    // One thing that fills a mover gains nothing by filling another.
+    // A single thing that fills a mover gains nothing by filling another.
     let mut lone = Model::new(vec![1.0], vec![(0, 0, HUNGRY_UNIT)], 3);
     assert_eq!(lone.long_run().1, 0);
     // Movers with time left are left alone.
