@@ -230,7 +230,7 @@ test-long: test fuzz-short test-engines test-programs rtl-regress ## everything:
 	PD_LOOM_DEEP=1 $(MAKE) test-loom
 	$(MAKE) simulate SEED= MINUTES=30
 
-lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, floors, figures, and that tests named in docs/ exist
+lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the documents, labels of orderings, floors, openings of comments, figures, and that tests named in docs/ exist
 	@$(CARGO) fmt --version >/dev/null 2>&1 && $(CARGO) clippy --version >/dev/null 2>&1 || { \
 	    echo "missing: rustfmt or clippy; run: rustup component add rustfmt clippy" >&2; exit 1; }
 	$(CARGO) fmt --all --check
@@ -243,6 +243,7 @@ lint: rust rtl-lint ## check format, clippy (warnings are errors), links of the 
 	@docs/manuals.py check
 	@tests/sync-points
 	@tests/floors
+	@tests/comments
 
 # The site is made by mdBook, which cargo builds once, into target/.
 MDBOOK_VERSION := 0.5.4
