@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::Policy;
 use pd_abi::pipe::{PipeDirection, PipeUnit};
-use pd_pipe::Made;
+use pd_pipe::{Direction, Made, Unit};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 
