@@ -3,9 +3,12 @@
 //! The policy is in force at the other driver before any of this comes: clients have the tenants and networks that it says. A state is
 //! checked like the word of a client. Every index is looked up, and every amount is leased from an account. Memory of clients is not
 //! written before [`Conductor::begin`].
-use super::client::{Client, Connected, Listener, Phase, Socket, SocketState};
+mod giving;
+mod movers;
+
+use super::client::{Client, Connected, Listener, Socket, SocketState};
 use super::connections::{Connection, Mapped, NewConnection};
-use super::direct::{DirectState, DoorbellsGiven, DoorbellsTaken};
+use super::direct::{DirectState, DoorbellsTaken};
 use super::ending::Life;
 use super::gate::KernelState;
 use super::growth::Growth;
@@ -16,23 +19,19 @@ use crate::admin::{Account as TenantAccount, TakenOver};
 use crate::containers::Container;
 use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
-use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::memory::{Amounts, ClientMemory, Cold, Region, RegionState, Space};
-use crate::messages::{Endpoint, Ring};
 use crate::metrics::Metrics;
-use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
 use crate::peer::is_namespace;
 use crate::policy::Policy;
 use crate::service::{Chosen, KnownSlots, SlotsState};
 use crate::standing::Place;
 use crate::takeover::arrivals::{Arrivals, Came};
-use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
-use pd_abi::limits::{CHANNELS_MAX, PAGE_BYTES, SOCKETS_MAX};
-use pd_shm::memfd::Pages;
+use crate::takeover::pack::{Fd, Unpacked, Wrong};
+use pd_abi::limits::{CHANNELS_MAX, SOCKETS_MAX};
 use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// State of the conductor.
@@ -108,204 +107,6 @@ struct ConnectionState {
     direct: Option<Box<DirectState>>,
 }
 
-/// Giving state to another driver.
-impl Conductor {
-    /// Delivers everything that is on its way between the movers, which the caller holds, and the conductor. Returns whether there was
-    /// anything.
-    pub fn settle(&mut self) -> bool {
-        let mut worked = self.movers.settle();
-        worked |= self.step();
-        worked
-    }
-
-    /// Stops all movers until [`Self::let_go`]. Returns false if one did not come back, since the driver ends.
-    pub fn hold(&mut self) -> bool {
-        self.movers.hold()
-    }
-
-    /// Lets all movers go on after [`Self::hold`].
-    pub fn let_go(&mut self) {
-        self.movers.let_go();
-    }
-
-    /// Returns the text of the policy in force, if it came as one.
-    pub fn policy_text(&self) -> Option<Arc<str>> {
-        self.tenants.policy().source.text()
-    }
-
-    /// Returns the state that another driver goes on with, while everything stands still. The conductor and the movers go on themselves if
-    /// this fails, or no driver takes the state.
-    ///
-    /// # Errors
-    /// The hindrance.
-    pub fn give(&mut self, pack: &mut Pack) -> Result<(ConductorState, Vec<MoverState>), Hindrance> {
-        self.check_still()?;
-        self.report_all();
-        let (mut clients, mut connections) = (Vec::new(), Vec::new());
-        for (id, client) in self.clients.iter().filter(|(_, client)| client.is_attached()) {
-            clients.push(client.give(id, pack)?);
-        }
-        let mut doorbells = DoorbellsGiven::default();
-        for (id, connection) in self.connections.iter() {
-            connections.push(self.give_connection(id, connection, &mut doorbells, pack)?);
-        }
-        let mut containers = Vec::new();
-        for (namespace, pidfd, cgroup) in self.containers.iter() {
-            let (pidfd, cgroup) = (pack.add(&**pidfd)?, cgroup.map(str::to_owned));
-            containers.push(ContainerState { namespace, pidfd, cgroup });
-        }
-        let network = |id| self.networks.name(id).map(str::to_owned);
-        let names = self.names.give(pack, network)?;
-        let (tenants, hits) = self.tenants.give();
-        let twins = self.give_twins(pack)?;
-        let (serial, doorbells) = (self.serial, self.rings.last_doorbell());
-        let through = self.connections.iter().filter_map(|(_, connection)| {
-            connection.through.as_ref().map(|chosen| (chosen, connection.moved()))
-        });
-        let services = self.services.slots.give(through);
-        let on_kernel = self.on_kernel.iter().collect();
-        let state = ConductorState {
-            serial,
-            doorbells,
-            tenants,
-            hits,
-            kernel: self.give_kernel(),
-            names,
-            containers,
-            clients,
-            connections,
-            twins,
-            services,
-            on_kernel,
-        };
-        Ok((state, self.movers.give(pack)?))
-    }
-
-    fn check_still(&self) -> Result<(), Hindrance> {
-        if !self.deferred.is_empty() {
-            return Err(Hindrance::passing("requests wait for addresses of a network namespace"));
-        }
-        if self.gate.is_applying() {
-            return Err(Hindrance::passing("a policy is being put in force"));
-        }
-        if self.pipes.is_started() {
-            return Err(Hindrance::lasting(
-                "ports of pipes are or were open: without ports from its start it can be taken over",
-            ));
-        }
-        for (id, client) in self.clients.iter() {
-            let pid = client.identity.pid;
-            match client.phase() {
-                Phase::Attached if client.is_settled() => {}
-                Phase::Attached => {
-                    return Err(Hindrance::passing(format!(
-                        "memory is being made for client {id} (process {pid})"
-                    )))
-                }
-                Phase::Arriving => {
-                    return Err(Hindrance::passing(format!("process {pid} is attaching")));
-                }
-                Phase::Leaving => {
-                    return Err(Hindrance::passing("a process that has left is being forgotten"));
-                }
-            }
-            let slots = client.slots();
-            let parts = |slot: &Slot| client.socket(*slot).is_some_and(|socket| socket.flows_left > 0);
-            if slots.iter().any(parts) {
-                return Err(Hindrance::passing("a connection is on its way from one process to another"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Adds the traffic of connections to their tenants' accounts.
-    fn report_all(&mut self) {
-        self.collect_reports();
-        self.movers.settle();
-        for (index, connection) in self.connections.iter_mut() {
-            self.tenants.settle(index, connection, self.metrics.region());
-        }
-    }
-
-    fn give_connection(
-        &self,
-        id: ConnectionId,
-        connection: &Connection,
-        doorbells: &mut DoorbellsGiven,
-        pack: &mut Pack,
-    ) -> Result<ConnectionState, Hindrance> {
-        if !connection.is_drained() {
-            return Err(Hindrance::passing("a connection is on its way from one process to another"));
-        }
-        let direct = connection.direct.as_ref();
-        let direct =
-            direct.map(|direct| self.give_direct(direct, doorbells, pack).map(Box::new)).transpose()?;
-        Ok(ConnectionState {
-            id,
-            sides: connection.owners(),
-            life: connection.life(),
-            serial: connection.serial,
-            tenants: connection.tenants,
-            cut: connection.is_cut(),
-            counted: connection.counted,
-            reached: connection.reached,
-            mapped: connection.mapped,
-            through: connection.through,
-            receives_no_more: connection.receives_no_more,
-            twin: connection.twin.clone(),
-            direct,
-        })
-    }
-}
-
-impl Client {
-    fn give(&self, id: ClientId, pack: &mut Pack) -> Result<ClientState, Hindrance> {
-        let pid = self.identity.pid;
-        let memory = self.memory();
-        let memory = memory.ok_or_else(|| Hindrance::passing(format!("process {pid} is attaching")))?;
-        let lasting = |file: &OwnedFd, bytes: usize, pages| {
-            pd_shm::shelf::check(file, bytes, pages).map_err(|_| {
-                Hindrance::lasting(
-                    "memory of clients cannot go to another process: start the driver with CAP_SYS_ADMIN, on Linux 5.12 or newer",
-                )
-            })
-        };
-        let [control, status] = memory.files();
-        lasting(status, pd_abi::layout::REGION_BYTES, Pages::Ordinary)?;
-        let mut regions = Vec::with_capacity(self.regions.len());
-        for (&number, (region, _)) in &self.regions {
-            lasting(region.file(), region.map.len(), region.pages)?;
-            regions.push(RegionState::of(number, region, pack)?);
-        }
-        let (generations, sockets) = self.give_slots();
-        let Identity { uid, ref pidfd, namespace, ref namespace_fd, ref cgroup, ref container, .. } =
-            self.identity;
-        Ok(ClientState {
-            id,
-            serial: self.serial,
-            pid,
-            uid,
-            pidfd: pack.add(&**pidfd)?,
-            namespace,
-            namespace_fd: pack.add(namespace_fd)?,
-            cgroup: cgroup.clone(),
-            container: container.clone(),
-            place: self.place,
-            control: pack.add(control)?,
-            status: pack.add(status)?,
-            pages_of_lines: self.pages_of_lines,
-            channels: self.channels,
-            regions,
-            generations,
-            sockets,
-            ring_bytes_max: self.growth.bytes_max(),
-            is_bound: self.is_bound,
-            passes_files: self.passes_files,
-        })
-    }
-}
-
-/// Taking over state from another driver.
 impl Conductor {
     /// Takes over state that another driver has given, with the policy that it has in force. The conductor has no clients and no policy.
     /// Service begins when the door and the mover have their states, too.
@@ -555,99 +356,6 @@ impl Conductor {
             }
         }
         Ok(())
-    }
-
-    /// Takes over movers that another driver has given, all of them into the first mover. `known`: facts of clients. Returns the argument
-    /// of [`Self::begin`].
-    ///
-    /// # Errors
-    /// The fault in it.
-    pub fn take_movers(
-        &mut self,
-        states: Vec<MoverState>,
-        mut known: HashMap<ClientId, Known>,
-        fds: &mut Unpacked,
-    ) -> Result<Vec<u32>, Wrong> {
-        let sleeps = states.iter().map(MoverState::sleeps).collect();
-        let mut flows = Vec::new();
-        for state in states {
-            for client in state.clients {
-                let id = client.client;
-                let known = known.get_mut(&id);
-                let known = known.ok_or_else(|| Wrong::of(format!("client {id} of a mover is not there")))?;
-                self.movers.own().take_client(client, known, fds)?;
-            }
-            flows.extend(state.flows);
-        }
-        let mut there = HashSet::new();
-        for flow in flows {
-            there.insert(flow.id);
-            let known_flow = self.flow_of(&flow)?;
-            let files = known.get(&known_flow.ends[0].client).map_or(&[][..], |client| &client.files);
-            self.movers.own().take_flow(flow, known_flow, files)?;
-        }
-        for (id, connection) in self.connections.iter() {
-            for (side, life) in Side::BOTH.into_iter().zip(connection.life()) {
-                Wrong::unless(life.has_flow() == there.contains(&id.flow(side)), || {
-                    format!("connection {id} has a flow too many, or too few")
-                })?;
-            }
-        }
-        Ok(sleeps)
-    }
-
-    /// Returns the facts of a flow that another driver has given.
-    fn flow_of(&mut self, flow: &FlowState) -> Result<KnownFlow, Wrong> {
-        let id: FlowId = flow.id;
-        let wrong = |what: &str| Wrong::of(format!("flow {id}: {what}"));
-        let connection = self.connection(id.connection()).ok_or_else(|| wrong("of no connection"))?;
-        let (serial, tenant, lasts) =
-            (connection.serial, connection.tenants[id.side()], connection.twin.is_some());
-        let sides = [id.side(), id.side().other()].map(|side| connection.owner(side));
-        let mut ends = Vec::with_capacity(2);
-        for (end, owner) in flow.ends.into_iter().zip(sides) {
-            ends.push(match end {
-                // The conductor may know of a socket that the flow has let go.
-                None => self.twins_nobody(),
-                Some((end, serial)) if owner.is_none() || owner == Some(end) => {
-                    match self.endpoint(end.0, end.1).filter(|known| known.serial == serial) {
-                        Some(known) => known,
-                        // The client has gone, maybe for another of its number, and the flow has not ended yet.
-                        None if owner.is_none() => self.twins_nobody(),
-                        None => return Err(wrong("an end of nobody")),
-                    }
-                }
-                Some(_) => return Err(wrong("an end of somebody else")),
-            });
-        }
-        let ends: [Endpoint; 2] = ends.try_into().map_err(|_| wrong("its ends"))?;
-        let ring = flow.moving.as_ref().and_then(|moving| moving.sink.ring);
-        // A client that has gone takes its memory along, and a ring in it that nobody reads.
-        let ring = ring.filter(|_| ends[1].client != ClientId::NOBODY);
-        let ring =
-            ring.map(|ring| self.take_receive_ring(ends[1].client, ring).ok_or_else(|| wrong("its ring")));
-        Ok(KnownFlow { tenant, lasts, ends, ring: ring.transpose()?, serial })
-    }
-
-    fn twins_nobody(&self) -> Endpoint {
-        self.twins.nobody(MoverId::default())
-    }
-
-    fn take_receive_ring(
-        &mut self,
-        id: ClientId,
-        (number, page, pages, wished): (u16, u32, u32, u64),
-    ) -> Option<Ring> {
-        let client = self.clients.get_mut(id)?;
-        let serial = client.serial;
-        let (region, space) = client.regions.get_mut(&number.into())?;
-        let unit = (region.pages.bytes() / PAGE_BYTES) as u32;
-        let is_whole = pages.is_power_of_two() && pages % unit == 0 && page % pages == 0;
-        if !is_whole || !space.claim(page / unit, pages / unit) {
-            return None;
-        }
-        let map = Arc::clone(&region.map);
-        Some(Ring { client: id, serial, region: number, page, pages, wished, map })
     }
 
     /// Keeps the facts of the take-over for reports.
