@@ -5,11 +5,14 @@ use crate::admin::Ask;
 use crate::door::{Asked, FromDoor, ToDoor};
 use crate::identity::Identity;
 use crate::ids::ClientId;
+use crate::memory::{ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, NewChannel, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
 use crate::refusal::{Refusal, Refused};
 use crate::standing::Place;
 use pd_abi::{Frame, FrameKind};
+use pd_shm::ringer::WakeEnd;
+use pd_shm::Mapping;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,58 +23,23 @@ impl Conductor {
             FromDoor::Arrived { client, identity, place, namespace } => {
                 self.arrived(client, *identity, place, namespace)
             }
-            FromDoor::Welcomed { client: id, memory } => {
-                memory.set_cores_scarce(self.cores_scarce);
-                let Some(client) = self.present(id) else { return };
-                client.welcome(Arc::clone(&memory));
-                let (mover, payer) = (client.mover, client.payer());
-                let account = Arc::clone(&client.account);
-                self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory });
-            }
+            FromDoor::Welcomed { client, memory } => self.welcomed(client, memory),
             FromDoor::Attached { client } => {
                 let Some(client) = self.present(client) else { return };
                 client.attach();
                 Metrics::add(&self.metrics.clients_attached, 1);
             }
             FromDoor::AddChannel(new, theirs) => self.add_channel(new, theirs),
-            FromDoor::AddPipe { client: id, channel, pipe, theirs } => {
-                let Some(client) = self.present(id) else { return };
-                let mover = client.mover_of(channel);
-                self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(pipe) });
-                let frame = Frame::new(FrameKind::WakePipe).with_id(channel as u32);
-                self.tell_client(id, &frame, Some(theirs));
+            FromDoor::AddPipe { client, channel, pipe, theirs } => {
+                self.add_wake_pipe(client, channel, pipe, theirs)
             }
-            FromDoor::AddFileSocket { client: id, socket, theirs } => {
-                if self.present(id).is_none() {
-                    return;
-                }
-                if !self.keep_together(id) {
-                    // The client reads its files itself.
-                    return self.refuse(id, Errno::AGAIN, "files are not read while a copy does not end");
-                }
-                let Some(client) = self.present(id) else { return };
-                client.passes_files = true;
-                let (mover, payer) = (client.mover, client.payer());
-                self.movers.send(mover, ToMover::AddFileSocket { client: id, payer, socket: Some(socket) });
-                self.tell_client(id, &Frame::new(FrameKind::FileSocket), Some(theirs));
+            FromDoor::AddFileSocket { client, socket, theirs } => {
+                self.add_file_socket(client, socket, theirs)
             }
-            FromDoor::AddSendRegion { client: id, number, map } => {
-                let Some(client) = self.present(id) else { return };
-                let region = number as u16;
-                for mover in client.tell_of_region(region) {
-                    let map = Arc::clone(&map);
-                    self.movers.send(mover, ToMover::AddRegion { client: id, region, map });
-                }
-            }
+            FromDoor::AddSendRegion { client, number, map } => self.add_send_region(client, number, &map),
             FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
             FromDoor::ReceiveRegion { client, number, region } => {
-                let id = client;
-                let Some(client) = self.client_mut(id) else {
-                    return self.door.send(ToDoor::DropReceiveRegion { region });
-                };
-                client.growth.made();
-                client.add_region(number, *region);
-                self.grown(id);
+                self.add_receive_region(client, number, region)
             }
             FromDoor::Emptied { client, number, region } => self.emptied(client, number, region),
             FromDoor::NoReceiveRegion { client: id, exhausted } => {
@@ -82,16 +50,7 @@ impl Conductor {
                 self.reclaim();
                 self.grown(id);
             }
-            FromDoor::Refused { client, errno, exhausted } => {
-                tracing::trace!(%client, "refused");
-                if let Some(exhausted) = exhausted {
-                    self.note_short(client, &exhausted);
-                    self.reclaim();
-                    self.note_cap_of(client, exhausted);
-                }
-                Metrics::add(&self.metrics.requests_refused, 1);
-                self.note_not_attached(client, errno);
-            }
+            FromDoor::Refused { client, errno, exhausted } => self.note_refused(client, errno, exhausted),
             FromDoor::Addresses(reading) => self.learn_addresses(*reading),
             FromDoor::Left { client } => self.disconnect(client, None),
             FromDoor::Broke { client, violation } => self.disconnect(client, Some(violation)),
@@ -130,6 +89,73 @@ impl Conductor {
                 let _ = reply.send(self.early_rings());
             }
         }
+    }
+
+    /// Gives a client with its memory to its mover.
+    fn welcomed(&mut self, id: ClientId, memory: Arc<ClientMemory>) {
+        memory.set_cores_scarce(self.cores_scarce);
+        let Some(client) = self.present(id) else { return };
+        client.welcome(Arc::clone(&memory));
+        let (mover, payer) = (client.mover, client.payer());
+        let account = Arc::clone(&client.account);
+        self.movers.send(mover, ToMover::AddClient { client: id, payer, account, memory });
+    }
+
+    /// Gives the driver's end of a wake pipe to the mover of a channel, and the other end to the client.
+    fn add_wake_pipe(&mut self, id: ClientId, channel: usize, pipe: Arc<WakeEnd>, theirs: OwnedFd) {
+        let Some(client) = self.present(id) else { return };
+        let mover = client.mover_of(channel);
+        self.movers.send(mover, ToMover::AddPipe { client: id, channel, pipe: Some(pipe) });
+        let frame = Frame::new(FrameKind::WakePipe).with_id(channel as u32);
+        self.tell_client(id, &frame, Some(theirs));
+    }
+
+    /// Gives the driver's end of a file socket to the client's mover, and the other end to the client.
+    fn add_file_socket(&mut self, id: ClientId, socket: Box<(OwnedFd, Lease)>, theirs: OwnedFd) {
+        if self.present(id).is_none() {
+            return;
+        }
+        if !self.keep_together(id) {
+            // The client reads its files itself.
+            return self.refuse(id, Errno::AGAIN, "files are not read while a copy does not end");
+        }
+        let Some(client) = self.present(id) else { return };
+        client.passes_files = true;
+        let (mover, payer) = (client.mover, client.payer());
+        self.movers.send(mover, ToMover::AddFileSocket { client: id, payer, socket: Some(socket) });
+        self.tell_client(id, &Frame::new(FrameKind::FileSocket), Some(theirs));
+    }
+
+    /// Tells the movers of a client of a send region.
+    fn add_send_region(&mut self, id: ClientId, number: u32, map: &Arc<Mapping>) {
+        let Some(client) = self.present(id) else { return };
+        let region = number as u16;
+        for mover in client.tell_of_region(region) {
+            let map = Arc::clone(map);
+            self.movers.send(mover, ToMover::AddRegion { client: id, region, map });
+        }
+    }
+
+    /// Takes a receive region into use, or has it dropped if its client has gone.
+    fn add_receive_region(&mut self, id: ClientId, number: u32, region: Box<Region>) {
+        let Some(client) = self.client_mut(id) else {
+            return self.door.send(ToDoor::DropReceiveRegion { region });
+        };
+        client.growth.made();
+        client.add_region(number, *region);
+        self.grown(id);
+    }
+
+    /// Records that the door has refused a request of a client.
+    fn note_refused(&mut self, client: ClientId, errno: Errno, exhausted: Option<Exhausted>) {
+        tracing::trace!(%client, "refused");
+        if let Some(exhausted) = exhausted {
+            self.note_short(client, &exhausted);
+            self.reclaim();
+            self.note_cap_of(client, exhausted);
+        }
+        Metrics::add(&self.metrics.requests_refused, 1);
+        self.note_not_attached(client, errno);
     }
 
     /// Records that a new client was refused resources without which it cannot be attached.

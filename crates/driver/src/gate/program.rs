@@ -126,31 +126,9 @@ pub fn load(admin_socket: &Path, given: Option<Lasting>) -> std::result::Result<
     let (mut loaded, lasting) = load_programs(given)?;
     let (mut programs, mut ids) = (Vec::new(), Vec::new());
     for (name, kind) in KINDS {
-        let program = loaded.program_mut(name).ok_or_else(|| format!("{name} is missing"))?;
-        let fd = match kind {
-            10 | 11 | 29 | 30 => {
-                let program: &mut CgroupSockAddr = attempt(name, program.try_into())?;
-                attempt(name, program.load())?;
-                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
-            }
-            3 => {
-                let program: &mut SockOps = attempt(name, program.try_into())?;
-                attempt(name, program.load())?;
-                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
-            }
-            GETSOCKOPT => {
-                let program: &mut CgroupSockopt = attempt(name, program.try_into())?;
-                attempt(name, program.load())?;
-                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
-            }
-            _ => {
-                let program: &mut CgroupSkb = attempt(name, program.try_into())?;
-                attempt(name, program.load())?;
-                attempt(name, program.fd())?.as_fd().try_clone_to_owned()
-            }
-        };
-        programs.push((attempt(name, fd)?, kind));
-        ids.push(attempt(name, program.info())?.id());
+        let (fd, id) = load_program(&mut loaded, name, kind)?;
+        programs.push((fd, kind));
+        ids.push(id);
     }
     let map = |name: &str| -> std::result::Result<OwnedFd, String> {
         let map = loaded.map(name).ok_or_else(|| format!("{name} is missing"))?;
@@ -193,6 +171,34 @@ pub fn load(admin_socket: &Path, given: Option<Lasting>) -> std::result::Result<
     attempt(&format!("{}", file.display()), std::fs::write(&file, lines))?;
     let programs = Programs { root, programs, stale, attached: false, awaited: None, answers: false, file };
     Ok(Loaded { programs, maps, lasting, words, slots })
+}
+
+/// Loads a program. Returns it with its number.
+fn load_program(loaded: &mut Ebpf, name: &str, kind: u32) -> std::result::Result<(OwnedFd, u32), String> {
+    let program = loaded.program_mut(name).ok_or_else(|| format!("{name} is missing"))?;
+    let fd = match kind {
+        10 | 11 | 29 | 30 => {
+            let program: &mut CgroupSockAddr = attempt(name, program.try_into())?;
+            attempt(name, program.load())?;
+            attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+        }
+        3 => {
+            let program: &mut SockOps = attempt(name, program.try_into())?;
+            attempt(name, program.load())?;
+            attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+        }
+        GETSOCKOPT => {
+            let program: &mut CgroupSockopt = attempt(name, program.try_into())?;
+            attempt(name, program.load())?;
+            attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+        }
+        _ => {
+            let program: &mut CgroupSkb = attempt(name, program.try_into())?;
+            attempt(name, program.load())?;
+            attempt(name, program.fd())?.as_fd().try_clone_to_owned()
+        }
+    };
+    Ok((attempt(name, fd)?, attempt(name, program.info())?.id()))
 }
 
 /// Opens the programs of earlier drivers of the same socket that still exist. Their numbers are added to `ids`.

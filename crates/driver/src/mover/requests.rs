@@ -157,58 +157,15 @@ impl Mover {
                 Ok(())
             }
             Operation::Space => {
-                let socket = self.clients.socket(client, SocketId(request.socket));
-                match socket.and_then(|s| s.incoming) {
-                    Some((mover, flow)) if mover == self.outbox.own() => self.resume(flow),
-                    Some((mover, flow)) => {
-                        if let Some(permit) = self.permit(client) {
-                            self.outbox.tell_mover(mover, ToMover::Space { flow, permit });
-                        }
-                    }
-                    None => {}
-                }
+                self.take_space(client, SocketId(request.socket));
                 Ok(())
             }
             Operation::Nudge => {
-                let socket = self.clients.socket(client, SocketId(request.socket));
-                let incoming = socket.and_then(|s| s.incoming);
-                let outgoing = socket.and_then(|s| s.outgoing).and_then(|id| self.flows.get(id));
-                let Some((mover, to, slot)) =
-                    outgoing.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot))
-                else {
-                    // The socket's own stream has ended: the peer is at the start of the other stream.
-                    match incoming {
-                        Some((mover, flow)) if mover == self.outbox.own() => self.nudge_source(flow),
-                        Some((mover, flow)) => {
-                            if let Some(permit) = self.permit(client) {
-                                self.outbox.tell_mover(mover, ToMover::NudgeSource { flow, permit });
-                            }
-                        }
-                        None => {}
-                    }
-                    return Ok(());
-                };
-                if mover == self.outbox.own() {
-                    self.post_ready(to, slot);
-                } else if let Some(permit) = self.permit(client) {
-                    self.outbox.tell_mover(mover, ToMover::Nudge { client: to, slot, permit });
-                }
+                self.take_nudge(client, SocketId(request.socket));
                 Ok(())
             }
             Operation::Left => {
-                let socket = self.clients.socket(client, SocketId(request.socket));
-                match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
-                    (LEFT_SENDING, Some(flow), _) => self.leave_ring(flow),
-                    (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.outbox.own() => {
-                        self.release(flow);
-                    }
-                    (LEFT_RECEIVING, _, Some((mover, flow))) => {
-                        if let Some(permit) = self.permit(client) {
-                            self.outbox.tell_mover(mover, ToMover::Release { flow, permit });
-                        }
-                    }
-                    _ => {}
-                }
+                self.take_left(client, request);
                 Ok(())
             }
             _ => {
@@ -223,6 +180,58 @@ impl Mover {
                 self.tell_conductor(ToConductor::Control { client, channel, request, permit });
                 Ok(())
             }
+        }
+    }
+
+    /// Has the flow into a socket go on: its receiver has given bytes back.
+    fn take_space(&mut self, client: ClientId, socket: SocketId) {
+        match self.clients.socket(client, socket).and_then(|socket| socket.incoming) {
+            Some((mover, flow)) if mover == self.outbox.own() => self.resume(flow),
+            Some((mover, flow)) => {
+                if let Some(permit) = self.permit(client) {
+                    self.outbox.tell_mover(mover, ToMover::Space { flow, permit });
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Has the peer of a socket on the direct path learn that there is news.
+    fn take_nudge(&mut self, client: ClientId, socket: SocketId) {
+        let socket = self.clients.socket(client, socket);
+        let incoming = socket.and_then(|socket| socket.incoming);
+        let outgoing = socket.and_then(|socket| socket.outgoing).and_then(|id| self.flows.get(id));
+        let destination = outgoing.map(|flow| flow.destination()).map(|to| (to.mover, to.client, to.slot));
+        match (destination, incoming) {
+            (Some((mover, to, slot)), _) if mover == self.outbox.own() => self.post_ready(to, slot),
+            (Some((mover, to, slot)), _) => {
+                if let Some(permit) = self.permit(client) {
+                    self.outbox.tell_mover(mover, ToMover::Nudge { client: to, slot, permit });
+                }
+            }
+            // The socket's own stream has ended: the peer is at the start of the other stream.
+            (None, Some((mover, flow))) if mover == self.outbox.own() => self.nudge_source(flow),
+            (None, Some((mover, flow))) => {
+                if let Some(permit) = self.permit(client) {
+                    self.outbox.tell_mover(mover, ToMover::NudgeSource { flow, permit });
+                }
+            }
+            (None, None) => {}
+        }
+    }
+
+    /// Takes note that a client has written or read all of a direct ring.
+    fn take_left(&mut self, client: ClientId, request: &Request) {
+        let socket = self.clients.socket(client, SocketId(request.socket));
+        match (request.value, socket.and_then(|s| s.outgoing), socket.and_then(|s| s.incoming)) {
+            (LEFT_SENDING, Some(flow), _) => self.leave_ring(flow),
+            (LEFT_RECEIVING, _, Some((mover, flow))) if mover == self.outbox.own() => self.release(flow),
+            (LEFT_RECEIVING, _, Some((mover, flow))) => {
+                if let Some(permit) = self.permit(client) {
+                    self.outbox.tell_mover(mover, ToMover::Release { flow, permit });
+                }
+            }
+            _ => {}
         }
     }
 
