@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, Context, Result};
 use comfy_table::{presets, Table};
-use pd_driver::admin::{ask, Answer, Ask, HoldingReport, PolicyReport};
+use pd_driver::admin::{ask, Answer, Ask, HoldingReport, PolicyReport, TenantReport};
 use pd_driver::Bytes;
 
 use pd_harness::config::{read_policy, DEFAULT_ADMIN_SOCKET};
@@ -149,6 +149,15 @@ fn print_report(report: &PolicyReport) {
     if !report.sidecars.is_empty() {
         println!("\n{}", sidecars::table(&report.sidecars));
     }
+    println!("\n{}", accounts(&report.tenants));
+    println!("\n{}", holdings(&report.tenants));
+    for said in report.tenants.iter().filter_map(|tenant| tenant.policy.as_ref()) {
+        println!("tenant {said}");
+    }
+}
+
+/// Returns a table of the traffic of tenants.
+fn accounts(all: &[TenantReport]) -> Table {
     let header = [
         "TENANT",
         "OPEN",
@@ -163,7 +172,7 @@ fn print_report(report: &PolicyReport) {
         "RATE WAITS",
     ];
     let mut tenants = table(header);
-    for tenant in &report.tenants {
+    for tenant in all {
         let a = &tenant.account;
         let numbers = [
             a.connections_open,
@@ -179,10 +188,14 @@ fn print_report(report: &PolicyReport) {
         ];
         tenants.add_row([tenant.name.clone()].into_iter().chain(numbers.map(|n| n.to_string())));
     }
-    println!("\n{tenants}");
+    tenants
+}
+
+/// Returns a table of what the users of tenants hold.
+fn holdings(all: &[TenantReport]) -> Table {
     let mut holdings =
         table(["TENANT", "USER", "CLIENTS", "OF", "DESCRIPTORS", "OF", "MEMORY", "OF", "REFUSED"]);
-    for tenant in &report.tenants {
+    for tenant in all {
         for holding in &tenant.holdings {
             let HoldingReport { user, clients, descriptors, memory_bytes } = holding;
             let refused = clients.refused + descriptors.refused + memory_bytes.refused;
@@ -199,8 +212,5 @@ fn print_report(report: &PolicyReport) {
             ]);
         }
     }
-    println!("\n{holdings}");
-    for said in report.tenants.iter().filter_map(|tenant| tenant.policy.as_ref()) {
-        println!("tenant {said}");
-    }
+    holdings
 }

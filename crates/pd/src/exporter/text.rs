@@ -171,75 +171,96 @@ impl Collector for Page {
         let by_path =
             ("pipedevice_connections_by_path", "Open connections by the path that their bytes take");
         family(&mut encoder, by_path, MetricType::Gauge, paths)?;
-        for (name, help, of, kind) in OF_BACKENDS {
-            let each = sample.names.services.iter().flat_map(|service| {
-                let labels = move |backend: &BackendReport| {
-                    [("service", service.address.to_string()), ("backend", backend.address.to_string())]
-                };
-                service.backends.iter().map(move |backend| (labels(backend), of(backend)))
-            });
-            family(&mut encoder, (name, help), kind, each)?;
-        }
-        let down = sample.names.services.iter().flat_map(|service| {
-            service.backends.iter().filter(|backend| !is_up(backend)).map(move |backend| {
-                let addresses = [service.address, backend.address].map(|address| address.to_string());
-                let [service, backend_name] = addresses;
-                let reason = state(backend).replace(' ', "_");
-                ([("service", service), ("backend", backend_name), ("reason", reason)], 1)
-            })
-        });
-        let name =
-            ("pipedevice_service_backend_down", "1 for each backend that gets no new connections, by reason");
-        family(&mut encoder, name, MetricType::Gauge, down)?;
-        for (name, help, of, kind) in OF_PROXIES {
-            let each = sample.names.sidecars.iter().flat_map(|chain| {
-                let labels = move |proxy: &ProxyReport| {
-                    [("rule", chain.rule.to_string()), ("proxy", proxy.proxy.clone())]
-                };
-                chain.proxies.iter().map(move |proxy| (labels(proxy), of(proxy)))
-            });
-            family(&mut encoder, (name, help), kind, each)?;
-        }
-        for (name, help, of) in OF_CHAINS {
-            let each =
-                sample.names.sidecars.iter().map(|chain| ([("rule", chain.rule.to_string())], of(chain)));
-            family(&mut encoder, (name, help), MetricType::Counter, each)?;
-        }
-        for (name, help, of, kind) in OF_PORTS {
-            let labels = |port: &PortReport| [("port", port.name.clone()), ("kind", port.kind.clone())];
-            let each = sample.pipes.ports.iter().map(|port| (labels(port), of(port)));
-            family(&mut encoder, (name, help), kind, each)?;
-        }
-        for (name, help, of, kind) in OF_TENANTS {
-            let each =
-                sample.pipes.tenants.iter().map(|tenant| ([("tenant", tenant.name.clone())], of(tenant)));
-            family(&mut encoder, (name, help), kind, each)?;
-        }
-        let by_reason = |counts: &BTreeMap<String, u64>, label: &'static str| {
-            ([("reason", label)], counts.get(label).copied().unwrap_or(0))
-        };
-        let reasons = KernelReason::ALL
-            .map(|reason| by_reason(&sample.names.kernel_connections_by_reason, reason.label()));
-        family(&mut encoder, KERNEL_CONNECTIONS, MetricType::Counter, reasons)?;
-        let refusals = Refusal::ALL.iter();
-        let refusals =
-            refusals.map(|refusal| by_reason(&sample.names.attaches_refused_by_reason, refusal.label()));
-        family(&mut encoder, ATTACHES_REFUSED, MetricType::Counter, refusals)?;
-        let counters = CLIENT_COUNTERS.map(|(name, help, of)| (name, help, of, MetricType::Counter));
-        let gauges = CLIENT_GAUGES.map(|(name, help, of)| (name, help, of, MetricType::Gauge));
-        for (name, help, of, kind) in counters.into_iter().chain(gauges) {
-            let each = sample.names.clients.iter().zip(&sample.clients).map(|(names, counters)| {
-                let labels = [
-                    ("client", names.client.to_string()),
-                    ("container", names.container.clone().unwrap_or_default()),
-                    ("tenant", names.tenant.clone().unwrap_or_default()),
-                ];
-                (labels, of(names, counters))
-            });
-            family(&mut encoder, (name, help), kind, each)?;
-        }
-        Ok(())
+        services(&mut encoder, sample)?;
+        proxies(&mut encoder, sample)?;
+        pipes(&mut encoder, sample)?;
+        reasons(&mut encoder, sample)?;
+        clients(&mut encoder, sample)
     }
+}
+
+fn services(encoder: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
+    for (name, help, of, kind) in OF_BACKENDS {
+        let each = sample.names.services.iter().flat_map(|service| {
+            let labels = move |backend: &BackendReport| {
+                [("service", service.address.to_string()), ("backend", backend.address.to_string())]
+            };
+            service.backends.iter().map(move |backend| (labels(backend), of(backend)))
+        });
+        family(encoder, (name, help), kind, each)?;
+    }
+    let down = sample.names.services.iter().flat_map(|service| {
+        service.backends.iter().filter(|backend| !is_up(backend)).map(move |backend| {
+            let addresses = [service.address, backend.address].map(|address| address.to_string());
+            let [service, backend_name] = addresses;
+            let reason = state(backend).replace(' ', "_");
+            ([("service", service), ("backend", backend_name), ("reason", reason)], 1)
+        })
+    });
+    let name =
+        ("pipedevice_service_backend_down", "1 for each backend that gets no new connections, by reason");
+    family(encoder, name, MetricType::Gauge, down)?;
+    Ok(())
+}
+
+fn proxies(encoder: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
+    for (name, help, of, kind) in OF_PROXIES {
+        let each = sample.names.sidecars.iter().flat_map(|chain| {
+            let labels =
+                move |proxy: &ProxyReport| [("rule", chain.rule.to_string()), ("proxy", proxy.proxy.clone())];
+            chain.proxies.iter().map(move |proxy| (labels(proxy), of(proxy)))
+        });
+        family(encoder, (name, help), kind, each)?;
+    }
+    for (name, help, of) in OF_CHAINS {
+        let each = sample.names.sidecars.iter().map(|chain| ([("rule", chain.rule.to_string())], of(chain)));
+        family(encoder, (name, help), MetricType::Counter, each)?;
+    }
+    Ok(())
+}
+
+fn pipes(encoder: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
+    for (name, help, of, kind) in OF_PORTS {
+        let labels = |port: &PortReport| [("port", port.name.clone()), ("kind", port.kind.clone())];
+        let each = sample.pipes.ports.iter().map(|port| (labels(port), of(port)));
+        family(encoder, (name, help), kind, each)?;
+    }
+    for (name, help, of, kind) in OF_TENANTS {
+        let each = sample.pipes.tenants.iter().map(|tenant| ([("tenant", tenant.name.clone())], of(tenant)));
+        family(encoder, (name, help), kind, each)?;
+    }
+    Ok(())
+}
+
+fn reasons(encoder: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
+    let by_reason = |counts: &BTreeMap<String, u64>, label: &'static str| {
+        ([("reason", label)], counts.get(label).copied().unwrap_or(0))
+    };
+    let reasons =
+        KernelReason::ALL.map(|reason| by_reason(&sample.names.kernel_connections_by_reason, reason.label()));
+    family(encoder, KERNEL_CONNECTIONS, MetricType::Counter, reasons)?;
+    let refusals = Refusal::ALL.iter();
+    let refusals =
+        refusals.map(|refusal| by_reason(&sample.names.attaches_refused_by_reason, refusal.label()));
+    family(encoder, ATTACHES_REFUSED, MetricType::Counter, refusals)?;
+    Ok(())
+}
+
+fn clients(encoder: &mut DescriptorEncoder<'_>, sample: &Sample) -> fmt::Result {
+    let counters = CLIENT_COUNTERS.map(|(name, help, of)| (name, help, of, MetricType::Counter));
+    let gauges = CLIENT_GAUGES.map(|(name, help, of)| (name, help, of, MetricType::Gauge));
+    for (name, help, of, kind) in counters.into_iter().chain(gauges) {
+        let each = sample.names.clients.iter().zip(&sample.clients).map(|(names, counters)| {
+            let labels = [
+                ("client", names.client.to_string()),
+                ("container", names.container.clone().unwrap_or_default()),
+                ("tenant", names.tenant.clone().unwrap_or_default()),
+            ];
+            (labels, of(names, counters))
+        });
+        family(encoder, (name, help), kind, each)?;
+    }
+    Ok(())
 }
 
 fn gauges(sample: &Sample) -> [(&'static str, &'static str, f64); 8] {
