@@ -11,8 +11,19 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 const PROGRAMS: [&str; 13] = [
-    "close_beside", "copying", "echo", "epoll", "errors", "file", "forward", "link", "listing1", "options", "pipe",
-    "sleeper", "threads",
+    "close_beside",
+    "copying",
+    "echo",
+    "epoll",
+    "errors",
+    "file",
+    "forward",
+    "link",
+    "listing1",
+    "options",
+    "pipe",
+    "sleeper",
+    "threads",
 ];
 const WARNINGS: [&str; 3] = ["-Wall", "-Wextra", "-Werror"];
 const PATIENCE: Duration = Duration::from_secs(60);

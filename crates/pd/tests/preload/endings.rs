@@ -31,7 +31,12 @@ fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
     let site = Site::new(225);
     let (program, path) = (site.compiled("outlives", &[]), site.folder.path().join("socket"));
     let command = [program.as_str(), path.to_str().unwrap()];
-    compare_alone(&site, &command, &[(With::Library, false), (With::Mediated, false), (With::Library, true)], 40);
+    compare_alone(
+        &site,
+        &command,
+        &[(With::Library, false), (With::Mediated, false), (With::Library, true)],
+        40,
+    );
 }
 
 /// Closes at random moments of a send, also where the connection goes on in the kernel for want of memory.
