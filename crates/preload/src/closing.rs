@@ -1,11 +1,48 @@
 //! Steps before a number is closed: sent bytes reach the peer, and the peer is told how the connection ends.
+use crate::call::aside;
 use crate::claim::settling;
+use crate::ending::{drop_fd, release};
 use crate::entry::{Entry, State};
 use crate::epoll_set::standing;
 use crate::fabric;
+use crate::open_file::OpenFile;
 use crate::short::reuse;
 use libc::c_int;
+use pd_client::core::OwnFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+
+/// Closes a number, which the table does not have any more. Returns the entry if the caller closes it at once: the connection has other
+/// numbers, or no call of another thread is in progress.
+pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Option<Arc<Entry>> {
+    let entry = file.entry().clone();
+    // No call begins any more: without one the only reference is this one.
+    if Arc::strong_count(&file) == 1 || entry.twin().is_none() || !entry.has_one_fd() {
+        return Some(entry);
+    }
+    // SAFETY: the program's descriptor, for the time of its call.
+    let number = OwnFd::copy(unsafe { BorrowedFd::borrow_raw(fd) });
+    // Without descriptors these calls fail with `EBADF`.
+    let Some(number) = number else { return Some(entry) };
+    standing::leave_all(&entry);
+    entry.move_to(number.as_raw_fd());
+    // The last call ends it, or this one if all are over.
+    file.outlive(number, end);
+    None
+}
+
+#[cold]
+fn end(entry: &Arc<Entry>, number: OwnFd) {
+    let fd = number.as_raw_fd();
+    aside(|| {
+        before_close(entry, fd);
+        // The kernel's is closed first, as in any close.
+        drop(number);
+        drop_fd(entry, fd);
+        // A connection that went back to the kernel meanwhile has an entry for this number.
+        release(fd);
+    });
+}
 
 /// A number is about to be closed.
 pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int) {

@@ -23,7 +23,7 @@ pub(crate) struct Entry {
     /// One of them when the kernel got the connection, for calls that had begun; -1: it has not.
     left_as: AtomicI32,
     /// The open file of those numbers, as long as there is one.
-    pub(crate) file: Mutex<Weak<OpenFile>>,
+    file: Mutex<Weak<OpenFile<Entry>>>,
     pub(crate) thing: Thing,
 }
 
@@ -81,6 +81,11 @@ impl Entry {
     pub(crate) fn new(thing: Thing) -> Arc<Self> {
         let left_as = AtomicI32::new(-1);
         Arc::new(Self { fds: Mutex::default(), left_as, file: Mutex::default(), thing })
+    }
+
+    /// Returns its open file, for one number more.
+    pub(crate) fn file(self: &Arc<Self>) -> Arc<OpenFile<Self>> {
+        OpenFile::of(self, &self.file)
     }
 
     pub(crate) fn socket(&self) -> Option<&Socket> {

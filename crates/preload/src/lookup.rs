@@ -102,16 +102,16 @@ fn look_up(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>
 
 /// Returns the open file of a connection with a twin, which no close ends before the caller drops it. The call is the kernel's otherwise.
 /// For calls as [`found`].
-pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<OpenFile>> {
+pub(crate) fn twinned(fd: c_int) -> Outcome<Arc<OpenFile<Entry>>> {
     twinned_if(fd, || true)
 }
 
 /// Returns the same for a send or receive with these flags.
-pub(crate) fn twinned_for(fd: c_int, flags: c_int) -> Outcome<Arc<OpenFile>> {
+pub(crate) fn twinned_for(fd: c_int, flags: c_int) -> Outcome<Arc<OpenFile<Entry>>> {
     twinned_if(fd, || flags & libc::MSG_DONTWAIT == 0 && !is_nonblocking(fd))
 }
 
-fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<OpenFile>> {
+fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<OpenFile<Entry>>> {
     let kind = table::look(fd);
     if kind != table::SOCKET && look_up(fd, waits)?.is_none() {
         return Err(if kind == table::AWAY { Failure::Kernel } else { Failure::Plain });

@@ -45,7 +45,7 @@ thread_local! {
 }
 
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
-static FILES: [ArcSwapOption<OpenFile>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
+static FILES: [ArcSwapOption<OpenFile<Entry>>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
 /// One more than the highest number that ever was not plain.
 static END: AtomicI32 = AtomicI32::new(0);
 /// The process that the table is about. A child of `vfork` has the same memory, and must not change it.
@@ -114,7 +114,7 @@ pub(crate) fn entry(fd: c_int) -> Option<Arc<Entry>> {
 
 /// Returns the open file of a number, for a call on it.
 #[inline]
-pub(crate) fn file(fd: c_int) -> Option<Arc<OpenFile>> {
+pub(crate) fn file(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
     FILES.get(fd as usize)?.load_full()
 }
 
@@ -158,7 +158,7 @@ pub(crate) fn leave_fresh(fd: c_int) {
 pub(crate) fn set_fresh(fd: c_int, entry: Arc<Entry>) -> Option<Arc<Entry>> {
     let slot = FILES.get(fd as usize)?;
     entry.add_fd(fd);
-    let other = slot.compare_and_swap(&None::<Arc<OpenFile>>, Some(OpenFile::of(&entry)));
+    let other = slot.compare_and_swap(&None::<Arc<OpenFile<Entry>>>, Some(entry.file()));
     let _ = KINDS[fd as usize].compare_exchange(FRESH, SOCKET, Ordering::AcqRel, Ordering::Relaxed);
     Some(other.as_ref().map_or(entry, |other| other.entry().clone()))
 }
@@ -168,7 +168,7 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     let Some(slot) = FILES.get(fd as usize) else { return false };
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
-    slot.store(Some(OpenFile::of(entry)));
+    slot.store(Some(entry.file()));
     let set = match &entry.thing {
         Thing::Epoll(set) => set,
         Thing::Pipe(_) => {
@@ -218,14 +218,14 @@ pub(crate) fn epoll(fd: c_int) -> Option<Arc<Entry>> {
 }
 
 /// Makes a number plain and returns what it was.
-pub(crate) fn clear(fd: c_int) -> Option<Arc<OpenFile>> {
+pub(crate) fn clear(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
     let slot = FILES.get(fd as usize)?;
     KINDS[fd as usize].store(PLAIN, Ordering::Release);
     slot.swap(None)
 }
 
 /// Begins to close a number: no call begins on what it was, which is returned. [`end_close`] follows, after the kernel's close.
-pub(crate) fn begin_close(fd: c_int) -> Option<Arc<OpenFile>> {
+pub(crate) fn begin_close(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
     let slot = FILES.get(fd as usize)?;
     CLOSES.set(CLOSES.get() + 1);
     KINDS[fd as usize].store(CLOSING, Ordering::Release);

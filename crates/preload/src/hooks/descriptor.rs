@@ -3,12 +3,12 @@ use super::{hooks, stdio};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
 use crate::call::{aside, call, checked, set_errno, Failure};
-use crate::closing::before_close;
+use crate::closing::{self, before_close};
 use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
-use crate::{inherited, lookup, open_file, reach, real, table};
+use crate::{inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
@@ -247,7 +247,7 @@ impl Closing {
         }
         let mut closing = Self { fd, entry: None };
         aside(|| {
-            closing.entry = table::begin_close(fd).and_then(|file| open_file::close(file, fd));
+            closing.entry = table::begin_close(fd).and_then(|file| closing::close(file, fd));
             if let Some(entry) = &closing.entry {
                 before_close(entry, fd);
             }
