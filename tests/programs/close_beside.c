@@ -1,4 +1,4 @@
-// A thread closes a descriptor at a random moment of another thread's send on it, by close, dup2 or close_range: `close_beside PATH ROUNDS`.
+// A thread ends a connection at a random moment of another thread's send on it, by close, dup2, close_range or shutdown: `close_beside PATH ROUNDS`.
 // Both ends are in this process. All that a send says it has sent reaches the peer, and then an orderly end. Prints lines that do not depend on
 // the transport.
 #define _GNU_SOURCE
@@ -76,11 +76,13 @@ static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
     pthread_create(&thread, NULL, sends, &sender);
     pthread_barrier_wait(&start);
     if (wait_us) usleep(wait_us);
-    unsigned way = next() % 4;
+    unsigned way = next() % 6;
     if (way == 0)
         close_range(sender.fd, sender.fd, 0);
     else if (way == 1)
         dup2(dead, sender.fd), close(sender.fd);
+    else if (way < 4)
+        shutdown(sender.fd, way == 2 ? SHUT_WR : SHUT_RDWR);
     else
         close(sender.fd);
     size_t got = 0;
@@ -93,12 +95,14 @@ static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
     }
     int end = part < 0 ? errno : 0;
     pthread_join(thread, NULL);
+    bool is_shut = way == 2 || way == 3;
+    if (is_shut) close(sender.fd);
     close(peer);
     pthread_barrier_destroy(&start);
     static char wrong[200];
     snprintf(wrong, sizeof wrong, "%s sent %ld (error %d), got %zu, end %d, after %u us, way %u%s%s", is_unix ? "unix" : "tcp", sender.sent,
              sender.error, got, end, wait_us, way, greets ? ", greeted" : "", sender.fd == ends[1] ? ", by the accepted" : "");
-    bool is_whole = sender.error ? sender.error == EBADF : sender.sent == BULK;
+    bool is_whole = sender.error ? sender.error == (is_shut ? EPIPE : EBADF) : sender.sent == BULK;
     return !differs && end == 0 && got == (size_t)sender.sent && is_whole ? NULL : wrong;
 }
 

@@ -46,6 +46,8 @@ pub(crate) struct Twin {
     abandoned: AtomicBool,
     /// Shut down for sending, by this process.
     pub(crate) send_shut: AtomicBool,
+    /// This process has begun to shut it down for sending: a send that the fabric refuses is not the kernel's, whose socket is still open.
+    pub(crate) send_ends: AtomicBool,
     /// Shut down for receiving, by this process or one that has forked it.
     pub(crate) recv_shut: AtomicBool,
     /// Fewest bytes that a receive waits for.
@@ -149,6 +151,7 @@ impl Twin {
             pending_claim: Mutex::new(None),
             abandoned: AtomicBool::new(false),
             send_shut: AtomicBool::new(false),
+            send_ends: AtomicBool::new(false),
             recv_shut: AtomicBool::new(false),
             recv_lowat: AtomicUsize::new(1),
             sent_in_vain: AtomicBool::new(false),
@@ -204,6 +207,7 @@ impl Twin {
             // Without a slot what comes to the parent is the parent's; the rest is the kernel's.
             abandoned: AtomicBool::new(slot_is_none && self.aside.progress.sends()),
             send_shut: flag(&self.send_shut),
+            send_ends: flag(&self.send_ends),
             recv_shut: flag(&self.recv_shut),
             recv_lowat: AtomicUsize::new(self.recv_lowat.load(Ordering::Relaxed)),
             sent_in_vain: flag(&self.sent_in_vain),

@@ -1,5 +1,5 @@
-/* Closes beside another thread's send on the socket, at random moments: what the call says it has sent arrives, and then an orderly end. The
- * client sends on one connection how much it has sent on each of the others. */
+/* Closes or shuts a socket down beside another thread's send, at random moments: what the call says it has sent arrives, and then an orderly
+ * end. The client sends on one connection how much it has sent on each of the others. */
 #include "common.h"
 #include <pthread.h>
 #include <stdint.h>
@@ -42,7 +42,7 @@ static void *work(void *arg) {
     while (sender->sent < BULK) {
         ssize_t part = send_once(sender, block);
         if (part < 0) {
-            CHECK(errno == EBADF);
+            CHECK(errno == EBADF || errno == EPIPE);
             break;
         }
         sender->sent += (uint64_t)part;
@@ -62,8 +62,10 @@ static void client(const char *ip, const char *port) {
         pthread_barrier_wait(&sender.start);
         state = state * 1664525 + 1013904223;
         if (round % 5) usleep((state >> 8) % (round % 2 ? 200 : 3000));
-        CHECK(pd_close(sender.sid) == 0);
+        int shuts = round % 4 == 3;
+        CHECK((shuts ? pd_shutdown(sender.sid, SHUT_WR) : pd_close(sender.sid)) == 0);
         CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(!shuts || pd_close(sender.sid) == 0);
         CHECK(pthread_barrier_destroy(&sender.start) == 0);
         CHECK(pd_write(control, &sender.sent, sizeof sender.sent) == sizeof sender.sent);
         char byte;

@@ -149,6 +149,9 @@ hooks! {
                     end.check_present()
                 };
                 twin.is_settled(&entry);
+                if how != libc::SHUT_RD {
+                    twin.send_ends.store(true, Ordering::Relaxed);
+                }
                 let result = twin.with_present(&entry, end_one);
                 if result.is_err_and(Failure::is_kernels) {
                     return Err(Failure::Plain);

@@ -113,7 +113,7 @@ impl Twin {
                 return Ok(sent + fd.map_or(0, rest));
             }
             return match failure {
-                Failure::Errno(libc::EPIPE) if self.unix => Err(Failure::Plain),
+                Failure::Errno(libc::EPIPE) if self.unix && !self.ends_sending() => Err(Failure::Plain),
                 Failure::Errno(libc::EPIPE) => self.closed_by_peer(flags).map(|()| wanted),
                 Failure::Errno(libc::ECONNRESET)
                     if self.unix || self.has_ended() || !self.tells_failure() =>
@@ -130,7 +130,7 @@ impl Twin {
     pub(super) fn transmit_nothing(&self, entry: &Arc<Entry>) -> Outcome<usize> {
         match self.with_present(entry, |socket| socket.check_sendable()) {
             // The peer's close alone is no reason for TCP.
-            Err(Failure::Errno(libc::EPIPE)) if !self.unix && !self.send_shut.load(Ordering::Relaxed) => {
+            Err(Failure::Errno(libc::EPIPE)) if !self.unix && !self.ends_sending() => {
                 let gone = self.current().is_some_and(|socket| socket.is_gone());
                 if gone {
                     Err(Failure::Errno(libc::EPIPE))
@@ -237,7 +237,7 @@ impl Twin {
                 return Ok(sent + self.finish_by_kernel(entry, rest));
             }
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
-                if self.unix {
+                if self.unix && !self.ends_sending() {
                     return Err(Failure::Plain);
                 }
                 // Nothing is read for a send that goes nowhere.
@@ -252,7 +252,7 @@ impl Twin {
     /// which succeeds; programs that send last words rely on that.
     pub(super) fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
         let socket = self.current();
-        if !self.send_shut.load(Ordering::Relaxed) && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+        if !self.ends_sending() && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
             socket.iter().for_each(|socket| socket.come_back());
             return Ok(());
         }
@@ -266,6 +266,11 @@ impl Twin {
             unsafe { libc::raise(libc::SIGPIPE) };
         }
         Err(Failure::Errno(libc::EPIPE))
+    }
+
+    /// Returns whether this process has shut the connection down for sending, or is about to.
+    fn ends_sending(&self) -> bool {
+        self.send_ends.load(Ordering::Relaxed) || self.send_shut.load(Ordering::Relaxed)
     }
 
     /// Returns whether what is sent now goes over the kernel.
