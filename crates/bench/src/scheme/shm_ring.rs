@@ -79,12 +79,12 @@ impl Ring {
         Ok(Ring { ring, producer, consumer, waker: Waker::default() })
     }
 
-    /// Says that this side has mapped it.
+    /// Records that this side has mapped the file.
     fn attach(&self) {
         self.ring.map().store_u32(ATTACHED, 1, Ordering::Release);
     }
 
-    /// Waits until the other side has mapped it.
+    /// Waits until the other side has mapped the file.
     fn await_other(&self) -> Result<()> {
         let end = Instant::now() + CONNECT_MAX;
         while self.ring.map().load_u32(ATTACHED, Ordering::Acquire) == 0 {
