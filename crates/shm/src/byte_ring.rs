@@ -86,7 +86,7 @@ impl<A: Writable> Ring<A> {
         self.map.store_u64(word, index, Ordering::Release);
     }
 
-    /// Says that `index` is about to be published: [`claim`].
+    /// Announces by [`claim`] that `index` is about to be published.
     #[inline]
     pub fn claim(&self, word: usize, index: u64) {
         claim(&ClaimWord { ring: self, word }, index);

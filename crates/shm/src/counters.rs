@@ -113,7 +113,7 @@ impl CounterRegion {
         flow_line(&self.map, self.shape, flow, serial)
     }
 
-    /// Says how things stand. Only their writer may.
+    /// Publishes the gauges. Only their writer may call this.
     pub fn set_gauges(&self, gauges: &Gauges) {
         self.map.write(GAUGES, gauges);
     }

@@ -43,7 +43,7 @@ pub struct Own;
 /// }
 /// ```
 ///
-/// The same store into a [`Region<Own>`] does:
+/// A store into a [`Region<Own>`] does compile:
 ///
 /// ```
 /// # use pd_shm::{Own, Region};

@@ -114,7 +114,7 @@ impl<O: Writable, P: Access> WakerCells for WakerWords<'_, O, P> {
 pub trait FenceCells {
     /// Asks for an event at `index`.
     fn store_event_at(&self, index: u64);
-    /// Says whether this side makes the fence alone.
+    /// Stores whether this side makes the fence alone (release).
     fn store_asymmetric(&self, is_asymmetric: bool);
     /// Returns whether this process has registered for barriers.
     fn is_registered(&self) -> bool;
@@ -208,7 +208,7 @@ pub trait ClaimCells {
     fn fence(&self);
 }
 
-/// Says that `index` is about to be published. Loads that follow come after this for whoever reads the claim, too.
+/// Announces that `index` is about to be published. A reader of the claim, too, sees the loads that follow come after it.
 #[inline]
 pub fn claim(cells: &impl ClaimCells, index: u64) {
     cells.store_claim(index);

@@ -1,4 +1,4 @@
-//! What clients share with each other: the direct path, and locks of the threads of one.
+//! Memory shared by clients, which is the direct path, and locks shared by the threads of one client.
 use super::*;
 use loom::sync::Condvar;
 use pd_shm::bias::{self, BiasCells};

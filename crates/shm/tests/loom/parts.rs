@@ -35,8 +35,8 @@ pub fn check(name: &str, preemptions: usize, parts: &[&'static str], model: fn(W
     check_model(name, preemptions, false, parts, model);
 }
 
-/// The same for a model that takes minutes with so many preemptions: it has one fewer unless `PD_LOOM_DEEP` is set. Parts left out
-/// are looked for with all of them.
+/// Checks a model that takes minutes with that number of preemptions: the whole model has one fewer unless `PD_LOOM_DEEP` is set.
+/// Models with a part left out have all of them.
 #[allow(dead_code)]
 pub fn check_large(name: &str, preemptions: usize, parts: &[&'static str], model: fn(Weak)) {
     check_model(name, preemptions, true, parts, model);

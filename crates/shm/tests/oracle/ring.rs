@@ -21,11 +21,11 @@ const CAPACITY_MAX: u64 = 64;
 
 /// A place for one ring, with a back door to its counters.
 pub trait Place {
-    /// How one side reaches it.
+    /// Access of one side to the ring.
     type Producer: ProducerCells<Entry = Self::Entry>;
     /// See [`Self::Producer`].
     type Consumer: ConsumerCells<Entry = Self::Entry>;
-    /// What the ring carries.
+    /// Content of one place of the ring.
     type Entry: Copy;
     /// The producer's way.
     fn producer_cells(&self) -> Self::Producer;
@@ -129,7 +129,7 @@ pub struct Shared {
     capacity: u64,
     /// Producer's memory and consumer's memory, writable.
     writable: [Arc<Region<Own>>; 2],
-    /// The same, as the other side has them.
+    /// Both memories as the other side maps them, readable.
     readable: [Arc<Region<Theirs>>; 2],
 }
 
@@ -213,7 +213,7 @@ impl Place for Shared {
 
 struct Model {
     capacity: i128,
-    /// What each slot holds.
+    /// Number that each slot holds.
     slots: Vec<u64>,
     /// Written and published, in order, for as long as nobody has cheated.
     published_entries: VecDeque<u64>,
