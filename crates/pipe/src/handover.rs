@@ -31,7 +31,7 @@ pub trait LeaveCells {
     fn store_left(&self, number: u32);
 }
 
-/// The same words as the agent reads them.
+/// Words of a receiver that leaves the direct path, as the agent reads them.
 pub trait LeftCells {
     /// Returns the number of the path that the receiver has left (acquire).
     fn load_left(&self) -> u32;

@@ -411,7 +411,7 @@ fn a_sender_that_takes_back_what_was_read_does_not_end_its_receiver() {
         stand.agent.turn();
         stand.agent.turn();
         assert_eq!((stand.agent.violation(stand.ids.1), stand.receiver.ended()), (None, None));
-        // It is there for the next sender.
+        // The receiver can have the direct path with the next sender.
         stand.agent.close(stand.ids.0);
         let (id, sender, _words) = open(&mut stand.agent, stand.ports.0, Direction::Send);
         (stand.sender, stand.ids.0) = (sender, id);

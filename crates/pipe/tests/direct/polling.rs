@@ -166,7 +166,7 @@ fn a_recall_and_an_end_wake_who_sleeps_in_poll() {
         change(&mut stand);
         stand.agent.turn();
         assert!(is_readable(&stand.receiver), "{name}");
-        // It leaves, and waits for the agent's frames at once.
+        // The receiver leaves, and waits for the agent's frames at once.
         assert_eq!(stand.receiver.arm(), Ok(false));
         assert!(!stand.receiver.is_direct());
         stand.agent.turn();

@@ -392,7 +392,7 @@ fn bytes_have_one_reader_whatever_the_path() {
     });
 }
 
-/// The same where the receiver copies all that is there before it follows the agent's word, as that of a stream does.
+/// Bytes arrive once and in order where the receiver copies all of them before it follows the agent's word, as that of a stream does.
 #[test]
 fn bytes_are_gathered_in_order_whatever_the_path() {
     let parts = [&HANDOVER[..], &["look after the word"]].concat();
