@@ -18,7 +18,7 @@ impl Socket {
         self.end(if self.close_resets() { CLOSE_RESETS } else { 0 })
     }
 
-    /// The same; the peer's stream ends with `ECONNRESET`.
+    /// Gives the socket up, and ends the peer's stream with `ECONNRESET`.
     ///
     /// # Errors
     /// `EBADF` if it was closed before.
@@ -38,7 +38,7 @@ impl Socket {
         self.set_closed()?;
         self.unwatch_all();
         self.refuse_arrived();
-        // What a send says it has sent comes before the close.
+        // Bytes that a send reports as sent come before the close.
         self.send.lock().close();
         let link = self.let_go();
         self.close_kernel(value & CLOSE_RESETS != 0);

@@ -283,7 +283,7 @@ impl RecvSide {
         }
     }
 
-    /// The same, but for an event that need not come.
+    /// Polls, and returns the word of the direct ring whose change is news, so that no event has to come.
     pub(crate) fn poll_and_rest(&mut self, edge: bool) -> (u64, u32, Option<Rest>) {
         let (there, end) = self.poll();
         let value = self.next_news(there, edge);

@@ -114,7 +114,8 @@ impl Direct {
         lock(&self.own_doorbell).begin(attachment, id, instance).map(Some)
     }
 
-    /// Says which doorbell the peer is to ring; 0: none. Call before [`pd_shm::byte_ring::AsymmetricFence::arm`], which makes the fence.
+    /// Stores the number of the doorbell that the peer is to ring, or 0 for none. To be called before
+    /// [`pd_shm::byte_ring::AsymmetricFence::arm`], which makes the fence.
     pub(crate) fn sleep_on(&self, number: u64) {
         if let Some(own) = self.own.get() {
             own.map().store_u64(direct::EPOLL_DOORBELL, number, Ordering::Release);

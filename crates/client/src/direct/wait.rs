@@ -91,7 +91,7 @@ impl<'a> Doorbells<'a> {
         self.fence.into_inner()
     }
 
-    /// Says whether a signal ended the sleep.
+    /// Sleeps until a doorbell changes or the time is over. Returns whether a signal ended the sleep.
     fn wait(&self, seen: u32, timeout: Duration, make: impl Fn(&Sleep<'_>) -> isize) -> bool {
         let (status, at) = self.line.doorbell;
         match self.direct {

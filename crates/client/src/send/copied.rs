@@ -128,8 +128,8 @@ impl Socket {
         self.send_filled_once(len, fill, &mut |_, _| {})
     }
 
-    /// The same for bytes that `fill` has from where they cannot be read again. `unsent` gets those that are not sent although `fill` wrote
-    /// them: another process has taken the socket.
+    /// Sends at most `len` bytes that `fill` can read only once from their origin. `unsent` gets bytes that `fill` wrote and that are not
+    /// sent because another process has taken the socket.
     ///
     /// # Errors
     /// The errors of [`Self::send_filled`].

@@ -225,7 +225,7 @@ impl SendSide {
         Error::new(Errno::PIPE, "the socket was shut down for sending")
     }
 
-    /// Why nothing can be sent any more.
+    /// Returns the error for which nothing can be sent any more, if there is one.
     #[inline]
     pub(crate) fn end(&self) -> Result<()> {
         self.check_open()?;
