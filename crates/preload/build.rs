@@ -49,7 +49,7 @@ fn main() {
         .arg(&built)
         .arg("loader/loader.c");
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
-        // It has to say that the processor is too old.
+        // The loader runs on any processor, and reports one that is too old for the rest.
         compiler.args(["-march=x86-64", "-mgeneral-regs-only", "-fcf-protection=none"]);
     }
     let status = compiler.status().expect("a C compiler; install gcc");

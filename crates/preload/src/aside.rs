@@ -39,7 +39,7 @@ pub(crate) struct Aside {
     leaving: Mutex<()>,
     /// One thread at a time takes the mark off: the byte after it is the program's.
     marking: Mutex<()>,
-    /// Why the mark cannot be taken off, which the kernel tells once; 0: nothing that the program has still to hear.
+    /// Errno for which the mark cannot be taken off, which the kernel reports once; 0: nothing that the program has still to be told.
     failed: AtomicI32,
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
@@ -48,7 +48,7 @@ pub(crate) struct Aside {
     pub(crate) progress: Progress,
 }
 
-/// The same for all processes that hold it.
+/// Progress of a connection into the kernel, for all processes that hold it.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Progress {

@@ -28,7 +28,8 @@ const LITTLE_BYTES: i64 = 4096;
 const OFFER_NS: u64 = 500_000_000;
 /// Looks that find bulk, the first time; each further time takes twice as many, up to 2 to this power.
 const TIMES_MAX: u32 = 10;
-/// The same for offers and claims that have led to nothing; the other side's stand for less time than so many looks take.
+/// Highest power by which offers and claims that have led to nothing raise the number of looks. An offer of the other side is over
+/// before that many looks are.
 const FAILS_MAX: u32 = 6;
 
 /// One connection that is away.

@@ -175,7 +175,7 @@ impl Back {
         Ok(true)
     }
 
-    /// The same for who only sends.
+    /// Goes on by the twin, for a caller that only sends, if the kernel's part has been received.
     pub(crate) fn finish_receiving(&self, end: &Socket) {
         if let (false, Ok(_one)) = (self.receives(), self.receiving.try_lock()) {
             let _ = self.finish(end);

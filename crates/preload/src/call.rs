@@ -14,7 +14,7 @@ pub(crate) enum Failure {
     Errno(i32),
     /// The call is the kernel's: call the next function of the name.
     Plain,
-    /// The same of a connection that may come back: what the call moves is counted.
+    /// The call is the kernel's, and its connection may come back: bytes that the call moves are counted.
     Kernel,
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Time between looks of a wait.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
-/// The same of one for room, which ends by a look only.
+/// Time between looks of a wait for room, which ends by a look only.
 pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
 /// Most that is kept, and hence sent, before the peer is there; less if the kernel's socket has a smaller buffer.
 const KEPT_BYTES_MAX: usize = 96 << 10;

@@ -130,7 +130,7 @@ impl Entry {
         lock(&self.fds).first().copied()
     }
 
-    /// The same for a call that goes on in the kernel, which may have got the connection meanwhile.
+    /// Returns any number for a call that goes on in the kernel, which may have got the connection meanwhile.
     pub(crate) fn kernels_fd(&self) -> Option<c_int> {
         self.any_fd().or_else(|| Some(self.left_as.load(Ordering::Acquire)).filter(|&fd| fd >= 0))
     }

@@ -108,7 +108,7 @@ impl EpollSet {
         }
     }
 
-    /// The same one in a forked child.
+    /// Returns the set of this instance for a forked child.
     pub(crate) fn in_child(&self) -> Self {
         Self { is_exposed: AtomicBool::new(self.is_exposed.load(Ordering::Relaxed)), ..Self::new() }
     }

@@ -26,7 +26,7 @@ static ABSENT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
 /// The errno of the last attempt to attach; 0: it came to something. Each is said once, until it is another.
 static REFUSED_WITH: AtomicI32 = AtomicI32::new(0);
 
-/// Why no connection of this process is to be tried; none: there is a driver, as far as is known. Attaches at first.
+/// Returns the reason for which no connection of this process is to be tried. Attaches, if the process is not attached.
 fn unavailable() -> Option<KernelReason> {
     if unseen::is_found() {
         return Some(KernelReason::UnseenWait);
@@ -41,7 +41,7 @@ fn unavailable() -> Option<KernelReason> {
     }
 }
 
-/// The same for what is on the fabric already.
+/// Returns whether there is a driver for connections that are on the fabric already. Attaches, if the process is not attached.
 pub(crate) fn reaches_driver() -> bool {
     now_ns() >= ABSENT_UNTIL_NS.load(Ordering::Relaxed) && attaches()
 }
@@ -61,7 +61,7 @@ fn attaches() -> bool {
     attached.is_ok()
 }
 
-/// Why a connection to `to` is not worth a try; none: it is.
+/// Returns the reason for which a connection to `to` is not worth a try, if there is one.
 pub(crate) fn unreachable(to: SocketAddr) -> Option<KernelReason> {
     if !address::is_eligible(to) {
         return Some(KernelReason::Address);
@@ -78,7 +78,7 @@ pub(crate) fn may_reach_short(to: SocketAddr) -> bool {
 const NAMED: u32 = 256;
 const NAMED_ONE_IN: u32 = 16;
 
-/// Says to the driver why the connection of `fd` is the kernel's.
+/// Reports to the driver the reason for which the connection of `fd` is the kernel's.
 pub(crate) fn stays_on_kernel(fd: c_int, reason: KernelReason) {
     static SAID: AtomicU32 = AtomicU32::new(0);
     let said = SAID.fetch_add(1, Ordering::Relaxed);
@@ -201,7 +201,7 @@ pub(crate) fn unlisten(fd: c_int) {
     let _ = twin::unlisten(borrow(fd));
 }
 
-/// Why a connection has no twin.
+/// Reason for which a connection has no twin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoTwin {
     /// The connection is the kernel's.

@@ -25,7 +25,7 @@ const BYTES_WORTH: u64 = 512 << 10;
 /// Short-lived connections in a row, within [`SHORT_LIVED_WITHIN_MS`] of the first, that make a place one with short-lived connections.
 const SHORT_LIVED_IN_A_ROW: u64 = 16;
 const SHORT_LIVED_WITHIN_MS: u64 = 1000;
-/// The same of a place that was one until lately.
+/// Short-lived connections in a row that are enough for a place that had short-lived connections until lately.
 const SHORT_LIVED_AGAIN: u64 = 2;
 
 /// A file: device and inode.

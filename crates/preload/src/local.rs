@@ -82,8 +82,8 @@ unsafe extern "C" fn begin(block: *mut u8) -> *mut u8 {
     block
 }
 
-/// Says where the loader's memory is, as its distance from what the thread register points to, and how large. To be called before
-/// any variable is used. False if it is too small.
+/// Records where the loader's memory is: `offset` is its distance from the address in the thread register, `bytes` its size. To be called
+/// before any variable is used. Returns whether the memory is large enough.
 pub(crate) fn set(offset: isize, bytes: usize) -> bool {
     // SAFETY: the headers of this object, as the dynamic linker has mapped them.
     let tls = unsafe {

@@ -48,12 +48,12 @@ pub(crate) fn find(fd: c_int) -> Option<Arc<Entry>> {
     look_up(fd, || !is_nonblocking(fd)).ok().flatten()
 }
 
-/// The same for a call that cannot say that it would have to wait: waits for room. The call is the kernel's if there is no entry.
+/// [`find`] for a call that cannot report that it would have to wait: waits for room. The call is the kernel's if there is no entry.
 pub(crate) fn found(fd: c_int) -> Outcome<Arc<Entry>> {
     look_up(fd, || true)?.ok_or(Failure::Plain)
 }
 
-/// The same of an epoll instance, too.
+/// [`find`] for a socket or an epoll instance.
 pub(crate) fn find_any(fd: c_int) -> Option<Arc<Entry>> {
     match table::look(fd) {
         table::EPOLL | table::BARE => table::epoll(fd),
@@ -166,7 +166,7 @@ fn resolve(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>
     }
 }
 
-/// The same without waiting, or the errno for which its connection cannot be taken over now.
+/// [`resolve`] without waiting. Fails with the errno for which the connection cannot be taken over now.
 fn resolve_now(fd: c_int) -> Result<Option<Arc<Entry>>, c_int> {
     let mut not_now = None;
     let entry = entry_of(fd, &mut not_now);

@@ -31,7 +31,7 @@ pub(crate) fn may_be<T>(at: *const T, bytes: usize) -> bool {
     usual || bytes == 0 || is_unusual_readable(at, bytes)
 }
 
-/// The same as an outcome of a call.
+/// Fails with `EFAULT` unless `bytes` bytes may lie at an address, by [`may_be`].
 #[inline]
 pub(crate) fn checked<T>(at: *const T, bytes: usize) -> Outcome<()> {
     match may_be(at, bytes) {

@@ -47,8 +47,9 @@ pub(crate) fn before_loss_of_reach() {
     }
 }
 
-/// The same of its root alone. A child of a process that is attached attaches: it may get connections of its parent's later, by a message,
-/// and could not take them from there. So does an image that was given a listener: it could not claim what it accepts.
+/// The program is about to change its root alone. A child of an attached process attaches: it may get connections of its parent by a message
+/// later, and could not take them after the change. An image that was given a listener attaches, too: it could not claim connections that it
+/// accepts.
 pub(crate) fn before_loss_of_root() {
     let is_heir = || confined::take_of_attached() || has_listener();
     if table::enabled() && !closed::is_closed() && is_heir() {

@@ -20,7 +20,7 @@ const LOOK_AFTER_NS: i64 = 50_000_000;
 pub(crate) struct Slot {
     /// 0: free; otherwise the process that holds it, and [`WAITED`].
     lock: AtomicU32,
-    /// The same of who takes the mark off the kernel's connection.
+    /// 0: free; otherwise the process that takes the mark off the kernel's connection, and [`WAITED`].
     marking: AtomicU32,
     owner: AtomicU32,
     /// Times in a row that it went to another process for little.
@@ -225,7 +225,7 @@ impl Slot {
         hold(&self.lock)
     }
 
-    /// The same for taking the mark off the kernel's connection, which may be done with or without the other lock.
+    /// Locks the taking off of the mark of the kernel's connection, with or without the other lock held.
     pub(crate) fn lock_mark(&self) -> Held<'_> {
         hold(&self.marking)
     }

@@ -119,13 +119,13 @@ fn mark_twins() {
     }
 }
 
-/// Does what is done before a fork that the C library tells nobody of.
+/// Does what is done before a fork that the C library does not report.
 pub(crate) fn about_to_fork() {
     before_fork();
     heap::before_fork();
 }
 
-/// The same after it, in the parent and in the child.
+/// Does what is done after a fork that the C library does not report, in the parent and in the child.
 pub(crate) fn after_fork(is_child: bool) {
     heap::after_fork();
     if is_child {

@@ -133,7 +133,7 @@ pub(crate) fn mark_fresh(fd: c_int) {
     mark(fd, FRESH);
 }
 
-/// The same of one that was cleared to be looked at, unless another thread has found out what it is.
+/// Marks a number that was cleared as one to be looked at again, unless another thread has found out its kind.
 pub(crate) fn stay_inherited(fd: c_int) {
     if let Some(kind) = KINDS.get(fd as usize) {
         let _ = kind.compare_exchange(PLAIN, INHERITED, Ordering::AcqRel, Ordering::Relaxed);

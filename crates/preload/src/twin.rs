@@ -130,7 +130,7 @@ impl Twin {
         Self { pending_claim: Mutex::new(pending_claim), unix, ..Self::of(socket, nonblocking, timeouts) }
     }
 
-    /// The same, connected to a place.
+    /// Returns the twin with its destination recorded.
     pub(crate) fn towards(self, place: Place) -> Self {
         Self { towards: Some(place), ..self }
     }
@@ -187,7 +187,7 @@ impl Twin {
         Self { back: Some(back), towards, times, recv_lowat: lowat, ..self }
     }
 
-    /// The same one in a forked child, which does not have the end.
+    /// Returns this twin for a forked child, which does not have the end.
     pub(crate) fn in_child(&self) -> Self {
         let (slot, slot_is_none) = (OnceLock::new(), self.slot.get().is_none());
         if let Some(&known) = self.slot.get() {

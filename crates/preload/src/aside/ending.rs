@@ -18,7 +18,7 @@ pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
     settle_locked(entry, twin, &one);
 }
 
-/// The same, unless a thread has it leave just now, which may be this one: then a later call does it.
+/// Calls [`settle`], unless a thread is making the connection leave, which may be this one: then a later call settles it.
 pub(crate) fn settle_if_free(entry: &Arc<Entry>, twin: &Twin) {
     if let Ok(one) = twin.aside.leaving.try_lock() {
         settle_locked(entry, twin, &one);

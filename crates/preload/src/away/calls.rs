@@ -28,7 +28,7 @@ pub(crate) fn moving(
     moving_as(fd, what, work, plain, |bytes| bytes as i64)
 }
 
-/// The same for calls that may move bytes of two connections, and where `bytes` tells how many a result stands for.
+/// [`call::call`] of a call that may move bytes of two connections. `bytes` returns how many bytes a result stands for.
 #[inline]
 pub(crate) fn moving_as<T: From<i8> + Copy>(
     fd: i32,

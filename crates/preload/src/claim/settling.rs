@@ -15,7 +15,7 @@ use std::time::Duration;
 /// Longest time for a peer to accept. A peer that takes longer gets a plain connection.
 const CLAIM_WITHIN: Duration = Duration::from_millis(500);
 
-/// The same once as much as is kept was sent, for then the program waits.
+/// Longest time for a peer to accept once the program waits, since as many bytes were sent as are kept.
 const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(50);
 
 static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
@@ -46,7 +46,7 @@ pub(crate) fn look() {
     keep(|entry| entry.strong_count() > 0);
 }
 
-/// Finds out how it stands with one; true: it is decided.
+/// Decides about one connection, if that can be done by now. Returns whether it is decided.
 pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
     let decided = decide(entry, true);
     if decided {
@@ -55,7 +55,7 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
     decided
 }
 
-/// The same without giving the peer more time.
+/// Decides about one connection without giving the peer more time.
 pub(crate) fn settle_now(entry: &Arc<Entry>) {
     if any_pending() {
         decide(entry, false);
@@ -63,8 +63,8 @@ pub(crate) fn settle_now(entry: &Arc<Entry>) {
     }
 }
 
-/// The same before the last close: what was sent has to reach a peer that nobody will ever hear of, too; and one of
-/// AF_UNIX could not tell whose end it is to take when the kernel's socket is gone.
+/// Decides about one connection before its last close. Bytes that were sent have to reach a peer that never accepts, too. A peer of AF_UNIX
+/// could not tell which end to take when the kernel's socket is gone.
 pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
     if !any_pending() {
         return;
@@ -77,7 +77,7 @@ pub(crate) fn settle_before_close(entry: &Arc<Entry>) {
     leave(entry);
 }
 
-/// Looks at it no more.
+/// Removes a connection from the ones that are looked at.
 fn leave(entry: &Arc<Entry>) {
     keep(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(entry)));
 }

@@ -54,7 +54,7 @@ impl EpollSet {
         }
     }
 
-    /// The same of one member of the image before, which is about to be changed.
+    /// Takes over one member, which is about to be changed, from the image before.
     fn take_carried(&self, instance: &Arc<Entry>, fd: c_int) {
         if self.inherited.load(Ordering::Relaxed) {
             let taken = {

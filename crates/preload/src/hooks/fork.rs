@@ -61,7 +61,7 @@ fn by(make: impl FnOnce() -> c_long) -> c_long {
     result
 }
 
-/// The same by a system call, if it is one that does.
+/// Makes a process by a system call, if the call is one that makes processes.
 ///
 /// # Safety
 /// As for the call.

@@ -108,7 +108,7 @@ fn is_time(time: *const timespec) -> bool {
     time.is_null() || reach::may_be(time, size_of::<timespec>())
 }
 
-/// The same of a set of signals.
+/// Returns whether the kernel can read the set of signals, if there is one.
 pub(super) fn is_mask(mask: *const sigset_t) -> bool {
     mask.is_null() || reach::may_be(mask, SET_BYTES)
 }

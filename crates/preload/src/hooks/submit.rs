@@ -132,13 +132,13 @@ unsafe fn one(context: c_ulong, place: Place) -> isize {
 /// Way of a request on a socket.
 #[derive(Clone, Copy)]
 enum Way {
-    /// It is the kernel's.
+    /// The request is the kernel's.
     Kernel,
-    /// The library carries it out.
+    /// The library carries the request out.
     Library,
-    /// It asks for readiness, and these events hold.
+    /// The request asks for readiness, and these events hold.
     Ready(u32),
-    /// It asks for readiness that the kernel will not know of: refused as by a kernel without such requests.
+    /// The request asks for readiness that the kernel will not know of: refused as by a kernel without requests for readiness.
     Never,
 }
 

@@ -59,7 +59,8 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
         nonblocking = unsafe { real::fcntl(fd, libc::F_GETFL, 0) } & libc::O_NONBLOCK != 0;
         timeouts = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO].map(|name| address::timeout_ns(fd, name));
     }
-    // Whom it has found before it is likely to find again: then it need not wait for that. Who waits already might.
+    // A peer that was found before is likely to be found again, so the call need not wait for it. It does wait if the socket is in an
+    // epoll instance already.
     let begins = nonblocking && begun::has_found(to) && !socket.is_watched();
     let connected = if begins { fabric::begin_short(to) } else { fabric::connect_short(to) };
     let end = connected?;

@@ -68,7 +68,7 @@ impl Behind {
         }
     }
 
-    /// The same in a forked child, which leaves it to its parent to keep it.
+    /// Takes over `of` in a forked child, without the pooled socket, which its parent keeps.
     pub(crate) fn again(&self, of: &Self) {
         self.v6.store(of.is_v6(), Ordering::Relaxed);
         self.used.store(of.used.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Why calls on a twin have its connection go on in the kernel, and what is left of a call for there.
+//! Reasons for which calls have a twin's connection go on in the kernel, and the part of a call that is left for it.
 use super::{Twin, LINGERS};
 use crate::aside::{self, leaving, receiving};
 use crate::back::Back;

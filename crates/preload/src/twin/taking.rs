@@ -47,7 +47,7 @@ impl Twin {
         self.with_begun(entry, work)
     }
 
-    /// The same of calls that move no bytes, and would not notice that another process has the end.
+    /// [`Self::with`] for a call that moves no bytes, and would not notice that another process has the end.
     pub(crate) fn with_present<T>(
         &self,
         entry: &Arc<Entry>,
@@ -59,7 +59,7 @@ impl Twin {
         })
     }
 
-    /// The same with one that may not yet be connected.
+    /// [`Self::with`] for an end that may not yet be connected.
     pub(crate) fn with_begun<T>(
         &self,
         entry: &Arc<Entry>,

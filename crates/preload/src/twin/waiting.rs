@@ -129,7 +129,7 @@ impl Twin {
         self.wait(entry, Wait::Recv(0), until)
     }
 
-    /// The same for room to send.
+    /// Waits once for room to send, at most until the socket's time is over.
     pub(crate) fn wait_for_room(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
         self.wait(entry, Wait::Send, until)
     }
