@@ -231,7 +231,7 @@ impl Nic {
                     self.settle(client, number);
                     if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
                         pipe.payer = payer;
-                        self.agent.set_owner(pipe.id, Some(owner(payer)));
+                        self.agent.set_owner(pipe.id, Some(accounts::number_of(payer)));
                     }
                     self.judge_again(client, number);
                 }
@@ -410,7 +410,7 @@ impl Nic {
         let route = Route { port: ids[0], others: ids[1..].to_vec(), flow, lease };
         let id = self.agent.adopt(made, &route).map_err(|errno| (errno, advice(errno).to_owned()))?;
         self.set_purse(id, payer);
-        self.agent.set_owner(id, Some(owner(payer)));
+        self.agent.set_owner(id, Some(accounts::number_of(payer)));
         let ports = names.iter().map(|&name| name.to_owned()).collect();
         let settled = PipeCounts::default();
         let pipe = Pipe { id, serial, payer, ports, flow, shape, settled, ended: None, is_shown: false };
@@ -526,11 +526,6 @@ fn advice(errno: Errno) -> &'static str {
         Errno::NOSPC => "the port tells 64 flows apart, and has as many: share one of them",
         _ => "the driver cannot open a pipe",
     }
-}
-
-/// Returns the owner whose pipes trust each other: whoever pays for them.
-fn owner((tenant, user): Payer) -> u64 {
-    (tenant.index() as u64) << 33 | user.map_or(0, |user| u64::from(user) + 1)
 }
 
 #[cfg(test)]

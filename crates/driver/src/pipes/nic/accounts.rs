@@ -143,8 +143,8 @@ impl Nic {
     }
 }
 
-/// Returns the number of a payer of the agent's time.
-fn number_of((tenant, uid): Payer) -> u64 {
+/// Returns the number by which the agent of pipes knows a payer. The payer pays for the agent's time, and its pipes trust each other.
+pub(super) fn number_of((tenant, uid): Payer) -> u64 {
     let uid = uid.map_or(0, |uid| 1 << 32 | u64::from(uid));
     (tenant.index() as u64) << 33 | uid
 }
