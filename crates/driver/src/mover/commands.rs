@@ -4,10 +4,14 @@ use super::clients::{Client, Socket};
 use super::flows::Place;
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
-use crate::messages::{Asking, Endpoint, NewChannel, Ring, ToConductor, ToMover};
+use crate::memory::{Account, ClientMemory};
+use crate::messages::{Asking, Endpoint, Finish, NewChannel, NewFlow, Payer, Ring, ToConductor, ToMover};
+use crate::mirror::Showing;
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
+use pd_shm::ringer::WakeEnd;
 use pd_shm::wait::Waker;
+use pd_shm::Mapping;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,97 +36,37 @@ impl Mover {
     pub fn apply_command(&mut self, command: &mut ToMover) {
         match *command {
             ToMover::AddClient { client, payer, ref account, ref memory } => {
-                account.set_near(self.node);
-                let state = Client::new(self.scheduler.enter(payer), account, memory);
-                self.clients.add(client, state);
+                self.add_client(client, payer, account, memory);
             }
-            ToMover::AddChannel(ref mut new) => {
-                let Some(new) = new.take() else { return };
-                let NewChannel { client, channel, requests, events, doorbell } = *new;
-                let heard = self.doorbells.add(client, channel, &doorbell);
-                if let Err(error) = heard {
-                    tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
-                }
-                let Some(state) = self.clients.get_mut(client) else { return };
-                state.add_channel(channel, Channel::new(requests, events, doorbell, heard.is_ok()));
-                self.activate(client, channel);
-            }
+            ToMover::AddChannel(ref mut new) => self.add_channel(new.take()),
             ToMover::AddFileSocket { client, payer, ref mut socket } => {
                 if let Some(socket) = socket.take() {
                     self.add_file_socket(client, payer, *socket);
                 }
             }
-            ToMover::AddPipe { client, channel, ref mut pipe } => {
-                if let Some(channel) = self.clients.channel(client, channel) {
-                    channel.set_pipe(pipe.take());
-                }
-            }
-            ToMover::AddRegion { client, region, ref map } => {
-                if let Some(state) = self.clients.get_mut(client) {
-                    state.add_region(region.into(), Arc::clone(map));
-                    self.tell_conductor(ToConductor::RegionAdded { client, region });
-                }
-            }
+            ToMover::AddPipe { client, channel, ref mut pipe } => self.add_pipe(client, channel, pipe.take()),
+            ToMover::AddRegion { client, region, ref map } => self.add_region(client, region, map),
             ToMover::OpenSocket { client, slot, generation, channel } => {
-                if let Some(socket) = self.clients.socket_mut(client, slot) {
-                    *socket = Socket { generation, channel: channel as u8, ..Socket::default() };
-                }
+                let socket = Socket { generation, channel: channel as u8, ..Socket::default() };
+                self.change_socket(client, slot, |place| *place = socket);
             }
             ToMover::Home { client, slot, channel } => {
-                if let Some(socket) = self.clients.socket_mut(client, slot) {
-                    socket.channel = channel as u8;
-                }
+                self.change_socket(client, slot, |socket| socket.channel = channel as u8);
             }
-            ToMover::CloseSocket { client, slot } => {
-                if let Some(socket) = self.clients.socket_mut(client, slot) {
-                    *socket = Socket { sends: socket.sends, ..Socket::default() };
-                }
-            }
+            ToMover::CloseSocket { client, slot } => self.change_socket(client, slot, |socket| {
+                *socket = Socket { sends: socket.sends, ..Socket::default() };
+            }),
             ToMover::Backlog { client, slot, count } => self.announce_backlog(client, slot, count),
-            ToMover::AddFlow(ref mut new) => {
-                let Some(new) = new.take() else { return };
-                counting::open(&self.metrics, self.outbox.own(), &new);
-                if let Some(socket) = self.clients.socket_mut(new.source.client, new.source.slot) {
-                    (socket.outgoing, socket.sends) = (Some(new.id), Some(new.id));
-                }
-                let (id, to) = (self.outbox.own(), &new.destination);
-                if to.mover == id {
-                    if let Some(socket) = self.clients.socket_mut(to.client, to.slot) {
-                        socket.incoming = Some((id, new.id));
-                    }
-                }
-                self.flows.add(new);
-            }
-            ToMover::Show { flow, ref mut showing } => {
-                // A flow that is over, or has not begun, has nothing to show.
-                let is_there = !matches!(self.flows.place(flow), Place::Free);
-                self.mirrors.set(self.outbox.own(), flow, showing.take().filter(|_| is_there));
-            }
+            ToMover::AddFlow(ref mut new) => self.add_flow(new.take()),
+            ToMover::Show { flow, ref mut showing } => self.show(flow, showing.take()),
             ToMover::Incoming { client, slot, flow, mover } => {
-                if let Some(socket) = self.clients.socket_mut(client, slot) {
-                    socket.incoming = Some((mover, flow));
-                }
+                self.change_socket(client, slot, |socket| socket.incoming = Some((mover, flow)));
             }
             ToMover::WakeEnds { flow } => self.wake_ends(flow, self.outbox.own()),
-            ToMover::Reported { flow, bytes, messages } => {
-                if let Some(flow) = self.flows.get(flow) {
-                    counting::count_reported(&self.metrics, self.outbox.own(), flow, bytes, messages);
-                }
-            }
-            ToMover::SetSendRing { flow, bytes } => {
-                if let Some(flow) = self.flows.get(flow) {
-                    flow.set_send_ring(bytes);
-                }
-            }
+            ToMover::Reported { flow, bytes, messages } => self.count_reported(flow, bytes, messages),
+            ToMover::SetSendRing { flow, bytes } => self.set_send_ring(flow, bytes),
             ToMover::Ring { flow: id, ref mut ring } => self.take_ring(id, ring.take()),
-            ToMover::Finish { flow: id, finish } => {
-                self.read_on(id, true);
-                if let Some(flow) = self.flows.get(id) {
-                    flow.finish(finish);
-                    self.ticks.want();
-                    self.touch(id);
-                }
-            }
+            ToMover::Finish { flow, finish } => self.finish(flow, finish),
             ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
             ToMover::Elsewhere { flow, ref source, asker, event } => {
                 self.say_elsewhere(flow, source.as_deref(), asker, event);
@@ -157,12 +101,92 @@ impl Mover {
                 }
             }
             ToMover::FileRead { flow, entry_seq, whole } => self.cold_read(flow, entry_seq, whole),
-            ToMover::RemoveClient { client } => {
-                if let Some(state) = self.clients.get_mut(client) {
-                    state.begin_removal();
-                    self.forget_client(client);
-                }
-            }
+            ToMover::RemoveClient { client } => self.remove_client(client),
+        }
+    }
+
+    fn add_client(&mut self, id: ClientId, payer: Payer, account: &Arc<Account>, memory: &Arc<ClientMemory>) {
+        account.set_near(self.node);
+        let state = Client::new(self.scheduler.enter(payer), account, memory);
+        self.clients.add(id, state);
+    }
+
+    fn add_channel(&mut self, new: Option<Box<NewChannel>>) {
+        let Some(new) = new else { return };
+        let NewChannel { client, channel, requests, events, doorbell } = *new;
+        let heard = self.doorbells.add(client, channel, &doorbell);
+        if let Err(error) = heard {
+            tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
+        }
+        let Some(state) = self.clients.get_mut(client) else { return };
+        state.add_channel(channel, Channel::new(requests, events, doorbell, heard.is_ok()));
+        self.activate(client, channel);
+    }
+
+    fn add_region(&mut self, client: ClientId, region: u16, map: &Arc<Mapping>) {
+        if let Some(state) = self.clients.get_mut(client) {
+            state.add_region(region.into(), Arc::clone(map));
+            self.tell_conductor(ToConductor::RegionAdded { client, region });
+        }
+    }
+
+    fn change_socket(&mut self, client: ClientId, slot: Slot, change: impl FnOnce(&mut Socket)) {
+        if let Some(socket) = self.clients.socket_mut(client, slot) {
+            change(socket);
+        }
+    }
+
+    fn add_flow(&mut self, new: Option<Box<NewFlow>>) {
+        let Some(new) = new else { return };
+        counting::open(&self.metrics, self.outbox.own(), &new);
+        self.change_socket(new.source.client, new.source.slot, |socket| {
+            (socket.outgoing, socket.sends) = (Some(new.id), Some(new.id));
+        });
+        let (id, to) = (self.outbox.own(), &new.destination);
+        if to.mover == id {
+            self.change_socket(to.client, to.slot, |socket| socket.incoming = Some((id, new.id)));
+        }
+        self.flows.add(new);
+    }
+
+    fn show(&mut self, id: FlowId, showing: Option<Box<Showing>>) {
+        // A flow that is over, or has not begun, has nothing to show.
+        let is_there = !matches!(self.flows.place(id), Place::Free);
+        self.mirrors.set(self.outbox.own(), id, showing.filter(|_| is_there));
+    }
+
+    /// Ends a flow after the sends that its source has made.
+    fn finish(&mut self, id: FlowId, finish: Finish) {
+        self.read_on(id, true);
+        if let Some(flow) = self.flows.get(id) {
+            flow.finish(finish);
+            self.ticks.want();
+            self.touch(id);
+        }
+    }
+
+    fn remove_client(&mut self, client: ClientId) {
+        if let Some(state) = self.clients.get_mut(client) {
+            state.begin_removal();
+            self.forget_client(client);
+        }
+    }
+
+    fn set_send_ring(&mut self, id: FlowId, bytes: u64) {
+        if let Some(flow) = self.flows.get(id) {
+            flow.set_send_ring(bytes);
+        }
+    }
+
+    fn add_pipe(&mut self, client: ClientId, channel: usize, pipe: Option<Arc<WakeEnd>>) {
+        if let Some(channel) = self.clients.channel(client, channel) {
+            channel.set_pipe(pipe);
+        }
+    }
+
+    fn count_reported(&mut self, id: FlowId, bytes: u64, messages: u64) {
+        if let Some(flow) = self.flows.get(id) {
+            counting::count_reported(&self.metrics, self.outbox.own(), flow, bytes, messages);
         }
     }
 
