@@ -293,12 +293,17 @@ fn a_tenant_sees_connections_of_its_own_if_a_binding_says_so() {
     let (a, b) = pair();
     let (from, to) = (port(a.local_addr()), port(b.local_addr()));
     let mut seen = Seen { seeds: HashMap::from([(from, 1), (to, 2)]), ..Seen::default() };
-    exchange((&a, &b), 1, 0, 20_000);
+    // The driver starts a pipe a moment after its client has mapped it, and shows nothing before.
+    let (mut sent, until) = (0, Instant::now() + PATIENCE);
     while seen.bytes(from) < 20_000 {
-        pipe.wait(Some(PATIENCE)).unwrap();
-        let mut frames = pipe.frames().unwrap();
-        while let Some(frame) = frames.next() {
-            seen.see(frame.bytes());
+        assert!(Instant::now() < until, "{:?} {:?}", seen.streams, driver().pipes().ports);
+        exchange((&a, &b), 1, sent, sent + 20_000);
+        sent += 20_000;
+        while pipe.wait(Some(Duration::from_millis(200))).is_ok() {
+            let mut frames = pipe.frames().unwrap();
+            while let Some(frame) = frames.next() {
+                seen.see(frame.bytes());
+            }
         }
     }
     // The observer's account has the received bytes.
