@@ -2,12 +2,9 @@
 // Both ends are in this process. All that a send says it has sent reaches the peer, and then an orderly end. Prints lines that do not depend on
 // the transport.
 #define _GNU_SOURCE
-#include "serve.h"
+#include "both_ends.h"
 #include <fcntl.h>
-#include <netinet/in.h>
-#include <stdbool.h>
 #include <stdint.h>
-#include <sys/un.h>
 
 #define BULK (4 << 20)
 
@@ -38,25 +35,6 @@ static void *sends(void *argument) {
     return NULL;
 }
 
-static void connected(bool is_unix, bool greets, int ends[2]) {
-    struct sockaddr_un file = {.sun_family = AF_UNIX};
-    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    strncpy(file.sun_path, path, sizeof file.sun_path - 1);
-    struct sockaddr *address = is_unix ? (void *)&file : (void *)&tcp;
-    socklen_t len = is_unix ? sizeof file : sizeof tcp;
-    int listener = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
-    unlink(path);
-    if (bind(listener, address, len) || listen(listener, 4)) die("listen");
-    getsockname(listener, address, &len);
-    ends[0] = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
-    checked("connect", connect(ends[0], address, len));
-    ends[1] = checked("accept", accept(listener, NULL, NULL));
-    close(listener);
-    char bytes[2];
-    for (int from = 0; greets && from < 2; from++)
-        if (send(ends[from], "hi", 2, 0) != 2 || recv(ends[1 - from], bytes, 2, MSG_WAITALL) != 2) die("greeting");
-}
-
 static uint32_t state = 12345;
 
 static uint32_t next(void) {
@@ -70,7 +48,7 @@ static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
     pthread_t thread;
     pthread_barrier_t start;
     pthread_barrier_init(&start, NULL, 2);
-    connected(is_unix, greets, ends);
+    connected(path, is_unix, greets, ends);
     struct sender sender = {.fd = ends[next() % 2], .start = &start};
     int peer = sender.fd == ends[0] ? ends[1] : ends[0];
     pthread_create(&thread, NULL, sends, &sender);

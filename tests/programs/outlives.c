@@ -1,11 +1,8 @@
 // Descriptors that one thread closes while another one is in a call on them: `outlives PATH`. The call goes on, and the peer hears of the
 // end afterwards. Both ends are in this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
-#include "serve.h"
-#include <netinet/in.h>
+#include "both_ends.h"
 #include <poll.h>
-#include <stdbool.h>
-#include <sys/un.h>
 
 #define BULK (8 << 20)
 
@@ -30,29 +27,10 @@ static void *calls(void *argument) {
     return NULL;
 }
 
-static void connected(bool is_unix, int ends[2]) {
-    struct sockaddr_un file = {.sun_family = AF_UNIX};
-    struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    strncpy(file.sun_path, path, sizeof file.sun_path - 1);
-    struct sockaddr *address = is_unix ? (void *)&file : (void *)&tcp;
-    socklen_t len = is_unix ? sizeof file : sizeof tcp;
-    int listener = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
-    unlink(path);
-    if (bind(listener, address, len) || listen(listener, 4)) die("listen");
-    getsockname(listener, address, &len);
-    ends[0] = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
-    checked("connect", connect(ends[0], address, len));
-    ends[1] = checked("accept", accept(listener, NULL, NULL));
-    close(listener);
-    char bytes[2];
-    for (int from = 0; from < 2; from++)
-        if (send(ends[from], "hi", 2, 0) != 2 || recv(ends[1 - from], bytes, 2, MSG_WAITALL) != 2) die("greeting");
-}
-
 static void receives(bool is_unix, bool all) {
     int ends[2];
     pthread_t thread;
-    connected(is_unix, ends);
+    connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .all = all};
     pthread_create(&thread, NULL, calls, &call);
     usleep(50000);
@@ -80,7 +58,7 @@ static void receives(bool is_unix, bool all) {
 static void sends(bool is_unix) {
     int ends[2];
     pthread_t thread;
-    connected(is_unix, ends);
+    connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .sends = true};
     pthread_create(&thread, NULL, calls, &call);
     usleep(50000);
@@ -110,7 +88,7 @@ int main(int argc, char **argv) {
         struct call call[20] = {0};
         pthread_t thread[20];
         for (int n = 0; n < 20; n++) {
-            connected(is_unix, ends[n]);
+            connected(path, is_unix, true, ends[n]);
             call[n].fd = ends[n][0];
             pthread_create(&thread[n], NULL, calls, &call[n]);
             usleep(20000);
