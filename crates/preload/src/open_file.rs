@@ -5,7 +5,8 @@ use pd_client::core::OwnFd;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, Weak};
 
-/// The open file of an object, an [`Entry`](crate::entry::Entry). The table holds it for each number, and each call on its connection until the call is over.
+/// The open file of an object, an [`Entry`](crate::entry::Entry). The table holds it for each number, and each call on its connection until
+/// the call is over.
 #[derive(Debug)]
 pub(crate) struct OpenFile<T> {
     entry: Arc<T>,

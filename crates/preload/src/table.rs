@@ -277,8 +277,8 @@ pub(crate) fn has_copied() -> bool {
 pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     let mut all = Vec::new();
     for fd in 0..end() {
-        // Inherited numbers stay inherited, and fresh ones stay fresh.
-        if ![INHERITED, FRESH].contains(&look(fd)) {
+        // Inherited numbers stay inherited, and fresh ones stay fresh. Nobody ends a close that a thread of the parent had begun.
+        if ![INHERITED, FRESH].contains(&KINDS[fd as usize].load(Ordering::Acquire)) {
             all.extend(clear(fd).map(|file| (fd, file.entry().clone())));
         }
     }

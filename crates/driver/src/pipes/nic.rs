@@ -450,7 +450,9 @@ impl Nic {
     }
 
     fn close(&mut self, client: ClientId, number: u32) {
-        self.agent.count_links();
+        if let Some(pipe) = self.pipes.get(&(client, number)) {
+            self.agent.count_link(pipe.id);
+        }
         self.settle(client, number);
         if let Some(pipe) = self.pipes.remove(&(client, number)) {
             self.agent.close(pipe.id);

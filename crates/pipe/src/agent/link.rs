@@ -147,6 +147,13 @@ impl Agent {
         (0..self.links.pairs.len()).for_each(|index| self.count(index));
     }
 
+    /// Brings the counts of the direct path of a pipe up to date, if it has one.
+    pub fn count_link(&mut self, id: PipeId) {
+        if let Some(index) = self.links.pairs.iter().position(|pair| pair.has(id.slot)) {
+            self.count(index);
+        }
+    }
+
     /// Offers, grants, recalls and ends direct paths. Returns whether there was work.
     pub(super) fn turn_links(&mut self) -> bool {
         let mut busy = false;
