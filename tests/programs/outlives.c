@@ -3,12 +3,16 @@
 #define _GNU_SOURCE
 #include "both_ends.h"
 #include <poll.h>
+#include <stdatomic.h>
+#include <sys/syscall.h>
 
 #define BULK (8 << 20)
 
 static const char *path;
 
 struct call {
+    // Of the thread, once it is about to call.
+    atomic_int thread;
     int fd;
     bool sends, all;
     long result;
@@ -19,6 +23,7 @@ static char bulk[BULK];
 
 static void *calls(void *argument) {
     struct call *call = argument;
+    call->thread = syscall(SYS_gettid);
     if (call->sends)
         call->result = send(call->fd, bulk, BULK, 0);
     else
@@ -27,13 +32,28 @@ static void *calls(void *argument) {
     return NULL;
 }
 
+// Begins a call in a thread of its own. Returns when it has slept for a while, in the call therefore.
+static pthread_t begun(struct call *call) {
+    pthread_t thread;
+    pthread_create(&thread, NULL, calls, call);
+    for (int asleep = 0; asleep < 5;) {
+        usleep(2000);
+        char path[64], stat[256] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%d/stat", call->thread);
+        FILE *file = call->thread ? fopen(path, "r") : NULL;
+        if (!file) continue;
+        char *name_end = fgets(stat, sizeof stat, file) ? strrchr(stat, ')') : NULL;
+        asleep = name_end && name_end[2] == 'S' ? asleep + 1 : 0;
+        fclose(file);
+    }
+    return thread;
+}
+
 static void receives(bool is_unix, bool all) {
     int ends[2];
-    pthread_t thread;
     connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .all = all};
-    pthread_create(&thread, NULL, calls, &call);
-    usleep(50000);
+    pthread_t thread = begun(&call);
     printf("%s %s: close %d", is_unix ? "unix" : "tcp", all ? "all" : "some", close(ends[0]));
     // The number is free, and a call that begins now is none on the connection.
     char byte;
@@ -57,11 +77,9 @@ static void receives(bool is_unix, bool all) {
 
 static void sends(bool is_unix) {
     int ends[2];
-    pthread_t thread;
     connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .sends = true};
-    pthread_create(&thread, NULL, calls, &call);
-    usleep(50000);
+    pthread_t thread = begun(&call);
     printf("%s sends: close %d", is_unix ? "unix" : "tcp", close(ends[0]));
     size_t got = 0, wrong = 0;
     static char bytes[50000];
@@ -90,8 +108,7 @@ int main(int argc, char **argv) {
         for (int n = 0; n < 20; n++) {
             connected(path, is_unix, true, ends[n]);
             call[n].fd = ends[n][0];
-            pthread_create(&thread[n], NULL, calls, &call[n]);
-            usleep(20000);
+            thread[n] = begun(&call[n]);
             close(ends[n][0]);
         }
         for (int n = 19; n >= 0; n--) {
