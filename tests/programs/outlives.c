@@ -2,6 +2,7 @@
 // end afterwards. Both ends are in this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include "both_ends.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
@@ -49,18 +50,29 @@ static pthread_t begun(struct call *call) {
     return thread;
 }
 
-static void receives(bool is_unix, bool all) {
+// Has an end of the fabric go on in the kernel.
+static void leave(int fd) {
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC)) die("O_ASYNC");
+}
+
+// Gives a number to a file that takes no bytes, and has endless ones that differ from all that are sent.
+static void reuse(int fd) {
+    int full = checked("open", open("/dev/full", O_RDWR));
+    if (full != fd && (dup2(full, fd) != fd || close(full))) die("dup2");
+}
+
+// `leaves`: the end of the closed number, 0, or the other one, 1, leaves before the close; -1: none does.
+static void receives(bool is_unix, bool all, int leaves) {
     int ends[2];
     connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .all = all};
     pthread_t thread = begun(&call);
-    printf("%s %s: close %d", is_unix ? "unix" : "tcp", all ? "all" : "some", close(ends[0]));
+    if (leaves >= 0) leave(ends[leaves]);
+    printf("%s %s %d: close %d", is_unix ? "unix" : "tcp", all ? "all" : "some", leaves, close(ends[0]));
     // The number is free, and a call that begins now is none on the connection.
     char byte;
     printf(" %d", read(ends[0], &byte, 1) < 0 && errno == EBADF);
-    int other = dup(1);
-    printf(" %d", other == ends[0]);
-    close(other);
+    reuse(ends[0]);
     struct pollfd one = {.fd = ends[1], .events = POLLIN};
     printf(", peer %d", poll(&one, 1, 50));
     printf(" %zd", send(ends[1], "later", 5, 0));
@@ -72,15 +84,17 @@ static void receives(bool is_unix, bool all) {
     printf(", got %ld %.10s", call.result, call.bytes);
     printf(", peer %d", poll(&one, 1, 5000));
     printf(" %zd\n", recv(ends[1], &byte, 1, 0));
-    close(ends[1]);
+    close(ends[1]), close(ends[0]);
 }
 
-static void sends(bool is_unix) {
+static void sends(bool is_unix, int leaves) {
     int ends[2];
     connected(path, is_unix, true, ends);
     struct call call = {.fd = ends[0], .sends = true};
     pthread_t thread = begun(&call);
-    printf("%s sends: close %d", is_unix ? "unix" : "tcp", close(ends[0]));
+    if (leaves >= 0) leave(ends[leaves]);
+    printf("%s sends %d: close %d", is_unix ? "unix" : "tcp", leaves, close(ends[0]));
+    reuse(ends[0]);
     size_t got = 0, wrong = 0;
     static char bytes[50000];
     ssize_t part;
@@ -90,7 +104,7 @@ static void sends(bool is_unix) {
     }
     pthread_join(thread, NULL);
     printf(", sent %ld, got %zu, %zu wrong, end %zd\n", call.result, got, wrong, part);
-    close(ends[1]);
+    close(ends[1]), close(ends[0]);
 }
 
 int main(int argc, char **argv) {
@@ -99,8 +113,10 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     for (int n = 0; n < BULK; n++) bulk[n] = n * 31 >> 5;
     for (int is_unix = 0; is_unix < 2; is_unix++) {
-        for (int all = 0; all < 2; all++) receives(is_unix, all);
-        sends(is_unix);
+        for (int leaves = -1; leaves < 2; leaves++) {
+            for (int all = 0; all < 2; all++) receives(is_unix, all, leaves);
+            sends(is_unix, leaves);
+        }
         // Many at once, each of which has the number of the one before.
         int ends[20][2];
         struct call call[20] = {0};

@@ -112,7 +112,7 @@
 #define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
 /* value of Operation::StepAside: the socket's process looks at both streams, so that a peer that follows sends no mark over the kernel's connection. Without effect if the peer has left before. */
 #define PD_ABI_STEP_ASIDE_UNMARKED 2ull
-/* value of Operation::StepAside: this process takes the peer's mark off the kernel's connection, so that whichever has the socket later looks for none. Answered with UNMARKED if there is no mark any more. */
+/* value of Operation::StepAside: this process takes the peer's mark off the kernel's connection, so that whichever has the socket later looks for none. Answered with UNMARKED if there is no mark any more, and PEER_LEFT. A peer that has not left sends no mark when it follows: a process that is about to close the kernel's socket asks for that. */
 #define PD_ABI_STEP_ASIDE_CLAIM_MARK 4ull
 /* In the answer to Operation::StepAside: the peer has left before. */
 #define PD_ABI_PEER_LEFT 9223372036854775808ull

@@ -172,7 +172,8 @@ constants! {
     /// over the kernel's connection. Without effect if the peer has left before.
     STEP_ASIDE_UNMARKED: u32 = 2;
     /// `value` of [`Operation::StepAside`]: this process takes the peer's mark off the kernel's connection, so that whichever has the socket
-    /// later looks for none. Answered with [`UNMARKED`] if there is no mark any more.
+    /// later looks for none. Answered with [`UNMARKED`] if there is no mark any more, and [`PEER_LEFT`]. A peer that has not left sends no mark
+    /// when it follows: a process that is about to close the kernel's socket asks for that.
     STEP_ASIDE_CLAIM_MARK: u32 = 4;
     /// In the answer to [`Operation::StepAside`]: the peer has left before.
     PEER_LEFT: u64 = 1 << 63;

@@ -426,11 +426,23 @@ impl Socket {
     /// # Errors
     /// `ESTALE` if another process has taken the socket; those of [`Self::step_aside`].
     pub fn claim_mark(&self) -> Result<bool> {
+        Ok(self.ask_about_mark()? & UNMARKED == 0)
+    }
+
+    /// Declines the peer's mark in the kernel's connection, which this socket's process is about to close. The socket has left. Returns whether
+    /// the mark comes all the same, because the peer has left, too.
+    ///
+    /// # Errors
+    /// As [`Self::claim_mark`].
+    pub fn decline_mark(&self) -> Result<bool> {
+        Ok(self.ask_about_mark()? & (UNMARKED | PEER_LEFT) == PEER_LEFT)
+    }
+
+    fn ask_about_mark(&self) -> Result<u64> {
         self.check_present()?;
         let control = lock(&self.control);
         let request = Request { value: STEP_ASIDE_CLAIM_MARK, ..control.link.request(Operation::StepAside) };
-        let answer = control.call(request, || "cannot claim the mark".to_owned())?;
-        Ok(answer.number() & UNMARKED == 0)
+        Ok(control.call(request, || "cannot claim the mark".to_owned())?.number())
     }
 
     /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that

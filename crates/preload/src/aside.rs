@@ -12,16 +12,17 @@
 //! for those, and answers `EAGAIN` only when everything later comes by the kernel, mark first.
 //!
 //! This file holds the progress of a connection; the steps are in the files of this folder.
+mod declining;
 pub(crate) mod ending;
 pub(crate) mod leaving;
 mod mark;
 pub(crate) mod receiving;
 
-use crate::call::Failure;
+use crate::call::{lock, Failure};
 use crate::counts::Counts;
 use pd_client::core::ELSEWHERE;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// This side sends in the kernel.
 const SENDS: u32 = 1;
@@ -41,11 +42,31 @@ pub(crate) struct Aside {
     marking: Mutex<()>,
     /// Errno for which the mark cannot be taken off, which the kernel reports once; 0: nothing that the program has still to be told.
     failed: AtomicI32,
+    /// The last number is being closed: what the connection would still send could go to another descriptor.
+    closed: AtomicBool,
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
     /// Bytes over the kernel since the marks.
     pub(crate) counts: Arc<Counts>,
     pub(crate) progress: Progress,
+}
+
+impl Aside {
+    /// Has no other thread use the kernel's descriptor for a departure, until the result is dropped.
+    pub(crate) fn pause(&self) -> [MutexGuard<'_, ()>; 2] {
+        [lock(&self.leaving), lock(&self.marking)]
+    }
+
+    /// The kernel's descriptor is about to be closed. A thread that has the connection leave is waited for.
+    pub(crate) fn closes(&self) {
+        let _paused = self.pause();
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the kernel's descriptor is closed, or about to be. For a thread that has the connection leave.
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
 }
 
 /// Progress of a connection into the kernel, for all processes that hold it.

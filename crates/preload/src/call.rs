@@ -16,6 +16,9 @@ pub(crate) enum Failure {
     Plain,
     /// The call is the kernel's, and its connection may come back: bytes that the call moves are counted.
     Kernel,
+    /// A signal handler is due, which may close the call's descriptor or leave by a jump: it runs where the call holds nothing. The call then
+    /// begins anew or is interrupted, as [`interrupts`] says.
+    Handler { never_restarts: bool },
 }
 
 impl Failure {
@@ -109,6 +112,17 @@ pub(crate) fn interrupts(never_restarts: bool) -> bool {
     let_run();
     let now = runs();
     now.interrupting != before.interrupting || never_restarts && now.all != before.all
+}
+
+/// A signal has ended a sleep of a call that holds its open file. Tells how the call ends, if it does.
+pub(crate) fn interrupted(never_restarts: bool) -> Outcome<()> {
+    if are_put_off() {
+        return Err(Failure::Handler { never_restarts });
+    }
+    if interrupts(never_restarts) {
+        return Err(Failure::Errno(libc::EINTR));
+    }
+    Ok(())
 }
 
 /// Locks, whatever has become of the thread that had the lock last.

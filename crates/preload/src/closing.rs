@@ -61,6 +61,7 @@ pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int) {
                 settling::settle_before_close(entry);
                 reuse::keep(fd, entry, twin);
             }
+            twin.aside.closes();
         }
         _ => {}
     }

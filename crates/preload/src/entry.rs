@@ -12,7 +12,7 @@ use crate::short::facts::Facts;
 use crate::twin::Twin;
 use libc::c_int;
 use pd_client::core::KernelReason;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// A TCP socket, an epoll instance, or a pipe that is spliced by.
@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     left_as: AtomicI32,
     /// The open file of those numbers, as long as there is one.
     file: Mutex<Weak<OpenFile<Entry>>>,
+    /// Calls that have slept.
+    sleepers: AtomicUsize,
     pub(crate) thing: Thing,
 }
 
@@ -80,7 +82,13 @@ impl Watcher {
 impl Entry {
     pub(crate) fn new(thing: Thing) -> Arc<Self> {
         let left_as = AtomicI32::new(-1);
-        Arc::new(Self { fds: Mutex::default(), left_as, file: Mutex::default(), thing })
+        Arc::new(Self {
+            fds: Mutex::default(),
+            left_as,
+            file: Mutex::default(),
+            sleepers: AtomicUsize::new(0),
+            thing,
+        })
     }
 
     /// Returns its open file, for one number more.
@@ -132,7 +140,27 @@ impl Entry {
 
     /// Returns any number for a call that goes on in the kernel, which may have got the connection meanwhile.
     pub(crate) fn kernels_fd(&self) -> Option<c_int> {
-        self.any_fd().or_else(|| Some(self.left_as.load(Ordering::Acquire)).filter(|&fd| fd >= 0))
+        let kept = || {
+            let file = lock(&self.file).upgrade();
+            file.and_then(|file| file.number())
+        };
+        self.any_fd()
+            .or_else(kept)
+            .or_else(|| Some(self.left_as.load(Ordering::Acquire)).filter(|&fd| fd >= 0))
+    }
+
+    /// A call is about to sleep. It goes on with the open file, whatever becomes of the number.
+    pub(crate) fn sleeps(&self) -> Sleeper<'_> {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        Sleeper(self)
+    }
+
+    /// Returns the open file of its numbers for calls that have slept, if there are any.
+    pub(crate) fn file_of_sleepers(&self) -> Option<Arc<OpenFile<Self>>> {
+        if self.sleepers.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        lock(&self.file).upgrade()
     }
 
     /// One of its numbers is closed. True: it was the last one.
@@ -159,6 +187,16 @@ impl Entry {
             self.left_as.store(fd, Ordering::Release);
         }
         std::mem::take(&mut fds)
+    }
+}
+
+/// A call that has slept.
+#[derive(Debug)]
+pub(crate) struct Sleeper<'a>(&'a Entry);
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        self.0.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Open files: what the numbers of one entry stand for, and calls in progress. As in the kernel, a close takes a number away at once,
 //! and a call that another thread has begun goes on with the file. The last of its numbers and calls ends the connection.
 use crate::call::lock;
+use libc::c_int;
 use pd_client::core::OwnFd;
 use std::ops::Deref;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, Weak};
 
 /// The open file of an object, an [`Entry`](crate::entry::Entry). The table holds it for each number, and each call on its connection until
@@ -10,16 +12,17 @@ use std::sync::{Arc, Mutex, Weak};
 #[derive(Debug)]
 pub(crate) struct OpenFile<T> {
     entry: Arc<T>,
-    outlives: Mutex<Option<Outlives<T>>>,
+    kept: Mutex<Option<Kept<T>>>,
 }
 
-/// A connection whose last number was closed while calls went on.
+/// A number of the library's for calls that go on, where the program's is closed, or may be without the library's noticing.
 #[derive(Debug)]
-struct Outlives<T> {
-    /// Number of the library's for it.
+struct Kept<T> {
     number: OwnFd,
-    /// Ends it.
-    end: fn(&Arc<T>, OwnFd),
+    /// Ends a connection whose last number was closed.
+    end: Option<fn(&Arc<T>, OwnFd)>,
+    /// The open file of the connection in the kernel, from where it may come back.
+    successor: Option<Arc<OpenFile<T>>>,
 }
 
 impl<T> OpenFile<T> {
@@ -27,7 +30,7 @@ impl<T> OpenFile<T> {
     pub(crate) fn of(entry: &Arc<T>, known: &Mutex<Weak<Self>>) -> Arc<Self> {
         let mut known = lock(known);
         known.upgrade().unwrap_or_else(|| {
-            let file = Arc::new(Self { entry: entry.clone(), outlives: Mutex::default() });
+            let file = Arc::new(Self { entry: entry.clone(), kept: Mutex::default() });
             *known = Arc::downgrade(&file);
             file
         })
@@ -39,7 +42,27 @@ impl<T> OpenFile<T> {
 
     /// Keeps the connection under another number until the last call is over, which has `end` called.
     pub(crate) fn outlive(&self, number: OwnFd, end: fn(&Arc<T>, OwnFd)) {
-        *lock(&self.outlives) = Some(Outlives { number, end });
+        *lock(&self.kept) = Some(Kept { number, end: Some(end), successor: None });
+    }
+
+    /// Leaves the connection to the kernel, where calls of other threads go on under a number of the library's.
+    pub(crate) fn leave(&self, copy: impl FnOnce() -> Option<OwnFd>, successor: Option<Arc<Self>>) {
+        let mut kept = lock(&self.kept);
+        match &mut *kept {
+            Some(kept) => kept.successor = successor,
+            // Without descriptors they go on under the program's number.
+            None => *kept = copy().map(|number| Kept { number, end: None, successor }),
+        }
+    }
+
+    /// Returns the number of the library's, if calls go on under one. It stays open as long as the open file is held.
+    pub(crate) fn number(&self) -> Option<c_int> {
+        lock(&self.kept).as_ref().map(|kept| kept.number.as_raw_fd())
+    }
+
+    /// Returns the open file of the connection in the kernel, if calls go on there under a number of the library's.
+    pub(crate) fn successor(&self) -> Option<Arc<Self>> {
+        lock(&self.kept).as_ref()?.successor.clone()
     }
 }
 
@@ -53,8 +76,8 @@ impl<T> Deref for OpenFile<T> {
 
 impl<T> Drop for OpenFile<T> {
     fn drop(&mut self) {
-        let outlives = lock(&self.outlives).take();
-        if let Some(Outlives { number, end }) = outlives {
+        let kept = lock(&self.kept).take();
+        if let Some(Kept { number, end: Some(end), .. }) = kept {
             end(&self.entry, number);
         }
     }

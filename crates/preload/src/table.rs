@@ -4,7 +4,9 @@ use crate::entry::{Entry, Thing};
 use crate::open_file::OpenFile;
 use arc_swap::ArcSwapOption;
 use libc::c_int;
+use pd_client::core::OwnFd;
 use std::cell::Cell;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -285,8 +287,23 @@ pub(crate) fn forget_all() -> Vec<(c_int, Arc<Entry>)> {
     all
 }
 
+/// A connection is about to leave for the kernel: calls that have slept get a number of their own, for the program may close its number
+/// without the library's noticing.
+fn keep_for_sleepers(entry: &Entry, successor: Option<&Arc<Entry>>) {
+    let Some(file) = entry.file_of_sleepers() else { return };
+    let copy = |fd: c_int| {
+        // SAFETY: only copies. What the number was is looked at afterwards.
+        let number = OwnFd::copy(unsafe { BorrowedFd::borrow_raw(fd) })?;
+        // A close begins here: the number was this connection's when it was copied.
+        let is_its = self::file(fd).is_some_and(|known| Arc::ptr_eq(&known, &file));
+        is_its.then_some(number)
+    };
+    file.leave(|| entry.fds().into_iter().find_map(copy), successor.map(Entry::file));
+}
+
 /// The connection has left the fabric, and may come back: its numbers are `away`'s.
 pub(crate) fn hand_to(entry: &Entry, away: &Arc<Entry>) {
+    keep_for_sleepers(entry, Some(away));
     for fd in entry.take_fds() {
         set(fd, away);
     }
@@ -294,6 +311,7 @@ pub(crate) fn hand_to(entry: &Entry, away: &Arc<Entry>) {
 
 /// Makes it plain: all its numbers are, and nothing looks at it any more.
 pub(crate) fn give_up(entry: &Entry) {
+    keep_for_sleepers(entry, None);
     for fd in entry.take_fds() {
         clear(fd);
     }

@@ -41,7 +41,6 @@ fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
 
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory.
 #[test]
-#[ignore = "fails or hangs now and then beside other suites, for a reason not found yet: run it by name with --ignored"]
 fn a_close_beside_a_send_loses_nothing_at_any_moment() {
     let site = Site::new(226);
     let (program, path) = (site.compiled("close_beside", &[]), site.folder.path().join("socket"));
@@ -49,4 +48,24 @@ fn a_close_beside_a_send_loses_nothing_at_any_moment() {
     let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
     compare_alone(&site, &command, &whole, 80);
     compare_alone(&site, &command, &[(With::Scarce, false)], 40);
+}
+
+/// A handler may close the descriptor of the call that it interrupts, give the number to another file, or leave by a jump.
+#[test]
+fn a_handler_may_end_a_call_in_any_way() {
+    let site = Site::new(227);
+    let (program, path) = (site.compiled("jumps", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap()];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 24);
+}
+
+/// A mark of the peer's that came after the close would have the kernel reset the connection.
+#[test]
+fn an_end_that_leaves_and_is_closed_at_once_loses_nothing() {
+    let site = Site::new(228);
+    let (program, path) = (site.compiled("leaves_last", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap()];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 8);
 }

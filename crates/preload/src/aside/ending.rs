@@ -26,7 +26,7 @@ pub(crate) fn settle_if_free(entry: &Arc<Entry>, twin: &Twin) {
 }
 
 fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>) {
-    if !twin.progress().sends() {
+    if !twin.progress().sends() || twin.aside.is_closed() {
         return;
     }
     if !twin.is_abandoned() {

@@ -1,4 +1,5 @@
 //! Has a connection leave the fabric: tells the driver and the peer, and sends the mark.
+use super::declining::decline_at_exit;
 use super::mark::{MARK, MARK_BRIEF};
 use super::{SENDS, UNMARKED};
 use crate::call::{errno, lock, Failure};
@@ -24,6 +25,10 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
     let _one = lock(&twin.aside.leaving);
     if twin.progress().sends() || twin.is_abandoned() {
         return true;
+    }
+    if twin.aside.is_closed() {
+        // The number may be another descriptor's by now.
+        return false;
     }
     if claim::any_pending() && lock(&twin.pending_claim).is_some() {
         settling::settle_now(entry);
@@ -74,14 +79,15 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         }
         end.look_exactly();
         twin.progress().set(SENDS);
+        decline_at_exit();
         // A thread that sleeps in `poll` watches the fabric alone; the driver's answer came too early for it.
         end.notify_waits();
         Ok(())
     });
     match left {
         Ok(()) | Err(Failure::Plain | Failure::Kernel) => true,
-        Err(Failure::Errno(errno)) => {
-            note!("descriptor {fd}: cannot leave the fabric ({}): errno {errno}", why.text());
+        Err(failure) => {
+            note!("descriptor {fd}: cannot leave the fabric ({}): {failure:?}", why.text());
             false
         }
     }

@@ -1,6 +1,6 @@
 //! The peer's mark: the first byte of the kernel's stream, which is taken off before the program's bytes.
 use super::{MARKED, UNMARKED};
-use crate::call::{errno, interrupts, lock, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupted, lock, Failure, Outcome, AGAIN};
 use crate::entry::Entry;
 use crate::sleep::kernel_poll;
 use crate::twin::Twin;
@@ -32,13 +32,13 @@ pub(super) enum Mark {
 
 /// Takes the peer's mark off the kernel's stream, if it is there. Of several images that hold the socket, one does: the driver says which,
 /// before the byte is read. What another one has read since is no mark.
-pub(super) fn take_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) -> Outcome<Mark> {
+pub(super) fn take_mark(entry: &Arc<Entry>, twin: &Twin) -> Outcome<Mark> {
     let is_known = twin.progress().has(MARKED | UNMARKED);
     let taken = if is_known || closed::is_closed() {
-        take_off(twin, fd, None).map_err(Failure::from)
+        take_off(entry, twin, None).map_err(Failure::from)
     } else {
         // Taking the end over tells whether a mark comes.
-        twin.with_present(entry, |end| take_off(twin, fd, Some(end)))
+        twin.with_present(entry, |end| take_off(entry, twin, Some(end)))
     };
     match taken {
         Ok(taken) => taken,
@@ -47,12 +47,19 @@ pub(super) fn take_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) -> Outcome<M
     }
 }
 
+/// [`take_mark`] for a process that has claimed the mark.
+pub(super) fn take_claimed(entry: &Arc<Entry>, twin: &Twin) -> Outcome<Mark> {
+    take_off(entry, twin, None).map_err(Failure::from)?
+}
+
 /// Takes the mark off for one that has this end, or where the driver cannot be asked.
 ///
 /// # Errors
 /// `ESTALE` if another process has the end by now.
-fn take_off(twin: &Twin, fd: c_int, end: Option<&Arc<Socket>>) -> pd_client::Result<Outcome<Mark>> {
+fn take_off(entry: &Entry, twin: &Twin, end: Option<&Arc<Socket>>) -> pd_client::Result<Outcome<Mark>> {
     let _one = lock(&twin.aside.marking);
+    // No close of another thread gives the number away before this is over.
+    let Some(fd) = entry.kernels_fd() else { return Ok(Err(Failure::Errno(libc::EBADF))) };
     // Nor does another process of the family.
     let _alone = twin.slot().map(|slot| slot.lock_mark());
     if twin.progress().has(MARKED) {
@@ -120,15 +127,17 @@ fn receive_byte(fd: c_int, flags: c_int) -> Result<(isize, u8), c_int> {
 pub(super) fn await_mark(
     entry: &Arc<Entry>,
     twin: &Twin,
-    fd: c_int,
     waits: bool,
     until: Option<Instant>,
 ) -> Outcome<Mark> {
     if twin.progress().has(UNMARKED) {
         return Ok(Mark::Off);
     }
+    let _sleeper = waits.then(|| entry.sleeps());
     loop {
-        match take_mark(entry, twin, fd)? {
+        // Another one if a thread has closed the program's while this one slept.
+        let fd = entry.kernels_fd().ok_or(Failure::Errno(libc::EBADF))?;
+        match take_mark(entry, twin)? {
             Mark::NotYet => {}
             found => return Ok(found),
         }
@@ -142,7 +151,7 @@ pub(super) fn await_mark(
         match kernel_poll(&mut poll, Some(left.min(LOOK_EVERY)), std::ptr::null()) {
             Ok(0) if left <= LOOK_EVERY => return Err(AGAIN),
             Ok(_) => {}
-            Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => {}
+            Err(Failure::Errno(libc::EINTR)) => interrupted(until.is_some())?,
             Err(failure) => return Err(failure),
         }
     }

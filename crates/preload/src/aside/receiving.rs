@@ -1,16 +1,17 @@
 //! Receiving on a connection one side of which has left: the fabric's stream to its end, then the kernel's. Also what is there, what
 //! is certain to come, and the last close.
+use super::declining::decline_mark;
 use super::ending::settle;
 use super::leaving::leave;
 use super::mark::{await_mark, is_readable, take_mark, Mark};
 use super::{MARKED, UNMARKED};
-use crate::call::{interrupts, Failure, Outcome};
+use crate::call::{Failure, Outcome};
 use crate::entry::Entry;
 use crate::sleep::kernel_poll;
 use crate::twin::Twin;
 use crate::{address, closed, real};
 use libc::c_int;
-use pd_client::core::{KernelReason, Pause, Socket};
+use pd_client::core::{are_put_off, KernelReason, Pause, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u
         return told;
     }
     ask_for_mark(entry, twin);
-    match take_mark(entry, twin, fd) {
+    match take_mark(entry, twin) {
         Ok(Mark::Off) if !is_readable(fd) => told & !READABLE,
         _ => told,
     }
@@ -73,8 +74,7 @@ pub(crate) fn received_all(
     until: Option<Instant>,
 ) -> Outcome<Option<c_int>> {
     leave(entry, twin, KernelReason::PeerLeft);
-    let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    match await_mark(entry, twin, fd, waits, until) {
+    match await_mark(entry, twin, waits, until) {
         // The kernel says that of every empty stream that is shut.
         Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
         Ok(_) => settle(entry, twin),
@@ -85,7 +85,7 @@ pub(crate) fn received_all(
             return Err(failure);
         }
     }
-    Ok(Some(fd))
+    Ok(entry.kernels_fd())
 }
 
 /// All of the fabric's stream is there, and what comes next is to be had with it: the kernel's descriptor, once the mark is off.
@@ -96,15 +96,17 @@ pub(crate) fn kernels_part(
     until: Option<Instant>,
 ) -> Outcome<c_int> {
     leave(entry, twin, KernelReason::PeerLeft);
-    let fd = entry.any_fd().ok_or(Failure::Errno(libc::EBADF))?;
-    await_mark(entry, twin, fd, waits, until).map(|_| fd)
+    await_mark(entry, twin, waits, until)?;
+    entry.any_fd().ok_or(Failure::Errno(libc::EBADF))
 }
 
 /// Nothing is there on the fabric for one that has left. Waits for what is certain to come: what the driver has spoken of, and the end
 /// of a stream that has begun, or ended, in the kernel. False: nothing comes that the kernel does not tell of.
 pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool {
-    let Some(fd) = entry.any_fd() else { return false };
-    let is_due = end.position() < twin.progress().owed() || take_mark(entry, twin, fd) != Ok(Mark::NotYet);
+    if entry.any_fd().is_none() {
+        return false;
+    }
+    let is_due = end.position() < twin.progress().owed() || take_mark(entry, twin) != Ok(Mark::NotYet);
     if !is_due {
         return false;
     }
@@ -115,8 +117,9 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
         }
         if closed::is_closed() {
             let _ = kernel_poll(&mut [], Some(SANDBOX_LOOK_EVERY), std::ptr::null());
-        } else if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal {
-            interrupts(false);
+        } else if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal && are_put_off() {
+            // Handlers run where the call holds nothing.
+            return false;
         }
     }
     false
@@ -169,6 +172,7 @@ pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
             // SAFETY: the program's descriptor. A mark that has not come yet is refused.
             unsafe { real::shutdown(fd, libc::SHUT_RD) };
         }
-        let _ = take_mark(entry, twin, fd);
+        decline_mark(entry, twin, fd);
+        let _ = take_mark(entry, twin);
     }
 }

@@ -4,6 +4,7 @@ use super::LITTLE_BYTES;
 use crate::call::{self, Failure, Outcome};
 use crate::counts::{Counts, Moves};
 use crate::entry::Entry;
+use crate::held::Held;
 use crate::table;
 use crate::twin::Twin;
 use libc::c_int;
@@ -13,18 +14,14 @@ use std::sync::Arc;
 /// Times that a call begins anew because its connection passes to and fro between the kernel and the fabric.
 const TRIES: u32 = 1000;
 
-/// [`call::call`] of a call that moves bytes of the connection `fd`, and of no other one.
+/// [`call::call`] of a call that moves bytes of the connection `fd`, and of no other one. `plain` gets the number for the kernel.
 #[inline]
 pub(crate) fn moving(
     fd: i32,
     what: Moves,
-    work: impl Fn() -> Outcome<isize>,
-    plain: impl Fn() -> isize,
+    work: impl Fn(&Held) -> Outcome<isize>,
+    plain: impl Fn(c_int) -> isize,
 ) -> isize {
-    let work = || match table::look(fd) {
-        table::AWAY => Err(Failure::Kernel),
-        _ => work(),
-    };
     moving_as(fd, what, work, plain, |bytes| bytes as i64)
 }
 
@@ -33,40 +30,59 @@ pub(crate) fn moving(
 pub(crate) fn moving_as<T: From<i8> + Copy>(
     fd: i32,
     what: Moves,
-    work: impl Fn() -> Outcome<T>,
-    plain: impl Fn() -> T,
+    work: impl Fn(&Held) -> Outcome<T>,
+    plain: impl Fn(c_int) -> T,
     bytes: impl Fn(T) -> i64,
 ) -> T {
+    let mut held = Held::new(fd);
     for _ in 0..TRIES {
-        match call::begin(&work) {
+        match call::begin(|| held.attempt(&work)) {
             Ok(result) => return result,
             Err(Failure::Kernel) => {
-                if let Some(result) = moves(fd, what, &plain, &bytes) {
-                    return result;
+                if let Some(result) = moves(&held, what, &plain, &bytes) {
+                    return ended(held, result);
                 }
+                held.follow();
             }
-            Err(_) => return plain(),
+            Err(_) => break,
         }
     }
-    plain()
+    let result = plain(held.number());
+    ended(held, result)
+}
+
+/// Ends a call in the kernel. One that has outlived its number may end the connection.
+fn ended<T>(held: Held, result: T) -> T {
+    if held.holds() {
+        call::aside(|| drop(held));
+    }
+    result
 }
 
 /// Does a call in the kernel on a connection that is the kernel's by now, and counts what it moves. None: it is the kernel's no more.
-fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn(T) -> i64) -> Option<T> {
-    if table::look(fd) == table::PLAIN {
-        return Some(plain());
+fn moves<T: Copy>(
+    held: &Held,
+    what: Moves,
+    plain: &impl Fn(c_int) -> T,
+    bytes: impl Fn(T) -> i64,
+) -> Option<T> {
+    let kept = held.kept();
+    let fd = kept.as_ref().map_or(held.number(), |kept| kept.0);
+    if kept.is_none() && table::look(fd) == table::PLAIN {
+        return Some(plain(fd));
     }
     let inside = Inside::enter();
-    let Some(entry) = table::entry(fd) else {
+    let is_kept = kept.is_some();
+    let Some(entry) = kept.map(|kept| kept.1).or_else(|| table::entry(fd)) else {
         drop(inside);
-        return Some(plain());
+        return Some(plain(fd));
     };
     if what == Moves::Urgent {
         give_up_entry(&entry);
     }
     if what == Moves::Urgent || entry.twin().is_some_and(Twin::is_abandoned) {
         drop(inside);
-        return Some(plain());
+        return Some(plain(fd));
     }
     let counts = counts_of(&entry, what)?;
     counts.enter();
@@ -76,7 +92,7 @@ fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn
         return None;
     }
     drop(inside);
-    let result = plain();
+    let result = plain(fd);
     let moved = bytes(result);
     if moved > 0 {
         counts.add(what, moved as usize);
@@ -86,7 +102,7 @@ fn moves<T: Copy>(fd: c_int, what: Moves, plain: &impl Fn() -> T, bytes: impl Fn
     }
     counts.leave();
     if let Some(away) = entry.socket().and_then(|socket| socket.away.get()) {
-        if away.is_due() {
+        if away.is_due() && !is_kept {
             call::aside(|| look(away, fd, &entry));
         }
     }

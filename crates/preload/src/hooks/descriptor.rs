@@ -247,7 +247,11 @@ impl Closing {
         }
         let mut closing = Self { fd, entry: None };
         aside(|| {
+            let entry = table::entry(fd);
+            // A connection that another thread is making leave leaves with this number, or with the one that it goes on with.
+            let leaving = entry.as_ref().and_then(|entry| entry.twin()).map(|twin| twin.aside.pause());
             closing.entry = table::begin_close(fd).and_then(|file| closing::close(file, fd));
+            drop(leaving);
             if let Some(entry) = &closing.entry {
                 before_close(entry, fd);
             }

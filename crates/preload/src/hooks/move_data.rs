@@ -3,7 +3,8 @@ use super::hooks;
 use crate::away::calls::moving;
 use crate::call::{errno, Failure, Outcome};
 use crate::counts::Moves;
-use crate::{lookup, reach, real, table};
+use crate::held::Held;
+use crate::{reach, real, table};
 use libc::{c_int, off_t, size_t, ssize_t};
 use pd_client::core::Socket;
 use pd_client::Error;
@@ -15,19 +16,19 @@ hooks! {
         if table::look(out) == table::PLAIN {
             return real::sendfile(out, from, offset, count);
         }
-        moving(out, Moves::Sends, || send_file(out, from, offset, count), || real::sendfile(out, from, offset, count))
+        moving(out, Moves::Sends, |held| send_file(held, from, offset, count), |out| real::sendfile(out, from, offset, count))
     }
 
     fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
         if table::look(out) == table::PLAIN {
             return real::sendfile64(out, from, offset, count);
         }
-        moving(out, Moves::Sends, || send_file(out, from, offset, count), || real::sendfile64(out, from, offset, count))
+        moving(out, Moves::Sends, |held| send_file(held, from, offset, count), |out| real::sendfile64(out, from, offset, count))
     }
 }
 
-unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(out)?;
+unsafe fn send_file(held: &Held, from: c_int, offset: *mut off_t, count: usize) -> Outcome<ssize_t> {
+    let entry = held.twinned()?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     if table::look(from) != table::PLAIN {
         // No file: the kernel says what is wrong, and moves nothing.
@@ -66,7 +67,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
         }
         Ok(sent)
     };
-    let sent = twin.transmit_from(&entry, count, true, &mut fill, &mut by_driver)?;
+    let sent = twin.transmit_from(entry, count, true, &mut fill, &mut by_driver)?;
     if !offset.is_null() {
         // SAFETY: as above.
         unsafe { *offset += sent as off_t };
@@ -75,7 +76,7 @@ unsafe fn send_file(out: c_int, from: c_int, offset: *mut off_t, count: usize) -
     let more = match rest {
         0 => 0,
         // SAFETY: the caller's arguments.
-        _ => twin.finish_by_kernel(&entry, |out| unsafe { real::sendfile(out, from, offset, rest) }),
+        _ => twin.finish_by_kernel(entry, |out| unsafe { real::sendfile(out, from, offset, rest) }),
     };
     Ok((sent + more) as ssize_t)
 }

@@ -3,7 +3,8 @@ use super::hooks;
 use crate::away::calls::{moving, moving_as};
 use crate::call::{Failure, Outcome};
 use crate::counts::Moves;
-use crate::{inherited, lookup, reach, real, table, unix};
+use crate::held::Held;
+use crate::{inherited, reach, real, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 hooks! {
@@ -12,7 +13,7 @@ hooks! {
         if table::look(fd) == table::PLAIN || len == 0 {
             return real::read(fd, buffer, len);
         }
-        moving(fd, Moves::Receives, || receive(fd, buffer, len, 0), || real::read(fd, buffer, len))
+        moving(fd, Moves::Receives, |held| receive(held, buffer, len, 0), |fd| real::read(fd, buffer, len))
     }
 
     fn __read_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t) -> ssize_t {
@@ -26,7 +27,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::readv(fd, pieces, count);
         }
-        moving(fd, Moves::Receives, || read_pieces(fd, pieces, count as usize, 0), || real::readv(fd, pieces, count))
+        moving(fd, Moves::Receives, |held| read_pieces(held, pieces, count as usize, 0), |fd| real::readv(fd, pieces, count))
     }
 
     fn preadv2(fd: c_int, pieces: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
@@ -36,8 +37,8 @@ hooks! {
         moving(
             fd,
             Moves::Receives,
-            || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
-            || real::preadv2(fd, pieces, count, offset, flags),
+            |held| read_pieces(held, pieces, count as usize, dont_wait(flags)),
+            |fd| real::preadv2(fd, pieces, count, offset, flags),
         )
     }
 
@@ -48,8 +49,8 @@ hooks! {
         moving(
             fd,
             Moves::Receives,
-            || read_pieces(fd, pieces, count as usize, dont_wait(flags)),
-            || real::preadv64v2(fd, pieces, count, offset, flags),
+            |held| read_pieces(held, pieces, count as usize, dont_wait(flags)),
+            |fd| real::preadv64v2(fd, pieces, count, offset, flags),
         )
     }
 
@@ -57,7 +58,7 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::recv(fd, buffer, len, flags);
         }
-        moving(fd, Moves::receives(flags), || receive(fd, buffer, len, flags), || real::recv(fd, buffer, len, flags))
+        moving(fd, Moves::receives(flags), |held| receive(held, buffer, len, flags), |fd| real::recv(fd, buffer, len, flags))
     }
 
     fn __recv_chk(fd: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t {
@@ -77,15 +78,15 @@ hooks! {
         moving(
             fd,
             Moves::receives(flags),
-            || {
-                let received = receive(fd, buffer, len, flags)?;
+            |held| {
+                let received = receive(held, buffer, len, flags)?;
                 if !address.is_null() {
                     reach::checked(address_len, size_of::<socklen_t>())?;
-                    *address_len = sender(fd, received, address.cast(), *address_len);
+                    *address_len = sender(held, received, address.cast(), *address_len);
                 }
                 Ok(received)
             },
-            || real::recvfrom(fd, buffer, len, flags, address, address_len),
+            |fd| real::recvfrom(fd, buffer, len, flags, address, address_len),
         )
     }
 
@@ -106,26 +107,26 @@ hooks! {
         moving(
             fd,
             Moves::receives(flags),
-            || receive_message(fd, message, flags),
-            || plain_message(fd, message, flags),
+            |held| receive_message(held, message, flags),
+            |fd| plain_message(fd, message, flags),
         )
     }
 
     fn recvmmsg(
         fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int, timeout: *mut timespec,
     ) -> c_int {
-        let plain = || {
+        let plain = |fd| {
             let received = real::recvmmsg(fd, messages, count, flags, timeout);
             (0..received.max(0) as usize).for_each(|place| note_passed(&(*messages.add(place)).msg_hdr));
             received
         };
         if table::look(fd) == table::PLAIN {
-            return plain();
+            return plain(fd);
         }
         moving_as(
             fd,
             Moves::receives(flags),
-            || receive_messages(fd, messages, count as usize, flags),
+            |held| receive_messages(held, messages, count as usize, flags),
             plain,
             |received| super::send::bytes_of(messages, received),
         )
@@ -145,56 +146,56 @@ fn dont_wait(flags: c_int) -> c_int {
     }
 }
 
-unsafe fn receive(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned_for(fd, flags)?;
+unsafe fn receive(held: &Held, buffer: *mut c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = held.twinned_for(flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = match flags & libc::MSG_TRUNC {
         0 => super::send::piece(buffer, len)?,
         _ => [iovec { iov_base: buffer, iov_len: len.min(reach::MOVED_MAX) }],
     };
     // SAFETY: the caller's promise.
-    unsafe { twin.receive(&entry, &piece, flags, false) }.map(|received| received as ssize_t)
+    unsafe { twin.receive(entry, &piece, flags, false) }.map(|received| received as ssize_t)
 }
 
 unsafe fn receive_pieces(
-    fd: c_int,
+    held: &Held,
     pieces: *const iovec,
     count: usize,
     flags: c_int,
     takes_descriptors: bool,
 ) -> Outcome<ssize_t> {
-    let entry = lookup::twinned_for(fd, flags)?;
+    let entry = held.twinned_for(flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { super::send::pieces(pieces, count, flags & libc::MSG_TRUNC == 0) }?;
     // SAFETY: the caller's promise.
-    unsafe { twin.receive(&entry, pieces, flags, takes_descriptors) }.map(|received| received as ssize_t)
+    unsafe { twin.receive(entry, pieces, flags, takes_descriptors) }.map(|received| received as ssize_t)
 }
 
-unsafe fn read_pieces(fd: c_int, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned_for(fd, flags)?;
+unsafe fn read_pieces(held: &Held, pieces: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    held.twinned_for(flags)?;
     // SAFETY: the caller's promise.
     let list = unsafe { super::send::pieces(pieces, count, true) }?;
     if list.iter().all(|piece| piece.iov_len == 0) {
         return Err(Failure::Plain);
     }
     // SAFETY: the caller's promise.
-    unsafe { receive_pieces(fd, pieces, count, flags, false) }
+    unsafe { receive_pieces(held, pieces, count, flags, false) }
 }
 
 /// Writes who has sent: the kernel's TCP names nobody, AF_UNIX a peer that has a name.
-unsafe fn sender(fd: c_int, received: ssize_t, at: *mut c_void, room: socklen_t) -> socklen_t {
-    match lookup::twinned(fd) {
+unsafe fn sender(held: &Held, received: ssize_t, at: *mut c_void, room: socklen_t) -> socklen_t {
+    match held.twinned() {
         // SAFETY: the caller's room.
         Ok(entry) if received > 0 && entry.twin().is_some_and(|twin| twin.unix) => unsafe {
-            unix::write_sender(fd, at, room)
+            unix::write_sender(held.number(), at, room)
         },
         _ => 0,
     }
 }
 
-unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned_for(fd, flags)?;
+unsafe fn receive_message(held: &Held, message: *mut msghdr, flags: c_int) -> Outcome<ssize_t> {
+    held.twinned_for(flags)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's promise.
     unsafe {
@@ -202,22 +203,27 @@ unsafe fn receive_message(fd: c_int, message: *mut msghdr, flags: c_int) -> Outc
             return Err(Failure::Errno(libc::EMSGSIZE));
         }
         let room = (*message).msg_controllen;
-        let received = receive_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags, room > 0)?;
+        let received = receive_pieces(held, (*message).msg_iov, (*message).msg_iovlen, flags, room > 0)?;
         let name = (*message).msg_name;
         (*message).msg_namelen =
-            if name.is_null() { 0 } else { sender(fd, received, name, (*message).msg_namelen) };
+            if name.is_null() { 0 } else { sender(held, received, name, (*message).msg_namelen) };
         (*message).msg_controllen = 0;
         (*message).msg_flags = 0;
-        if lookup::twinned(fd).is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {
-            unix::add_credentials(fd, message, room);
+        if held.twinned().is_ok_and(|entry| entry.twin().is_some_and(|twin| twin.unix)) {
+            unix::add_credentials(held.number(), message, room);
         }
         Ok(received)
     }
 }
 
-unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
+unsafe fn receive_messages(
+    held: &Held,
+    messages: *mut mmsghdr,
+    count: usize,
+    flags: c_int,
+) -> Outcome<c_int> {
     let mut done = 0;
-    lookup::twinned_for(fd, flags)?;
+    held.twinned_for(flags)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {
@@ -227,7 +233,7 @@ unsafe fn receive_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flag
         // SAFETY: the caller's array.
         let message = unsafe { &mut *message };
         // SAFETY: the caller's message.
-        match unsafe { receive_message(fd, &mut message.msg_hdr, flags & !libc::MSG_WAITFORONE | later) } {
+        match unsafe { receive_message(held, &mut message.msg_hdr, flags & !libc::MSG_WAITFORONE | later) } {
             Ok(received) => message.msg_len = received as u32,
             Err(failure) if done == 0 => return Err(failure),
             Err(_) => break,

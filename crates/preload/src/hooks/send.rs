@@ -4,11 +4,12 @@ use crate::away::calls::{self, moving, moving_as};
 use crate::call::{aside, set_errno, Failure, Outcome};
 use crate::counts::Moves;
 use crate::epoll_set::registering;
+use crate::held::Held;
 use crate::pipe::numbers;
 use crate::short::passing;
 use crate::twin::Twin;
 use crate::unix::connecting;
-use crate::{lookup, reach, real, short, table};
+use crate::{reach, real, short, table};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 hooks! {
@@ -16,37 +17,37 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::write(fd, buffer, len);
         }
-        moving(fd, Moves::Sends, || transmit(fd, buffer, len, 0), || real::write(fd, buffer, len))
+        moving(fd, Moves::Sends, |held| transmit(held, buffer, len, 0), |fd| real::write(fd, buffer, len))
     }
 
     fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             return real::writev(fd, list, count);
         }
-        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, 0), || real::writev(fd, list, count))
+        moving(fd, Moves::Sends, |held| write_pieces(held, list, count as usize, 0), |fd| real::writev(fd, list, count))
     }
 
     fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN || offset != -1 {
             return real::pwritev2(fd, list, count, offset, flags);
         }
-        let plain = || real::pwritev2(fd, list, count, offset, flags);
-        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        let plain = |fd| real::pwritev2(fd, list, count, offset, flags);
+        moving(fd, Moves::Sends, |held| write_pieces(held, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN || offset != -1 {
             return real::pwritev64v2(fd, list, count, offset, flags);
         }
-        let plain = || real::pwritev64v2(fd, list, count, offset, flags);
-        moving(fd, Moves::Sends, || write_pieces(fd, list, count as usize, dont_wait(flags)), plain)
+        let plain = |fd| real::pwritev64v2(fd, list, count, offset, flags);
+        moving(fd, Moves::Sends, |held| write_pieces(held, list, count as usize, dont_wait(flags)), plain)
     }
 
     fn send(fd: c_int, buffer: *const c_void, len: size_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             return real::send(fd, buffer, len, flags);
         }
-        moving(fd, Moves::sends(flags), || transmit(fd, buffer, len, flags), || real::send(fd, buffer, len, flags))
+        moving(fd, Moves::sends(flags), |held| transmit(held, buffer, len, flags), |fd| real::send(fd, buffer, len, flags))
     }
 
     fn sendto(
@@ -56,8 +57,8 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return real::sendto(fd, buffer, len, flags, address, address_len);
         }
-        let plain = || real::sendto(fd, buffer, len, flags, address, address_len);
-        moving(fd, Moves::sends(flags), || transmit(fd, buffer, len, flags), plain)
+        let plain = |fd| real::sendto(fd, buffer, len, flags, address, address_len);
+        moving(fd, Moves::sends(flags), |held| transmit(held, buffer, len, flags), plain)
     }
 
     fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
@@ -67,13 +68,13 @@ hooks! {
         moving(
             fd,
             Moves::sends(flags),
-            || transmit_message(fd, message, flags),
-            || send_plain(fd, message, flags),
+            |held| transmit_message(held, message, flags),
+            |fd| send_plain(fd, message, flags),
         )
     }
 
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: libc::c_uint, flags: c_int) -> c_int {
-        let plain = || {
+        let plain = |fd| {
             if table::end() > 0 && reach::is_readable(messages, count as usize * size_of::<mmsghdr>()) {
                 aside(|| (0..count as usize).for_each(|place| mark_passed(&(*messages.add(place)).msg_hdr)));
             }
@@ -82,12 +83,12 @@ hooks! {
             sent
         };
         if table::look(fd) == table::PLAIN {
-            return plain();
+            return plain(fd);
         }
         moving_as(
             fd,
             Moves::sends(flags),
-            || transmit_messages(fd, messages, count as usize, flags),
+            |held| transmit_messages(held, messages, count as usize, flags),
             plain,
             |sent| bytes_of(messages, sent),
         )
@@ -208,37 +209,37 @@ pub(super) unsafe fn pieces<'a>(list: *const iovec, count: usize, moved: bool) -
     Ok(all)
 }
 
-unsafe fn transmit(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned_for(fd, flags)?;
+unsafe fn transmit(held: &Held, buffer: *const c_void, len: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = held.twinned_for(flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let piece = piece(buffer.cast_mut(), len)?;
     // SAFETY: the caller's promise.
-    unsafe { twin.transmit(&entry, &piece, flags) }.map(|sent| sent as ssize_t)
+    unsafe { twin.transmit(entry, &piece, flags) }.map(|sent| sent as ssize_t)
 }
 
-unsafe fn transmit_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    let entry = lookup::twinned_for(fd, flags)?;
+unsafe fn transmit_pieces(held: &Held, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    let entry = held.twinned_for(flags)?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     // SAFETY: the caller's promise.
     let pieces = unsafe { pieces(list, count, true) }?;
     // SAFETY: the caller's promise.
-    unsafe { twin.transmit(&entry, pieces, flags) }.map(|sent| sent as ssize_t)
+    unsafe { twin.transmit(entry, pieces, flags) }.map(|sent| sent as ssize_t)
 }
 
 /// Writing nothing in pieces is no call on a socket.
-unsafe fn write_pieces(fd: c_int, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned_for(fd, flags)?;
+unsafe fn write_pieces(held: &Held, list: *const iovec, count: usize, flags: c_int) -> Outcome<ssize_t> {
+    held.twinned_for(flags)?;
     // SAFETY: the caller's promise.
     let all = unsafe { pieces(list, count, true) }?;
     if all.iter().all(|piece| piece.iov_len == 0) {
         return Err(Failure::Plain);
     }
     // SAFETY: the caller's promise.
-    unsafe { transmit_pieces(fd, list, count, flags) }
+    unsafe { transmit_pieces(held, list, count, flags) }
 }
 
-unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
-    lookup::twinned_for(fd, flags)?;
+unsafe fn transmit_message(held: &Held, message: *const msghdr, flags: c_int) -> Outcome<ssize_t> {
+    held.twinned_for(flags)?;
     reach::checked(message, size_of::<msghdr>())?;
     // SAFETY: the caller's message.
     unsafe {
@@ -246,24 +247,29 @@ unsafe fn transmit_message(fd: c_int, message: *const msghdr, flags: c_int) -> O
             return Err(Failure::Errno(libc::EMSGSIZE));
         }
         if (*message).msg_controllen > 0 {
-            leave_for_control(fd)?;
+            leave_for_control(held)?;
         }
-        transmit_pieces(fd, (*message).msg_iov, (*message).msg_iovlen, flags)
+        transmit_pieces(held, (*message).msg_iov, (*message).msg_iovlen, flags)
     }
 }
 
 /// Has a connection of AF_UNIX leave for the kernel, to carry what the fabric cannot.
-fn leave_for_control(fd: c_int) -> Outcome<()> {
-    let entry = lookup::twinned(fd)?;
+fn leave_for_control(held: &Held) -> Outcome<()> {
+    let entry = held.twinned()?;
     match entry.twin().filter(|twin| twin.unix) {
-        Some(twin) => connecting::leave_for_control(&entry, twin),
+        Some(twin) => connecting::leave_for_control(entry, twin),
         None => Ok(()),
     }
 }
 
-unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, flags: c_int) -> Outcome<c_int> {
+unsafe fn transmit_messages(
+    held: &Held,
+    messages: *mut mmsghdr,
+    count: usize,
+    flags: c_int,
+) -> Outcome<c_int> {
     let mut done = 0;
-    lookup::twinned_for(fd, flags)?;
+    held.twinned_for(flags)?;
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {
@@ -272,7 +278,7 @@ unsafe fn transmit_messages(fd: c_int, messages: *mut mmsghdr, count: usize, fla
         // SAFETY: the caller's array.
         let message = unsafe { &mut *message };
         // SAFETY: the caller's message.
-        match unsafe { transmit_message(fd, &message.msg_hdr, flags) } {
+        match unsafe { transmit_message(held, &message.msg_hdr, flags) } {
             Ok(sent) => message.msg_len = sent as u32,
             Err(failure) if done == 0 => return Err(failure),
             Err(_) => break,

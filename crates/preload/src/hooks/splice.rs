@@ -5,9 +5,10 @@ use crate::away::calls::moving_as;
 use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::{Entry, Thing};
+use crate::held::Held;
 use crate::pipe::{bytes_in, numbers, Found, Pipe};
-use crate::twin::waiting::Until;
-use crate::{ending, lookup, real, table};
+use crate::twin::waiting::Waits;
+use crate::{ending, real, table};
 use libc::{c_int, c_uint, iovec, loff_t, size_t, ssize_t};
 use pd_client::core::outside;
 use pd_client::Error;
@@ -34,7 +35,8 @@ hooks! {
     fn splice(
         from: c_int, from_offset: *mut loff_t, to: c_int, to_offset: *mut loff_t, len: size_t, flags: c_uint,
     ) -> ssize_t {
-        let kernels = || real::splice(from, from_offset, to, to_offset, len, flags);
+        let by_number = |from, to| real::splice(from, from_offset, to, to_offset, len, flags);
+        let kernels = || by_number(from, to);
         if table::look(from) == table::PLAIN && table::look(to) == table::PLAIN {
             return kernels();
         }
@@ -48,18 +50,18 @@ hooks! {
             return kernels();
         }
         match (numbers::find(from), numbers::find(to)) {
-            (None, None) => by_kernels_pipe(from, to, len, flags, kernels),
+            (None, None) => by_kernels_pipe(from, to, len, flags, by_number),
             (Some(_), Some(_)) => {
                 aside(|| [from, to].into_iter().for_each(numbers::expose));
                 kernels()
             }
             (Some(pipe), None) if is_bare && table::look(to) != table::PLAIN && from == pipe.ends[0] => {
-                let plain = || pipe.used_by_kernel(kernels);
-                moving_as(to, Moves::Sends, || from_private(&pipe, to, len, flags), plain, bytes)
+                let plain = |to| pipe.used_by_kernel(|| by_number(from, to));
+                moving_as(to, Moves::Sends, |held| from_private(&pipe, held, len, flags), plain, bytes)
             }
             (None, Some(pipe)) if is_bare && table::look(from) != table::PLAIN && to == pipe.ends[1] => {
-                let plain = || pipe.used_by_kernel(kernels);
-                moving_as(from, Moves::Receives, || to_private(from, &pipe, len, flags), plain, bytes)
+                let plain = |from| pipe.used_by_kernel(|| by_number(from, to));
+                moving_as(from, Moves::Receives, |held| to_private(held, &pipe, len, flags), plain, bytes)
             }
             (Some(pipe), None) | (None, Some(pipe)) => pipe.used_by_kernel(kernels),
         }
@@ -109,30 +111,34 @@ unsafe fn by_kernels_pipe(
     to: c_int,
     len: usize,
     flags: c_uint,
-    plain: impl Fn() -> ssize_t,
+    plain: impl Fn(c_int, c_int) -> ssize_t,
 ) -> ssize_t {
-    let (fd, what) =
-        if table::look(to) == table::PLAIN { (from, Moves::Receives) } else { (to, Moves::Sends) };
-    moving_as(
-        fd,
-        what,
-        || match lookup::twinned(to) {
-            Ok(_) if !is_end(from, libc::O_RDONLY) => Err(Failure::Plain),
-            Ok(_) => from_pipe(from, to, len, flags),
-            Err(Failure::Kernel) => Err(Failure::Kernel),
-            Err(_) if !is_end(to, libc::O_WRONLY) => Err(Failure::Plain),
-            Err(_) => to_pipe(from, to, len, flags),
-        },
-        plain,
-        bytes,
-    )
+    if table::look(to) == table::PLAIN {
+        let work = |held: &Held| into_pipe(held, to, len, flags);
+        return moving_as(from, Moves::Receives, work, |from| plain(from, to), bytes);
+    }
+    let work = |held: &Held| match held.twinned() {
+        Ok(_) if !is_end(from, libc::O_RDONLY) => Err(Failure::Plain),
+        Ok(_) => from_pipe(from, held, len, flags),
+        Err(Failure::Kernel) => Err(Failure::Kernel),
+        Err(_) => into_pipe(&Held::new(from), to, len, flags),
+    };
+    moving_as(to, Moves::Sends, work, |to| plain(from, to), bytes)
+}
+
+/// [`to_pipe`] where the number may be no pipe's.
+fn into_pipe(held: &Held, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
+    match is_end(to, libc::O_WRONLY) {
+        true => to_pipe(held, to, len, flags),
+        false => Err(Failure::Plain),
+    }
 }
 
 /// Bytes that a connection has received go to a private pipe.
-fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(from)?;
+fn to_private(held: &Held, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outcome<ssize_t> {
+    let entry = held.twinned()?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
-    let by_kernel = || pipe.used_by_kernel(|| to_pipe(from, pipe.ends[1], len, flags));
+    let by_kernel = || pipe.used_by_kernel(|| to_pipe(held, pipe.ends[1], len, flags));
     if !twin.may_lend() {
         return by_kernel();
     }
@@ -142,7 +148,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
     }
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     let waits = twin.splice_waits(twin.unix && dont_wait);
-    let mut until = Until::default();
+    let mut waits_for = Waits::default();
     loop {
         let lent = pipe.alone(|| {
             let room = match pipe.room(source) {
@@ -151,7 +157,7 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
                 Found::Kernels => return Ok(None),
             };
             pipe.expect(source);
-            let lent = twin.lend(&entry, len.min(room), &mut |socket, lent| {
+            let lent = twin.lend(entry, len.min(room), &mut |socket, lent| {
                 pipe.lend(source, socket, lent.ptr.as_ptr(), lent.len);
             });
             pipe.settled(source);
@@ -169,22 +175,22 @@ fn to_private(from: c_int, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
                     by_kernel()
                 };
             }
-            Err(AGAIN) if waits => twin.wait_for_bytes(&entry, &mut until)?,
+            Err(AGAIN) if waits => twin.wait_for_bytes(entry, &mut waits_for)?,
             Err(failure) => return Err(failure),
         }
     }
 }
 
 /// Sends the bytes of a private pipe by a connection.
-fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(to)?;
+fn from_private(pipe: &Arc<Pipe>, held: &Held, len: usize, flags: c_uint) -> Outcome<ssize_t> {
+    let entry = held.twinned()?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
-    let by_kernel = || pipe.used_by_kernel(|| from_pipe(pipe.ends[0], to, len, flags));
+    let by_kernel = || pipe.used_by_kernel(|| from_pipe(pipe.ends[0], held, len, flags));
     let dont_wait = flags & libc::SPLICE_F_NONBLOCK != 0;
     if twin.is_shared() {
         return by_kernel();
     }
-    let (mut moved, mut until) = (0, Until::default());
+    let (mut moved, mut waits_for) = (0, Waits::default());
     loop {
         let sent = pipe.alone(|| {
             let there = match pipe.there() {
@@ -198,7 +204,7 @@ fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outco
             }
             let pieces = pipe.pieces(there.min(len - moved));
             // SAFETY: lent memory, until it is given back. Its sender may write it meanwhile, and bytes may be anything.
-            let sent = unsafe { twin.transmit(&entry, &pieces, libc::MSG_DONTWAIT) }?;
+            let sent = unsafe { twin.transmit(entry, &pieces, libc::MSG_DONTWAIT) }?;
             pipe.gone(sent);
             Ok(Some(sent))
         });
@@ -212,7 +218,7 @@ fn from_private(pipe: &Arc<Pipe>, to: c_int, len: usize, flags: c_uint) -> Outco
                     break;
                 }
             }
-            Err(AGAIN) if twin.splice_waits(dont_wait) => match twin.wait_for_room(&entry, &mut until) {
+            Err(AGAIN) if twin.splice_waits(dont_wait) => match twin.wait_for_room(entry, &mut waits_for) {
                 Ok(()) => {}
                 Err(_) if moved > 0 => break,
                 Err(failure) => return Err(failure),
@@ -241,8 +247,8 @@ fn wait_for(fd: c_int, events: i16, wait: bool) -> Outcome<()> {
     }
 }
 
-fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(to)?;
+fn from_pipe(from: c_int, held: &Held, len: usize, flags: c_uint) -> Outcome<ssize_t> {
+    let entry = held.twinned()?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     wait_for(from, libc::POLLIN, wait)?;
@@ -253,12 +259,12 @@ fn from_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize
         let filled = unsafe { real::read(from, place.cast(), room) };
         usize::try_from(filled).map_err(|_| Error::with_errno(errno(), "the pipe cannot be read"))
     };
-    let sent = twin.transmit_from(&entry, there, wait, &mut fill, &mut |_, _| Ok(None))?;
+    let sent = twin.transmit_from(entry, there, wait, &mut fill, &mut |_, _| Ok(None))?;
     Ok(sent as ssize_t)
 }
 
-fn to_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
-    let entry = lookup::twinned(from)?;
+fn to_pipe(held: &Held, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t> {
+    let entry = held.twinned()?;
     let twin = entry.twin().ok_or(Failure::Plain)?;
     let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
     wait_for(to, libc::POLLOUT, wait)?;
@@ -268,7 +274,7 @@ fn to_pipe(from: c_int, to: c_int, len: usize, flags: c_uint) -> Outcome<ssize_t
     let receive = |len: usize, flags| {
         let piece = [iovec { iov_base: at.cast(), iov_len: len }];
         // SAFETY: the buffer's memory.
-        unsafe { twin.receive(&entry, &piece, flags, false) }
+        unsafe { twin.receive(entry, &piece, flags, false) }
     };
     let received = receive(bytes.len(), libc::MSG_PEEK | dont_wait)?;
     if received == 0 {

@@ -1,6 +1,6 @@
 //! Receiving as sockets do: as much as is there, all, or a look at it; by the fabric, and by the kernel what comes there.
 use super::pieces::{first, total, Rest};
-use super::waiting::{Until, Wait};
+use super::waiting::{Wait, Waits};
 use super::Twin;
 use crate::aside::{self, receiving};
 use crate::back::Found;
@@ -71,12 +71,12 @@ impl Twin {
             _ => wanted,
         };
         let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
-        let (mut received, mut waiting) = (0, Until::default());
+        let (mut received, mut waiting) = (0, Waits::default());
         loop {
             let part = some(rest.pieces(), peek);
             let failure = match part {
                 Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
-                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
+                    let until = waiting.until(&self.recv_timeout_ns);
                     let waits = part < least && self.waits(flags);
                     let mut missing = Rest::new(pieces, false);
                     missing.advance(part);
@@ -123,7 +123,7 @@ impl Twin {
                     continue;
                 }
                 Err(failure) if aside::is_elsewhere(failure) => {
-                    let until = *waiting.get_or_insert_with(|| Self::until(&self.recv_timeout_ns));
+                    let until = waiting.until(&self.recv_timeout_ns);
                     match receiving::received_all(entry, self, self.waits(flags), until) {
                         Ok(Some(fd)) if received > 0 && !peek => {
                             let missing = first(rest.pieces(), least - received);

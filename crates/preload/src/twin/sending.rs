@@ -1,6 +1,6 @@
 //! Sending as sockets do, from memory or from what a function reads, to a peer that may not be there yet or any more.
 use super::pieces::{first, total, Rest};
-use super::waiting::{Until, Wait};
+use super::waiting::{Wait, Waits};
 use super::Twin;
 use crate::call::{lock, Failure, Outcome, AGAIN};
 use crate::entry::Entry;
@@ -8,7 +8,7 @@ use crate::real;
 use crate::unseen::looking;
 use crate::{address, aside, claim};
 use libc::{c_int, iovec};
-use pd_client::core::{Fill, KernelReason, Socket};
+use pd_client::core::{let_run, Fill, KernelReason, Socket};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Twin {
         }
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
-        let (mut sent, mut waiting) = (0, Until::default());
+        let (mut sent, mut waiting) = (0, Waits::default());
         loop {
             let part = match wanted {
                 0 => self.transmit_nothing(entry),
@@ -176,7 +176,7 @@ impl Twin {
         if self.is_kernels_to_send(entry) {
             return Err(Failure::Kernel);
         }
-        let (mut sent, mut waiting) = (0, Until::default());
+        let (mut sent, mut waiting) = (0, Waits::default());
         let waits = waits && self.waits(0);
         // Bytes that `fill` has read, and that another process's end was to send: this one takes the end back.
         let mut unsent = Vec::new();
@@ -227,6 +227,11 @@ impl Twin {
                 Err(AGAIN) if waits || !unsent.is_empty() => match self.wait(entry, Wait::Send, &mut waiting)
                 {
                     Ok(()) => continue,
+                    Err(Failure::Handler { .. }) if !unsent.is_empty() => {
+                        // Bytes that were read are sent first.
+                        let_run();
+                        continue;
+                    }
                     Err(failure) => failure,
                 },
                 Err(failure) => failure,

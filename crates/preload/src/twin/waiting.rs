@@ -1,10 +1,10 @@
 //! Waiting for bytes, for room and for a peer that has still to take its end. A signal ends each wait.
 use super::Twin;
 use crate::address::is_nonblocking;
-use crate::call::{interrupts, lock, Failure, Outcome, AGAIN};
+use crate::call::{interrupted, lock, Failure, Outcome, AGAIN};
 use crate::claim::{self, settling};
 use crate::closed;
-use crate::entry::Entry;
+use crate::entry::{Entry, Sleeper};
 use crate::sleep::{kernel_poll, sleep_on};
 use pd_client::core::{sleep_for, Pause};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,8 +25,20 @@ pub(super) enum Wait {
     Send,
 }
 
-/// When the socket's time is over, if ever; known after the first wait of a call.
-pub(crate) type Until = Option<Option<Instant>>;
+/// The waits of a call.
+#[derive(Debug, Default)]
+pub(crate) struct Waits<'a> {
+    /// When the socket's time is over, if ever; known after the first wait.
+    until: Option<Option<Instant>>,
+    sleeper: Option<Sleeper<'a>>,
+}
+
+impl Waits<'_> {
+    /// Returns the end of the time of a socket with this time-out.
+    pub(super) fn until(&mut self, timeout_ns: &AtomicU64) -> Option<Instant> {
+        *self.until.get_or_insert_with(|| Twin::until(timeout_ns))
+    }
+}
 
 impl Twin {
     /// Finds out how it stands with a peer that has still to take its end; true: it was decided just now. Who never waits may
@@ -43,10 +55,10 @@ impl Twin {
     }
 
     /// Waits once, at most until the socket's time is over.
-    pub(super) fn wait(&self, entry: &Arc<Entry>, wait: Wait, until: &mut Until) -> Outcome<()> {
-        let until = *until.get_or_insert_with(|| match wait {
-            Wait::Recv(_) => Self::until(&self.recv_timeout_ns),
-            Wait::Send => Self::until(&self.send_timeout_ns),
+    pub(super) fn wait<'a>(&self, entry: &'a Arc<Entry>, wait: Wait, waits: &mut Waits<'a>) -> Outcome<()> {
+        let until = waits.until(match wait {
+            Wait::Recv(_) => &self.recv_timeout_ns,
+            Wait::Send => &self.send_timeout_ns,
         });
         if closed::is_closed() {
             return Self::wait_in_kernel(entry, wait, until);
@@ -70,7 +82,8 @@ impl Twin {
             full = wait == Wait::Send && self.is_full();
             limit = limit.min(if full { claim::LOOK_FOR_ROOM_EVERY } else { claim::LOOK_EVERY });
         }
-        if self.abandoned.load(Ordering::Acquire) {
+        waits.sleeper.get_or_insert_with(|| entry.sleeps());
+        if self.is_abandoned() {
             return Err(Failure::Kernel);
         }
         let between = self.window().filter(|back| matches!(wait, Wait::Recv(_)) && !back.receives());
@@ -79,7 +92,7 @@ impl Twin {
             let wanted = vec![(end, libc::POLLIN as u32)];
             let limit = (limit < Duration::MAX).then_some(limit);
             return match sleep_on(wanted, &mut kernel, limit, std::ptr::null(), &|| false) {
-                Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+                Err(Failure::Errno(libc::EINTR)) => interrupted(until.is_some()),
                 slept => slept,
             };
         }
@@ -93,8 +106,8 @@ impl Twin {
             None => Pause::Look,
         };
         // As the kernel has it: with a time-out a handler always ends the call.
-        if pause == Pause::Signal && interrupts(until.is_some()) {
-            return Err(Failure::Errno(libc::EINTR));
+        if pause == Pause::Signal {
+            interrupted(until.is_some())?;
         }
         Ok(())
     }
@@ -112,12 +125,12 @@ impl Twin {
         let events = if wait == Wait::Send { 0 } else { libc::POLLIN };
         let mut poll = [libc::pollfd { fd, events, revents: 0 }];
         match kernel_poll(&mut poll, Some(left.min(CLOSED_LOOK_EVERY)), std::ptr::null()) {
-            Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => Ok(()),
+            Err(Failure::Errno(libc::EINTR)) => interrupted(until.is_some()),
             waited => waited.map(drop),
         }
     }
 
-    pub(super) fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
+    fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
         match timeout_ns.load(Ordering::Relaxed) {
             0 => None,
             timeout_ns => Instant::now().checked_add(Duration::from_nanos(timeout_ns)),
@@ -125,13 +138,13 @@ impl Twin {
     }
 
     /// Waits once for bytes to receive, at most until the socket's time is over.
-    pub(crate) fn wait_for_bytes(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
-        self.wait(entry, Wait::Recv(0), until)
+    pub(crate) fn wait_for_bytes<'a>(&self, entry: &'a Arc<Entry>, waits: &mut Waits<'a>) -> Outcome<()> {
+        self.wait(entry, Wait::Recv(0), waits)
     }
 
     /// Waits once for room to send, at most until the socket's time is over.
-    pub(crate) fn wait_for_room(&self, entry: &Arc<Entry>, until: &mut Until) -> Outcome<()> {
-        self.wait(entry, Wait::Send, until)
+    pub(crate) fn wait_for_room<'a>(&self, entry: &'a Arc<Entry>, waits: &mut Waits<'a>) -> Outcome<()> {
+        self.wait(entry, Wait::Send, waits)
     }
 
     /// The events of `poll` and `epoll` that hold.

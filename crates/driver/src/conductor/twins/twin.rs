@@ -195,12 +195,12 @@ impl Twin {
         Some(learnt.into_iter().filter(|(is, _)| *is).fold(0, |all, (_, bit)| all | bit))
     }
 
-    /// Lets a side's client take the mark off. Returns facts of the two ([`UNMARKED`]): none to the one that may.
+    /// Lets a side's client take the mark off. Returns facts of the two: [`PEER_LEFT`], and [`UNMARKED`] to all but the one that may. A peer
+    /// that has not left sends no mark when it follows.
     pub(in crate::conductor) fn claim_mark(&mut self, side: Side) -> u64 {
-        match std::mem::replace(&mut self.unmarked[side], true) {
-            true => UNMARKED,
-            false => 0,
-        }
+        let was_unmarked = std::mem::replace(&mut self.unmarked[side], true);
+        let left = if self.aside[side.other()] { PEER_LEFT } else { 0 };
+        left | if was_unmarked { UNMARKED } else { 0 }
     }
 
     /// Tells whether the flow that starts at a side ends because the side goes on in the kernel.
