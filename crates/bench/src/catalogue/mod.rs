@@ -4,6 +4,7 @@
 //! [`crate::scheme`] and [`crate::waiting`].
 
 mod conditions;
+mod lines;
 mod scheme;
 
 pub use conditions::{Conditions, Cores, Placement, Waiting};

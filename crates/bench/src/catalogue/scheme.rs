@@ -1,5 +1,6 @@
 //! All schemes, with name, place of the ends, transport and tuning.
 
+use super::lines::{Carrier, Line};
 use clap::ValueEnum;
 use pd_harness::digest::Touch;
 use pd_harness::tuning::Tuning;
@@ -94,187 +95,15 @@ pub const PEERS: [Scheme; 14] = [
 /// The limits.
 pub const LIMITS: [Scheme; 3] = [Scheme::Memcpy, Scheme::Engine, Scheme::EnginePipeline];
 
-/// The carrier of a scheme's bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Carrier {
-    /// PipeDevice, through its client library.
-    Pipedevice,
-    /// PipeDevice beside kernel TCP, through the preload library: settings of the program's environment.
-    Preload(&'static [&'static str]),
-    /// Kernel TCP.
-    Tcp,
-    /// AF_UNIX.
-    Unix,
-    /// Anything else.
-    Other,
-}
-
-/// A scheme's line of the catalogue.
-struct Entry {
-    name: &'static str,
-    place: Place,
-    carrier: Carrier,
-    tuning: &'static str,
-}
-
-fn entry(name: &'static str, place: Place, carrier: Carrier, tuning: &'static str) -> Entry {
-    Entry { name, place, carrier, tuning }
-}
-
 impl Scheme {
-    fn entry(self) -> Entry {
-        match self {
-            Scheme::Pipedevice => entry(
-                "pipedevice",
-                Place::Containers,
-                Carrier::Pipedevice,
-                "a rule of the policy says offloaded; messages written in send memory, read where the engine put them; \
-                 rings of 4 MB",
-            ),
-            Scheme::PipedeviceDefault => entry(
-                "pipedevice-default",
-                Place::Containers,
-                Carrier::Pipedevice,
-                "the same program in two containers that no policy mentions",
-            ),
-            Scheme::PipedeviceDirect => entry(
-                "pipedevice-direct",
-                Place::Containers,
-                Carrier::Pipedevice,
-                "messages written in send memory, copied into a shared ring, read there; spin then futex",
-            ),
-            Scheme::Tcp => entry(
-                "tcp",
-                Place::Containers,
-                Carrier::Tcp,
-                "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel",
-            ),
-            Scheme::TcpTuned => entry(
-                "tcp-tuned",
-                Place::Containers,
-                Carrier::Tcp,
-                "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel",
-            ),
-            Scheme::TcpSendfile => entry(
-                "tcp-sendfile",
-                Place::Containers,
-                Carrier::Tcp,
-                "sendfile() of 64 KB at a time, the sender's checksum through a mapping; receives as tcp",
-            ),
-            Scheme::TcpSendfileUntouched => entry(
-                "tcp-sendfile-untouched",
-                Place::Containers,
-                Carrier::Tcp,
-                "sendfile() of 64 KB at a time, without the sender's checksum; receives as tcp",
-            ),
-            Scheme::TcpTunedSendfile => entry(
-                "tcp-tuned-sendfile",
-                Place::Containers,
-                Carrier::Tcp,
-                "sendfile() of 64 KB at a time, the sender's checksum through a mapping; receives as tcp",
-            ),
-            Scheme::TcpPreload => entry(
-                "tcp-preload",
-                Place::Containers,
-                Carrier::Tcp,
-                "programs with the preload library and no driver to attach to",
-            ),
-            Scheme::Preload => entry(
-                "preload",
-                Place::Containers,
-                Carrier::Preload(&[]),
-                "the program of tcp with libpd_preload.so; connections have twins",
-            ),
-            Scheme::PreloadShort => entry(
-                "preload-short",
-                Place::Containers,
-                Carrier::Preload(&["PD_PRELOAD=short"]),
-                "the program of tcp with libpd_preload.so, PD_PRELOAD=short",
-            ),
-            Scheme::TcpLoopback => entry(
-                "tcp-loopback",
-                Place::Host,
-                Carrier::Tcp,
-                "one reused buffer a message; receives up to 256 KB at a time; buffers autotuned by the kernel",
-            ),
-            Scheme::Unix => entry(
-                "unix",
-                Place::Containers,
-                Carrier::Unix,
-                "one reused buffer a message; receives up to 256 KB at a time; SO_SNDBUF raised",
-            ),
-            Scheme::IoUring => entry(
-                "io_uring",
-                Place::Containers,
-                Carrier::Tcp,
-                "sends linked and submitted in batches, plain ones, for SEND_ZC is copied on delivery; receives into \
-                 registered buffers",
-            ),
-            Scheme::Sockmap => entry(
-                "sockmap",
-                Place::Containers,
-                Carrier::Tcp,
-                "sk_msg program with BPF_F_INGRESS redirect between the two sockets",
-            ),
-            Scheme::ProcessVmReadv => entry(
-                "process_vm_readv",
-                Place::Host,
-                Carrier::Other,
-                "descriptors in a shared ring, spin then futex; one process_vm_readv a batch",
-            ),
-            Scheme::ShmRing => entry(
-                "shm-ring",
-                Place::Host,
-                Carrier::Other,
-                "messages written and read in place in a ring of 4 MB; spin then futex",
-            ),
-            Scheme::Ucx => entry(
-                "ucx",
-                Place::Host,
-                Carrier::Other,
-                "tagged messages over posix, without cma, which is slower; progress, then sleep on the worker's descriptor",
-            ),
-            Scheme::Libfabric => entry(
-                "libfabric",
-                Place::Host,
-                Carrier::Other,
-                "shm provider without cma, which is slower; messages between pre-posted buffers; yields while it waits",
-            ),
-            Scheme::Iceoryx2 => entry(
-                "iceoryx2",
-                Place::Host,
-                Carrier::Other,
-                "publish-subscribe of loaned slices; an event wakes the receiver",
-            ),
-            Scheme::Memcpy => entry(
-                "memcpy",
-                Place::Local,
-                Carrier::Other,
-                "one thread: rewrite, checksum, copy, checksum",
-            ),
-            Scheme::Engine => entry(
-                "engine",
-                Place::Local,
-                Carrier::Other,
-                "cpu engine's queue pair in batches of 64 between two rings of 4 MB",
-            ),
-            Scheme::EnginePipeline => entry(
-                "engine-pipeline",
-                Place::Local,
-                Carrier::Other,
-                "producer, cpu engine's queue pair and consumer in three threads",
-            ),
-        }
-    }
-
     /// Returns its name on the command line and in results.
     pub fn name(self) -> &'static str {
-        self.entry().name
+        Line::of(self).name
     }
 
     /// Returns where its ends live.
     pub fn place(self) -> Place {
-        self.entry().place
+        Line::of(self).place
     }
 
     /// Returns whether it needs a driver.
@@ -284,12 +113,12 @@ impl Scheme {
 
     /// Returns whether it is PipeDevice through its client library.
     pub fn is_pipedevice(self) -> bool {
-        self.entry().carrier == Carrier::Pipedevice
+        Line::of(self).carrier == Carrier::Pipedevice
     }
 
     /// Returns whether kernel TCP carries its bytes, or some of its connections.
     pub fn is_over_tcp(self) -> bool {
-        matches!(self.entry().carrier, Carrier::Tcp | Carrier::Preload(_))
+        matches!(Line::of(self).carrier, Carrier::Tcp | Carrier::Preload(_))
     }
 
     /// Returns whether it is kernel TCP that ratios are to: the better of those with the same parameters.
@@ -318,7 +147,7 @@ impl Scheme {
 
     /// Returns whether it is AF_UNIX.
     pub fn is_unix(self) -> bool {
-        self.entry().carrier == Carrier::Unix
+        Line::of(self).carrier == Carrier::Unix
     }
 
     /// Returns how kernel TCP in its containers is set up, whatever carries the scheme's bytes.
@@ -331,7 +160,7 @@ impl Scheme {
 
     /// Returns settings of the environment that an unmodified program runs with; none without the preload library.
     pub fn preload(self) -> Option<&'static [&'static str]> {
-        match self.entry().carrier {
+        match Line::of(self).carrier {
             Carrier::Preload(settings) => Some(settings),
             _ => None,
         }
@@ -344,7 +173,7 @@ impl Scheme {
 
     /// Returns how its implementation is tuned, for the report.
     pub fn tuning(self) -> String {
-        let Entry { carrier, tuning, .. } = self.entry();
+        let &Line { carrier, tuning, .. } = Line::of(self);
         match carrier {
             Carrier::Tcp => format!("{tuning}; {}", self.tcp()),
             _ => tuning.to_owned(),
