@@ -6,7 +6,7 @@ use super::{token, Door, TOKEN_SOCKET};
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
 use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
-use crate::messages::{NewChannel, Violation};
+use crate::messages::{NewChannel, Violation, DRIVER};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
 use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
@@ -312,9 +312,9 @@ impl Door {
         };
         let Some(guest) = self.guests.here(id).filter(|guest| guest.serial == serial) else {
             if let Made::SendRegion(Ok((region, _))) | Made::ReceiveRegion(Ok((region, _))) = made {
-                self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![region]));
+                self.helpers.give(DRIVER, NOBODY, Job::Drop(vec![region]));
             } else if let Made::Emptied(_, region) | Made::Filled(_, region, _) = made {
-                self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![*region]));
+                self.helpers.give(DRIVER, NOBODY, Job::Drop(vec![*region]));
             } else if let Made::Pipe(Ok(new)) = made {
                 // The pipe has no other holder: its offer goes with it.
                 drop(new);
@@ -375,7 +375,7 @@ impl Door {
     ) {
         match self.guests.here(id).map(|guest| (guest.payer(), (id, guest.serial))) {
             Some((payer, whose)) => self.helpers.give(payer, whose, job(region)),
-            None => self.helpers.give(super::DRIVER, NOBODY, Job::Drop(vec![*region])),
+            None => self.helpers.give(DRIVER, NOBODY, Job::Drop(vec![*region])),
         }
     }
 

@@ -12,6 +12,7 @@
 mod accept;
 mod admin;
 mod bucket;
+mod commands;
 mod frames;
 mod guest;
 mod helpers;
@@ -28,24 +29,20 @@ pub use listen::{listen, Sockets};
 pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, ToDoor};
 pub use takeover::DoorState;
 
-use crate::calls::{may, Call};
 use crate::clock::Clock;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
-use crate::memory::{Exhausted, Lent, Pool};
-use crate::messages::DRIVER;
-use crate::pipes::{Pipes, ToNic};
+use crate::memory::Pool;
+use crate::pipes::Pipes;
 use crate::settings::Settings;
 use crate::standing::Host;
 use crate::StartError;
 use accept::Newcomers;
 use admin::{Desk, Strangers};
 use guest::Guests;
-use helpers::{Helpers, Job, NOBODY};
-use pd_abi::limits::REGIONS_MAX;
+use helpers::Helpers;
 use pd_shm::counters::CounterRegion;
 use rustix::event::epoll;
-use rustix::io::Errno;
 use rustix::pipe::{pipe_with, PipeFlags};
 use rustix::time::Timespec;
 use std::collections::VecDeque;
@@ -218,103 +215,6 @@ impl Door {
     /// Takes the loan of the door, if it is wanted elsewhere.
     pub fn take_loan(&mut self) -> Option<Loan> {
         self.loan.take()
-    }
-
-    /// Carries out commands. Returns whether there were any.
-    pub fn take_commands(&mut self) -> bool {
-        let mut commands = std::mem::take(&mut self.commands);
-        self.inbox.drain(&mut commands);
-        let worked = !commands.is_empty();
-        commands.drain(..).for_each(|command| self.apply_command(command));
-        self.commands = commands;
-        worked
-    }
-
-    fn apply_command(&mut self, command: ToDoor) {
-        match command {
-            ToDoor::Admit { client, tenant, account, lease, unread } => {
-                let Some(guest) = self.guests.get(client) else { return };
-                guest.admit(tenant, account, lease);
-                let (payer, whose) = (guest.payer(), (client, guest.serial));
-                match unread {
-                    Some(namespace) => {
-                        let job = Job::Addresses(payer, guest.namespace, namespace);
-                        self.helpers.give(payer, whose, job);
-                    }
-                    None => self.answered(client),
-                }
-            }
-            ToDoor::TurnAway { client, errno, why } => {
-                if let Some(socket) = self.guests.here(client).map(|guest| Arc::clone(&guest.socket)) {
-                    self.say_refused(&socket, errno, &why);
-                }
-                self.close(client);
-                self.guests.forget(client);
-            }
-            ToDoor::SetTenant { client, tenant } => {
-                if let Some(guest) = self.guests.get(client) {
-                    let left = guest.payer();
-                    guest.set_tenant(tenant);
-                    let payer = guest.payer();
-                    self.pipes.send(ToNic::SetPayer { client, left, payer });
-                }
-            }
-            ToDoor::Answer { client, frame, fd } => self.answer(client, *frame, fd.into_iter().collect()),
-            ToDoor::Done { client } => self.answered(client),
-            ToDoor::CutOff { client, violation } => self.cut_off(client, violation),
-            ToDoor::Forget { client, mut regions } => {
-                self.close(client);
-                let mut payer = DRIVER;
-                if let Some(mut guest) = self.guests.forget(client) {
-                    payer = guest.payer();
-                    if let Some(lines) = guest.memory.take().filter(|lines| !lines.is_let_go()) {
-                        self.helpers.hold_lent(vec![lines]);
-                    }
-                    regions.extend(guest.into_regions());
-                }
-                if !regions.is_empty() {
-                    self.helpers.give(payer, NOBODY, Job::Drop(regions));
-                }
-            }
-            ToDoor::MakeReceiveRegion { client, lease, ring_bytes } => {
-                let Some(guest) = self.guests.here(client) else { return };
-                if guest.regions as usize >= REGIONS_MAX {
-                    let exhausted = Exhausted::Memory(Errno::NOSPC);
-                    self.conductor.send(FromDoor::NoReceiveRegion { client, exhausted });
-                } else {
-                    let (payer, whose) = (guest.payer(), (client, guest.serial));
-                    self.helpers.give(payer, whose, Job::ReceiveRegion(lease, ring_bytes));
-                }
-            }
-            ToDoor::EmptyReceiveRegion { client, number, region } => {
-                self.give_region_job(client, region, |region| Job::Empty(number, region));
-            }
-            ToDoor::FillReceiveRegion { client, number, region } => {
-                self.give_region_job(client, region, |region| Job::Fill(number, region));
-            }
-            ToDoor::DropReceiveRegion { region } => {
-                self.helpers.give(DRIVER, NOBODY, Job::Drop(vec![*region]));
-            }
-            ToDoor::ReadAddresses { payer, id, namespace } => {
-                self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
-            }
-            ToDoor::Watch { pidfd } => {
-                let token = token(TOKEN_WATCHED, ClientId::default());
-                let added = may(Call::Watch)
-                    .and_then(|()| epoll::add(&self.epoll, &*pidfd, token, epoll::EventFlags::IN));
-                match added {
-                    Ok(()) => self.watched.push(pidfd),
-                    Err(error) => tracing::error!(%error, "cannot watch a container"),
-                }
-            }
-            ToDoor::PipeOpened { client, serial, number, opened } => {
-                self.pipe_opened(client, serial, number, opened);
-            }
-            ToDoor::PipePeer { client, serial, peer } => self.pipe_peer(client, serial, peer),
-            ToDoor::PipesClosed { payer, memory } => self.pipes_closed(payer, memory),
-            ToDoor::Made { client, serial, made } => self.made(client, serial, made),
-            ToDoor::Lend(loan) => self.loan = Some(loan),
-        }
     }
 
     /// Ends a guest that has hung up, or died.
