@@ -3,7 +3,7 @@ use super::*;
 use crate::clock::Clock;
 use crate::conductor::{Crew, Inboxes, Movers, Others};
 use crate::door::FromDoor;
-use crate::driver::Lead;
+use crate::driver::lead::Lead;
 use crate::identity::Identity;
 use crate::ids::{MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};

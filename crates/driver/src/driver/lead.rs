@@ -1,0 +1,162 @@
+//! The driver's first thread: the conductor and the first mover, and the driver that follows.
+use super::STOP_POLL;
+use crate::clock::Clock;
+use crate::conductor::{Conductor, Crew};
+use crate::door::{Door, Loan, ToDoor};
+use crate::ids::MoverId;
+use crate::mailbox::Mailbox;
+use crate::memory::Cold;
+use crate::policy::Policy;
+use crate::start_error::StartError;
+use crate::takeover::giving::{Outcome, Successor};
+use crate::takeover::taking::{self, Begun, Predecessor};
+use crate::takeover::warming::warm;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The conductor and the first mover, which take turns on one thread.
+pub struct Lead {
+    pub conductor: Conductor,
+    clock: Arc<dyn Clock>,
+}
+
+impl Lead {
+    /// Makes the pair from a conductor and its mover.
+    pub fn new(conductor: Conductor, clock: Arc<dyn Clock>) -> Self {
+        Self { conductor, clock }
+    }
+
+    /// Runs one turn of both. None: there may be more to do; otherwise the longest time until the next turn.
+    pub fn turn(&mut self) -> Option<Duration> {
+        let Self { conductor, clock } = self;
+        let mover = conductor.mover();
+        let mut worked = mover.step();
+        let watched = mover.take_watched();
+        let begun = mover.begin_controls();
+        worked |= conductor.step();
+        if let Some(begun) = begun {
+            conductor.mover().settle_controls(begun);
+        }
+        worked |= conductor.balance();
+        if watched {
+            conductor.poll(Some(Duration::ZERO));
+            worked = true;
+        }
+        // Computed anew each time: new work may be due before known work.
+        let wake_by = conductor.wake_by();
+        if wake_by.is_some_and(|at| clock.now() >= at) {
+            conductor.tick();
+            worked = true;
+        }
+        (!worked).then(|| wake_by.into_iter().fold(clock.now() + STOP_POLL, Duration::min))
+    }
+}
+
+/// Runs until it is to stop, or another driver has taken over.
+fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
+    let inboxes = lead.conductor.inboxes().clone();
+    let mut successor: Option<Successor> = None;
+    while !stop.load(Ordering::Acquire) {
+        if let Some(mut by) = lead.turn() {
+            if let Some(waits) = successor.as_ref().and_then(Successor::waits) {
+                by = by.min(lead.clock.now() + waits);
+            }
+            let mover = lead.conductor.mover();
+            mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
+        }
+        if let Some((stream, early)) = lead.conductor.take_successor() {
+            successor = Some(Successor::new(stream, early));
+        }
+        if let Some(waiting) = successor.as_mut().filter(|successor| successor.waits().is_none()) {
+            match hand_over(lead, door, waiting) {
+                Outcome::Gone => return Outcome::Gone,
+                Outcome::Again => {}
+                Outcome::Stays => successor = None,
+            }
+        }
+    }
+    Outcome::Stays
+}
+
+/// Holds all agents in this thread, and gives them to another driver if it takes them.
+fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor) -> Outcome {
+    let ((to, lent), (give_back, back)) = (channel(), channel());
+    successor.begin();
+    door.send(ToDoor::Lend(Loan { to, back }));
+    let Ok(mut door) = lent.recv() else { return Outcome::Stays };
+    let outcome = match lead.conductor.hold() {
+        true => successor.attempt(&mut lead.conductor, &mut door),
+        false => Outcome::Stays,
+    };
+    if outcome != Outcome::Gone {
+        lead.conductor.let_go();
+        // If the door's thread has ended, so does the driver.
+        let _ = give_back.send(door);
+    }
+    outcome
+}
+
+/// The state of another driver, taken.
+pub(super) struct Taken {
+    begun: Begun,
+    cold: Vec<Cold>,
+}
+
+impl Taken {
+    /// Takes the predecessor's state, and begins with it. From then on the gate's entries are this driver's.
+    ///
+    /// # Errors
+    /// [`StartError`]; the predecessor goes on.
+    pub(super) fn from(
+        predecessor: &Predecessor,
+        policy: Policy,
+        conductor: &mut Conductor,
+        door: &mut Door,
+        handed_over: &AtomicBool,
+    ) -> Result<Self, StartError> {
+        let (ready, begun) = predecessor.take(policy, conductor, door)?;
+        handed_over.store(false, Ordering::Release);
+        let cold = taking::begin(ready, conductor, door);
+        Ok(Self { begun, cold })
+    }
+
+    /// Records the take-over, and enters the pages of the clients' memory in a thread of its own.
+    fn report(self, conductor: &mut Conductor, stop: &Arc<AtomicBool>) {
+        conductor.note_taken_over(self.begun.now());
+        // Not before: a thread that enters pages makes those wait that start.
+        let (cold, stop) = (self.cold, Arc::clone(stop));
+        let started = std::thread::Builder::new().name("pd-warm".into()).spawn(move || warm(cold, &stop));
+        if let Err(error) = started {
+            tracing::warn!(%error, "memory of clients is entered page by page");
+        }
+    }
+}
+
+/// The work of the first thread.
+pub(super) struct Leading {
+    pub(super) lead: Lead,
+    /// The door's mailbox.
+    pub(super) door: Arc<Mailbox<ToDoor>>,
+    pub(super) crew: Crew,
+    pub(super) taken: Option<Taken>,
+    /// Set when another driver has taken this one's place.
+    pub(super) handed_over: Arc<AtomicBool>,
+}
+
+impl Leading {
+    /// Runs until `stop`, or until another driver has taken over.
+    pub(super) fn run(self, stop: &AtomicBool) {
+        let Self { mut lead, door, crew, taken, handed_over } = self;
+        crew.pin(MoverId::default());
+        if let Some(taken) = taken {
+            taken.report(&mut lead.conductor, &crew.stop);
+        }
+        if run(&mut lead, &door, stop) == Outcome::Gone {
+            handed_over.store(true, Ordering::Release);
+            crew.stop.store(true, Ordering::Release);
+        }
+        lead.conductor.join_movers();
+    }
+}
