@@ -1,6 +1,8 @@
 //! A progress bar for people, on standard error; silent where that is no terminal.
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressStyle;
+
+pub use indicatif::ProgressBar;
 
 /// Makes a bar of `steps` steps.
 pub fn bar(steps: u64) -> ProgressBar {

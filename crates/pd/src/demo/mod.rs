@@ -18,10 +18,10 @@ use anyhow::{bail, ensure, Context, Result};
 use rustix::fs::{access, Access};
 use sha2::{Digest as _, Sha256};
 
-use cells::{DemoCell, Samples};
+use cells::{DemoCell, Sample, Samples};
 use pd_bench::bench::Settings;
 use pd_bench::catalogue::Conditions;
-use pd_bench::files::Source;
+use pd_bench::files::{Piece, Source};
 use pd_bench::protocol::Files;
 use pd_bench::report::{bars, results};
 use pd_bench::row::Row;
@@ -31,7 +31,7 @@ use pd_driver::Bytes;
 use pd_harness::engines;
 use pd_harness::machine;
 use pd_harness::measure::cpu::Quiet;
-use pd_harness::progress;
+use pd_harness::progress::{self, ProgressBar};
 use pd_harness::signals::Signals;
 use report::{FileRow, Report, Setting, Verified};
 use schemes::{Part, Scheme};
@@ -104,6 +104,20 @@ impl DemoArgs {
                 false => self.schemes.contains(s),
             })
             .collect()
+    }
+
+    /// Returns the parts to run, each with the schemes that fit it.
+    fn fitting(&self, schemes: &[Scheme]) -> Vec<(Part, Vec<Scheme>)> {
+        let of = |&part: &Part| (part, schemes.iter().copied().filter(|s| s.fits(part)).collect());
+        self.parts.iter().map(of).collect()
+    }
+
+    /// Returns the schemes that all files are sent over once, to compare hashes.
+    fn to_verify(&self, schemes: &[Scheme]) -> Vec<Scheme> {
+        match self.parts.contains(&Part::File) {
+            true => schemes.iter().copied().filter(|s| *s != Scheme::TcpSendfileUntouched).collect(),
+            false => Vec::new(),
+        }
     }
 
     fn is_simulated(&self) -> bool {
@@ -195,77 +209,42 @@ pub fn main(args: &DemoArgs) -> Result<i32> {
     Ok(0)
 }
 
+/// A demo: its sources, schemes and containers.
+struct Demo<'a> {
+    args: &'a DemoArgs,
+    source: Source,
+    files: Files,
+    schemes: Vec<Scheme>,
+    stand: Stand<'a>,
+    bar: ProgressBar,
+}
+
 fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Vec<Row>, Quiet)> {
-    let paths = match args.files.is_empty() {
-        false => args.files.clone(),
-        true if args.is_simulated() => source::find_smallest().into_iter().map(|c| c.path).collect(),
-        true => source::find(ROUND_BYTES_MIN).into_iter().map(|c| c.path).collect(),
-    };
-    let paths: Vec<PathBuf> = paths
-        .iter()
-        .map(|p| fs::canonicalize(p).with_context(|| format!("cannot open {}", p.display())))
-        .collect::<Result<_>>()?;
+    let paths = paths(args)?;
     let source = Source::open(&paths)?;
     announce(&source);
     let schemes = args.schemes();
-    let parts: Vec<(Part, Vec<Scheme>)> =
-        args.parts.iter().map(|&p| (p, schemes.iter().copied().filter(|s| s.fits(p)).collect())).collect();
-    let verified_schemes: Vec<Scheme> = match args.parts.contains(&Part::File) {
-        true => schemes.iter().copied().filter(|s| *s != Scheme::TcpSendfileUntouched).collect(),
-        false => Vec::new(),
-    };
-    let rounds_in_all: usize = match args.rounds() as usize {
-        0 => 0,
-        rounds => parts.iter().map(|(_, s)| s.len() * (rounds + 1)).sum(),
-    };
-    let bar = progress::bar((verified_schemes.len() + rounds_in_all) as u64);
+    let parts = args.fitting(&schemes);
+    let to_verify = args.to_verify(&schemes);
+    let timed: usize = parts.iter().map(|(_, schemes)| schemes.len() * rounds_of_each(args)).sum();
+    let bar = progress::bar((to_verify.len() + timed) as u64);
 
     bar.set_message("reading the files");
     let sha256 = sha256(&source, signals)?;
-    let mut stand = set_up(args, &schemes, signals)?;
+    let stand = set_up(args, &schemes, signals)?;
     let quiet = match (args.rounds(), &args.results) {
         (0, _) => Quiet { background_cores: 0.0, cpu_share: 1.0 },
         (_, None) => Quiet::measure(signals)?,
         (_, Some(_)) => Quiet::wait(signals)?,
     };
     let machine = machine::Machine::describe();
-    let (message_bytes, files) = (args.message_bytes.0 as usize, files(args, paths));
-    let (mut settings, mut verified) = (Vec::new(), Vec::new());
-    for &scheme in &schemes {
-        let is_verified = verified_schemes.contains(&scheme);
-        if is_verified {
-            bar.set_message(format!("verifying {}", scheme.name()));
-        }
-        let bytes = is_verified.then(|| source.bytes());
-        let (has, received) = cells::connect(scheme, message_bytes, &files, bytes, &mut stand)?;
-        settings.push(Setting { scheme, has });
-        let Some(received) = received else { continue };
-        ensure!(
-            received == sha256,
-            "{}: the receiver got SHA-256 {received}, the files have {sha256}; do they change meanwhile?",
-            scheme.name()
-        );
-        verified.push(Verified { scheme, sha256: received });
-        bar.inc(1);
-    }
-    let bytes_min = source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
-    let (samples, mut rows) = (Samples::default(), Vec::new());
-    for (part, schemes) in parts.into_iter().filter(|_| args.rounds() > 0) {
-        let cell = |&scheme: &Scheme| -> Box<dyn Cell> {
-            Box::new(DemoCell::new(part, scheme, message_bytes, bytes_min, &files, &samples))
-        };
-        let cells = schemes.iter().map(cell).collect();
-        rows.extend(interleave::run("demo", cells, &run_settings(args), &mut stand, &bar)?);
-    }
-    bar.finish_and_clear();
-    for row in rows.iter().filter(|row| row.not_run.is_some()) {
-        let reason =
-            format!("{}, {}: {}", row.scheme, row.params_text(), row.not_run.as_deref().unwrap_or(""));
-        ensure!(row.discarded > 0, "{reason}");
-        eprintln!("pd: warning: {reason}; its figures are discarded");
-    }
-    let rounds = samples.take();
+    let mut demo = Demo { args, source, files: files(args, paths), schemes, stand, bar };
+    let (settings, verified) = demo.verify(&to_verify, &sha256)?;
+    let (rounds, rows) = demo.measure(parts)?;
+    demo.bar.finish_and_clear();
+    warn_of_discarded(&rows)?;
     let summary = report::summarise(&rounds);
+    let listed = |file: &Piece| FileRow { path: file.path.clone(), bytes: file.bytes };
     let report = Report {
         machine,
         message_bytes: args.message_bytes.0,
@@ -274,7 +253,7 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Vec<Row>, Quiet)> 
         engine: args.engine()?,
         background_cores: quiet.background_cores,
         settings,
-        files: source.files().iter().map(|f| FileRow { path: f.path.clone(), bytes: f.bytes }).collect(),
+        files: demo.source.files().iter().map(listed).collect(),
         sha256,
         verified,
         comparisons: report::compare(&rounds, &summary),
@@ -282,6 +261,85 @@ fn run(args: &DemoArgs, signals: &Signals) -> Result<(Report, Vec<Row>, Quiet)> 
         rounds,
     };
     Ok((report, rows, quiet))
+}
+
+impl Demo<'_> {
+    /// Connects each scheme once, and sends all files over those of `to_verify`. Returns what each scheme has, and the hashes received.
+    ///
+    /// # Errors
+    /// A receiver got other bytes, or none.
+    fn verify(&mut self, to_verify: &[Scheme], sha256: &str) -> Result<(Vec<Setting>, Vec<Verified>)> {
+        let message_bytes = self.args.message_bytes.0 as usize;
+        let (mut settings, mut verified) = (Vec::new(), Vec::new());
+        for &scheme in &self.schemes {
+            let is_verified = to_verify.contains(&scheme);
+            if is_verified {
+                self.bar.set_message(format!("verifying {}", scheme.name()));
+            }
+            let bytes = is_verified.then(|| self.source.bytes());
+            let (has, received) = cells::connect(scheme, message_bytes, &self.files, bytes, &mut self.stand)?;
+            settings.push(Setting { scheme, has });
+            let Some(received) = received else { continue };
+            ensure!(
+                received == sha256,
+                "{}: the receiver got SHA-256 {received}, the files have {sha256}; do they change meanwhile?",
+                scheme.name()
+            );
+            verified.push(Verified { scheme, sha256: received });
+            self.bar.inc(1);
+        }
+        Ok((settings, verified))
+    }
+
+    /// Runs the timed rounds of each part, its schemes in turns.
+    fn measure(&mut self, parts: Vec<(Part, Vec<Scheme>)>) -> Result<(Vec<Sample>, Vec<Row>)> {
+        let message_bytes = self.args.message_bytes.0 as usize;
+        let bytes_min = self.source.bytes().clamp(ROUND_BYTES_MIN, ROUND_BYTES_MAX);
+        let (samples, mut rows) = (Samples::default(), Vec::new());
+        for (part, schemes) in parts.into_iter().filter(|_| self.args.rounds() > 0) {
+            let cell = |&scheme: &Scheme| -> Box<dyn Cell> {
+                Box::new(DemoCell::new(part, scheme, message_bytes, bytes_min, &self.files, &samples))
+            };
+            let cells = schemes.iter().map(cell).collect();
+            let settings = run_settings(self.args);
+            rows.extend(interleave::run("demo", cells, &settings, &mut self.stand, &self.bar)?);
+        }
+        Ok((samples.take(), rows))
+    }
+}
+
+/// Returns the files to stream: those of the options, or large ones of this machine.
+fn paths(args: &DemoArgs) -> Result<Vec<PathBuf>> {
+    let found = match args.files.is_empty() {
+        false => args.files.clone(),
+        true if args.is_simulated() => source::find_smallest().into_iter().map(|c| c.path).collect(),
+        true => source::find(ROUND_BYTES_MIN).into_iter().map(|c| c.path).collect(),
+    };
+    let canonical =
+        |path: &PathBuf| fs::canonicalize(path).with_context(|| format!("cannot open {}", path.display()));
+    found.iter().map(canonical).collect()
+}
+
+/// Returns the number of rounds of a scheme in a part, with the one that warms it up.
+fn rounds_of_each(args: &DemoArgs) -> usize {
+    match args.rounds() as usize {
+        0 => 0,
+        rounds => rounds + 1,
+    }
+}
+
+/// Warns of schemes that had all their rounds discarded.
+///
+/// # Errors
+/// A scheme did not run for another reason.
+fn warn_of_discarded(rows: &[Row]) -> Result<()> {
+    for row in rows {
+        let Some(why) = &row.not_run else { continue };
+        let reason = format!("{}, {}: {why}", row.scheme, row.params_text());
+        ensure!(row.discarded > 0, "{reason}");
+        eprintln!("pd: warning: {reason}; its figures are discarded");
+    }
+    Ok(())
 }
 
 fn set_up<'a>(args: &DemoArgs, schemes: &[Scheme], signals: &'a Signals) -> Result<Stand<'a>> {
