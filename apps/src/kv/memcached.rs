@@ -132,72 +132,93 @@ fn command(
         *words.get_mut(count).ok_or(BAD_FORMAT)? = word;
         count += 1;
     }
-    let words = &words[..count];
-    let used = end + 1;
-    let key = |at: usize| {
-        let key: &[u8] = words.get(at).copied().ok_or(BAD_FORMAT)?;
-        let printable = key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80);
-        if key.len() > KEY_BYTES_MAX || !printable {
-            return Err(BAD_FORMAT);
-        }
-        if !owns(key) {
-            return Err(&b"SERVER_ERROR another partition has the key\r\n"[..]);
-        }
-        Ok(key)
-    };
+    let (words, used) = (&words[..count], end + 1);
+    let key = || checked_key(words, owns);
     match words.first().copied() {
         Some(b"mn") => answer.put(b"MN\r\n"),
-        Some(b"mg") => {
-            let (key, flags) = (key(1)?, Flags(&words[2..]));
-            flags.check(b"vksqO")?;
-            match store.get(key) {
-                Some(value) if flags.has(b'v') => {
-                    answer.put(b"VA ");
-                    answer.put_number(value.len());
-                    answer.flags(&flags, key, Some(value.len()));
-                    answer.put(value);
-                    answer.put(b"\r\n");
-                }
-                Some(value) => {
-                    answer.put(b"HD");
-                    answer.flags(&flags, key, Some(value.len()));
-                }
-                None if flags.has(b'q') => {}
-                None => answer.put(b"EN\r\n"),
-            }
-        }
-        Some(b"ms") => {
-            let key = key(1)?;
-            let text = words.get(2).and_then(|word| std::str::from_utf8(word).ok());
-            let length: usize = text.and_then(|text| text.parse().ok()).ok_or(BAD_FORMAT)?;
-            let flags = Flags(&words[3..]);
-            flags.check(b"kqOTF")?;
-            if length > VALUE_BYTES_MAX {
-                return Err(b"SERVER_ERROR object too large for cache\r\n");
-            }
-            let value = bytes.get(used..used + length).ok_or(BAD_FORMAT)?;
-            if bytes.get(used + length..used + length + 2) != Some(b"\r\n") {
-                return Err(b"CLIENT_ERROR bad data chunk\r\n");
-            }
-            if store.set(key, value) == Set::TooLong {
-                return Err(b"SERVER_ERROR object too large for cache\r\n");
-            }
-            if !flags.has(b'q') {
-                answer.put(b"HD");
-                answer.flags(&flags, key, None);
-            }
-            return Ok(used + length + 2);
-        }
-        Some(b"md") => {
-            let (key, flags) = (key(1)?, Flags(&words[2..]));
-            flags.check(b"kqO")?;
-            let (word, silent): (&[u8], _) = if store.delete(key) { (b"HD", true) } else { (b"NF", false) };
-            if !(silent && flags.has(b'q')) {
-                answer.put(word);
-                answer.flags(&flags, key, None);
-            }
-        }
+        Some(b"mg") => get(store, key()?, Flags(&words[2..]), answer)?,
+        Some(b"ms") => return Ok(used + set(store, key()?, words, &bytes[used..], answer)?),
+        Some(b"md") => delete(store, key()?, Flags(&words[2..]), answer)?,
         _ => return Err(b"ERROR\r\n"),
     }
     Ok(used)
+}
+
+/// Returns the key of a command, which is its second word.
+fn checked_key<'a>(words: &[&'a [u8]], owns: &impl Fn(&[u8]) -> bool) -> Result<&'a [u8], &'static [u8]> {
+    let key: &[u8] = words.get(1).copied().ok_or(BAD_FORMAT)?;
+    let printable = key.iter().all(|byte| byte.is_ascii_graphic() || *byte >= 0x80);
+    if key.len() > KEY_BYTES_MAX || !printable {
+        return Err(BAD_FORMAT);
+    }
+    if !owns(key) {
+        return Err(b"SERVER_ERROR another partition has the key\r\n");
+    }
+    Ok(key)
+}
+
+/// Serves a meta get: `mg <key> <flags>*`.
+fn get(store: &Store, key: &[u8], flags: Flags<'_>, answer: &mut Answer<'_>) -> Result<(), &'static [u8]> {
+    flags.check(b"vksqO")?;
+    match store.get(key) {
+        Some(value) if flags.has(b'v') => {
+            answer.put(b"VA ");
+            answer.put_number(value.len());
+            answer.flags(&flags, key, Some(value.len()));
+            answer.put(value);
+            answer.put(b"\r\n");
+        }
+        Some(value) => {
+            answer.put(b"HD");
+            answer.flags(&flags, key, Some(value.len()));
+        }
+        None if flags.has(b'q') => {}
+        None => answer.put(b"EN\r\n"),
+    }
+    Ok(())
+}
+
+/// Serves a meta set: `ms <key> <bytes> <flags>*`, then `data`. Returns the bytes of `data` that it took.
+fn set(
+    store: &mut Store,
+    key: &[u8],
+    words: &[&[u8]],
+    data: &[u8],
+    answer: &mut Answer<'_>,
+) -> Result<usize, &'static [u8]> {
+    let text = words.get(2).and_then(|word| std::str::from_utf8(word).ok());
+    let length: usize = text.and_then(|text| text.parse().ok()).ok_or(BAD_FORMAT)?;
+    let flags = Flags(&words[3..]);
+    flags.check(b"kqOTF")?;
+    if length > VALUE_BYTES_MAX {
+        return Err(b"SERVER_ERROR object too large for cache\r\n");
+    }
+    let value = data.get(..length).ok_or(BAD_FORMAT)?;
+    if data.get(length..length + 2) != Some(b"\r\n") {
+        return Err(b"CLIENT_ERROR bad data chunk\r\n");
+    }
+    if store.set(key, value) == Set::TooLong {
+        return Err(b"SERVER_ERROR object too large for cache\r\n");
+    }
+    if !flags.has(b'q') {
+        answer.put(b"HD");
+        answer.flags(&flags, key, None);
+    }
+    Ok(length + 2)
+}
+
+/// Serves a meta delete: `md <key> <flags>*`.
+fn delete(
+    store: &mut Store,
+    key: &[u8],
+    flags: Flags<'_>,
+    answer: &mut Answer<'_>,
+) -> Result<(), &'static [u8]> {
+    flags.check(b"kqO")?;
+    let (word, silent): (&[u8], _) = if store.delete(key) { (b"HD", true) } else { (b"NF", false) };
+    if !(silent && flags.has(b'q')) {
+        answer.put(word);
+        answer.flags(&flags, key, None);
+    }
+    Ok(())
 }
