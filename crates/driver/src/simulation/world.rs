@@ -1,4 +1,5 @@
 //! A run: a driver, clients, time, and events, each step drawn from the seed.
+mod draw;
 mod weather;
 
 use super::agents::{Agent, Failed, Running};
@@ -8,7 +9,6 @@ use super::hostile::Hostile;
 use super::kernel::{self, Kernel, Person};
 use super::random::{mix, Random};
 use super::Mutation;
-use crate::addresses::Addresses;
 use crate::clock::Clock;
 use crate::identity::NamespaceId;
 use crate::ids::TenantId;
@@ -16,10 +16,10 @@ use crate::memory::{HugepageUse, Resource, Shelves};
 use crate::messages::Payer;
 use crate::policy::{Path, Policy, Rate};
 use crate::settings::Settings;
+use draw::{draw_engine, draw_kernel, draw_settings, Clients, Subject};
 use pd_engine::Engine;
 use rustix::event::{eventfd, EventfdFlags};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,30 +146,8 @@ impl World {
 
     fn make(seed: u64, mutation: Option<Mutation>, take_overs: Option<u64>) -> Self {
         let mut random = Random::new(mix(seed));
-        let mut kernel = Kernel::new(random.next());
-        for home in 1..=3 {
-            let addresses = [IpAddr::from([127, 0, 0, 1]), IpAddr::from([10, 0, 0, home])];
-            let known: Addresses = addresses.into_iter().map(|ip| (ip, 8)).collect();
-            kernel.addresses.insert(NamespaceId::for_test(home.into()), known);
-        }
-        kernel.slow = Duration::from_micros(random.pick(&[0, 50, 20_000]));
-        kernel::install(Some(kernel));
-        let settings = Settings {
-            budget_bytes: random.pick(&[3 << 20, 12 << 20, 64 << 20]),
-            client_budget_bytes: random.pick(&[2 << 20, 32 << 20]),
-            hugepages: HugepageUse::Off,
-            ring_bytes_default: 1 << random.between(13, 17),
-            movers: random.pick(&[1, 1, 2, 3]),
-            movers_auto: random.chance(300),
-            movers_shuffled: random.chance(500).then(|| Duration::from_micros(random.between(1, 20_000))),
-            spin: Duration::ZERO,
-            ring_idle: Duration::from_millis(random.pick(&[10, 100, 1000])),
-            connections_max: random.pick(&[4, 1000]),
-            clients_max: random.pick(&[3, 64]),
-            path: random.pick(&[Path::Offloaded, Path::Direct]),
-            ..Settings::default()
-        };
-        // A run about rates: clients of two rated tenants send a lot, and few events occur.
+        kernel::install(Some(draw_kernel(&mut random)));
+        let settings = draw_settings(&mut random);
         let is_about_rates =
             mutation == Some(Mutation::RateForgotten) || mutation.is_none() && random.chance(100);
         let path = match (is_about_rates, mutation) {
@@ -179,14 +157,7 @@ impl World {
             _ => settings.path,
         };
         let settings = Settings { path, ..settings };
-        let fault_seed = random.below(1000);
-        let engine = match random.below(6) {
-            0 | 1 => format!("fault:seed={fault_seed},delay=4,reorder"),
-            2 => format!("fault:seed={fault_seed},fail=100,delay=3,reorder"),
-            3 => format!("fault:seed={fault_seed},fail=10,dead_after={}", random.between(1, 60)),
-            _ => "cpu".to_owned(),
-        };
-        let engine = if is_about_rates { "cpu".to_owned() } else { engine };
+        let engine = draw_engine(&mut random, is_about_rates);
         let copies_at_once = engine == "cpu";
         let engine: Box<dyn Engine> = Box::new(pd_engine::by_name(&engine).expect("an engine"));
         let clock = Arc::new(HandClock::default());
@@ -200,68 +171,12 @@ impl World {
         };
         let take_overs = take_overs.unwrap_or(drawn);
         let driver = Running::start(&settings, as_clock, &*engine, is_safe, shelves(take_overs));
-        let mut pids = 100;
-        let mut honest = Vec::new();
-        let mut people: Vec<(u32, usize)> = Vec::new();
-        let is_about_moves = mutation.is_some_and(Mutation::is_about_moves);
-        let has_twins = !is_about_rates && random.chance(600)
-            || is_about_moves
-            || mutation == Some(Mutation::ByteNotMoved);
-        let is_unlocked = has_twins && (is_about_moves || Random::new(mix(!seed)).chance(500));
-        kernel::sockets(|all| all.unlocked = is_unlocked);
-        let mut before: Option<Person> = None;
-        for index in 0..random.between(if has_twins { 2 } else { 1 }, 5) as usize {
-            pids += 1;
-            let wishes = random.between(2, 25);
-            let mut person = person(pids, &mut random);
-            let elder = before.filter(|_| has_twins && random.chance(850));
-            let family = elder.as_ref().and_then(|_| people.last()).map_or(index, |&(_, family)| family);
-            if let Some(elder) = elder {
-                kernel::sockets(|all| all.parents.insert(pids, elder.pid));
-                person = Person { pid: pids, life: person.life, ..elder };
-            }
-            people.push((pids, family));
-            before = Some(person.clone());
-            let own = Random::new(random.next());
-            if is_about_rates {
-                person.cgroup = Some(random.pick(&["/red/one", "/blue"]).to_owned());
-            }
-            let mut client = Honest::new(index, person, own, wishes, settings.ring_bytes_default);
-            if is_about_rates {
-                client.stream_max = 300_000;
-            }
-            if has_twins {
-                client.use_twins(random.pick(&[50, 300, 2000]));
-                if random.chance(700) {
-                    client.stream_max = client.stream_max.max(random.pick(&[5_000, 60_000, 300_000]));
-                }
-                if is_unlocked {
-                    client.use_twins(2000);
-                    client.stream_max = if is_about_moves { 300_000 } else { client.stream_max.max(60_000) };
-                }
-            }
-            honest.push(client);
-        }
-        let mut hostile = Vec::new();
-        for _ in 0..random.pick(&[0, 0, 1, 2, 3]).min(if is_about_rates { 0 } else { 3 }) {
-            pids += 1;
-            let person = person(pids, &mut random);
-            hostile.push(Hostile::new(person, Random::new(random.next())));
-        }
+        let subject = Subject::draw(&mut random, seed, mutation, is_about_rates);
+        kernel::sockets(|all| all.unlocked = subject.is_unlocked);
+        let Clients { honest, hostile, people, pids } = subject.draw_clients(&mut random, &settings);
         let leaves_rings = mutation == Some(Mutation::LastUnsaid);
         let mutation = mutation.map(|mutation| (mutation, random.between(200, 2000)));
-        let mut often = |each: &[u64]| random.pick(each);
-        let mut weather = Weather {
-            deaths: often(&[0, 0, 300, 2000]),
-            policies: often(&[0, 300, 2000]),
-            restarts: often(&[0, 0, 0, 200]),
-            slow: often(&[0, 0, 2000, 30_000]),
-            faults: often(&[0, 1000]),
-            moves: often(&[0, 0, 2000]),
-            stops: often(&[0, 300, 3000]),
-            shrinks: often(&[0, 0, 2000]),
-            take_overs,
-        };
+        let mut weather = Weather::draw(&mut random, take_overs);
         if leaves_rings {
             weather.policies = 2000;
         }

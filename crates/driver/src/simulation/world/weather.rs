@@ -1,5 +1,6 @@
 //! Events that happen to a driver and its clients.
 use super::*;
+use std::net::IpAddr;
 
 impl World {
     /// Draws an event for the driver or its clients.
