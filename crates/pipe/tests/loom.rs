@@ -13,10 +13,14 @@
 #[allow(dead_code)]
 mod parts;
 
-#[path = "loom/link.rs"]
-mod link;
+#[path = "loom/loans.rs"]
+mod loans;
 #[path = "loom/notify.rs"]
 mod notify;
+#[path = "loom/path.rs"]
+mod path;
+#[path = "loom/polling.rs"]
+mod polling;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -33,6 +37,9 @@ use pd_shm::Spin;
 use std::cell::Cell;
 use std::time::Duration;
 use Ordering::{Acquire, Relaxed, Release};
+
+/// Number of the only offer.
+const NUMBER: u32 = 1;
 
 struct Words {
     producer: AtomicU64,

@@ -1,4 +1,5 @@
 //! Programs that wait in `poll` or `epoll` on the direct path of a link.
+use super::threads::{change_paths, Far};
 use super::*;
 use pd_pipe::Eventfds;
 use rustix::event::{poll, PollFd, PollFlags};

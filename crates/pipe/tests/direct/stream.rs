@@ -1,4 +1,5 @@
 //! Streams of bytes and messages whose link changes its path.
+use super::threads::{change_paths, Far};
 use super::*;
 use pd_pipe::Prefix;
 use std::time::Instant;
