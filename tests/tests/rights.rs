@@ -1,6 +1,7 @@
 //! The program `pd driver` and its rights: it has those of the guide, starts with no more, and names missing ones.
 use pd_driver::admin::{ask, Answer, Ask};
 use pd_tests::{ip, needs_root, peer_path, program_path, Network, Puppet};
+use procfs::process::{Process, StatFlags, Status};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,6 @@ const NUMBERS: [(&str, u32); 5] =
 /// Right that the driver can start without, and that only one thread keeps.
 const OPTIONAL: &str = "NET_ADMIN";
 const KEEPER: &str = "pd-gate";
-/// Flag of a thread that ends, in the ninth field of `stat`: linux/sched.h.
-const PF_EXITING: u32 = 4;
 
 /// Returns the capabilities that the guide adds, for docker and for Kubernetes.
 fn documented() -> Vec<String> {
@@ -75,24 +74,17 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Returns the file `status` of each thread of a process, except of those that are ending. Such a one has been waited for already, may
+/// Returns the status of each thread of a process, except of those that are ending. Such a one has been waited for already, may
 /// be listed for a while, and gets no filter any more.
-fn threads(pid: u32) -> Vec<String> {
-    let read = |path: PathBuf| std::fs::read_to_string(path).ok();
-    let all = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-    let statuses = all.filter_map(|thread| {
-        let status = read(thread.path().join("status"))?;
+fn threads(pid: u32) -> Vec<Status> {
+    let tasks = Process::new(pid as i32).unwrap().tasks().unwrap().flatten();
+    let statuses = tasks.filter_map(|task| {
+        let status = task.status().ok()?;
         // Read after the status: a thread that ends does not go on.
-        let stat = read(thread.path().join("stat"))?;
-        let flags = stat.rsplit_once(')')?.1.split_whitespace().nth(6)?.parse::<u32>().ok()?;
-        (flags & PF_EXITING == 0).then_some(status)
+        let flags = StatFlags::from_bits_retain(task.stat().ok()?.flags);
+        (!flags.contains(StatFlags::PF_EXITING)).then_some(status)
     });
     statuses.collect()
-}
-
-fn field<'a>(status: &'a str, name: &str) -> &'a str {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim()
 }
 
 #[test]
@@ -110,22 +102,19 @@ fn a_running_driver_has_the_rights_that_it_needs_and_no_others() {
     let all = threads(running.0.id());
     assert!(all.len() >= 4, "{all:?}");
     let usual: Vec<_> = rights.iter().filter(|right| *right != OPTIONAL).cloned().collect();
-    let [kept, more] = [&usual, &rights].map(|rights| format!("{:016x}", mask(rights)));
-    assert_eq!(all.iter().filter(|status| field(status, "Name") == KEEPER).count(), 1, "{all:?}");
-    let nothing = format!("{:016x}", 0);
+    let [kept, more] = [&usual, &rights].map(|rights| mask(rights));
+    assert_eq!(all.iter().filter(|status| status.name == KEEPER).count(), 1, "{all:?}");
     for status in all {
-        let kept = if field(&status, "Name") == KEEPER { &more } else { &kept };
-        for (name, expected) in [
-            ("CapInh", &*nothing),
-            ("CapPrm", kept),
-            ("CapEff", kept),
-            ("CapBnd", kept),
-            ("CapAmb", &nothing),
-            ("NoNewPrivs", "1"),
-            ("Seccomp", "2"),
-        ] {
-            assert_eq!(field(&status, name), expected, "{name} of {}", field(&status, "Name"));
-        }
+        let kept = if status.name == KEEPER { more } else { kept };
+        let capabilities = [status.capinh, status.capprm, status.capeff];
+        assert_eq!(
+            capabilities,
+            [0, kept, kept],
+            "inheritable, permitted and effective ones of {}",
+            status.name
+        );
+        assert_eq!((status.capbnd, status.capamb), (Some(kept), Some(0)), "of {}", status.name);
+        assert_eq!((status.nonewprivs, status.seccomp), (Some(1), Some(2)), "of {}", status.name);
     }
 }
 
@@ -174,7 +163,7 @@ fn who_serves_its_own_namespace_needs_no_rights() {
     of_user.args(nobody).arg(command.get_program()).args(command.get_args()).stderr(Stdio::piped());
     let running = Running::start(of_user);
     let all = threads(running.0.id());
-    assert!(all.iter().all(|status| field(status, "CapPrm") == format!("{:016x}", 0)), "{all:?}");
+    assert!(all.iter().all(|status| status.capprm == 0), "{all:?}");
     let puppet = || {
         let mut command = Command::new("setpriv");
         command.args(nobody).arg(peer_path()).arg("puppet").env("PD_SOCKET", folder.path().join("s"));

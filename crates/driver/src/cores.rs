@@ -3,6 +3,8 @@
 //! A thread that spins holds a core that another one could use. Its own core tells it nothing: the other threads may queue on another
 //! core, and the kernel moves them only to a core that is idle. So the driver looks at the number of runnable threads of the whole machine,
 //! and tells its clients when that has stayed high or low for a while.
+//!
+//! The texts of the kernel are read here and not by a library, which would open a file for each look.
 use crate::mailbox::Mailbox;
 use crate::messages::ToConductor;
 use std::fs::File;

@@ -121,9 +121,8 @@ impl Bridge {
 
     /// Returns the process of testpmd, which `pd` has started.
     fn testpmd(&self) -> Option<u32> {
-        let id = self.0.id();
-        let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
+        let pd = procfs::process::Process::new(self.0.id() as i32).ok()?;
+        pd.task_main_thread().ok()?.children().ok()?.first().copied()
     }
 
     /// Status and last words.

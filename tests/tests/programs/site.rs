@@ -2,8 +2,11 @@
 use pd_abi::counters::AgentCounters;
 use pd_driver::policy::Path as BytesPath;
 use pd_tests::{needs_root, path, program_path, TestDriver};
+use procfs::net::TcpState;
+use procfs::process::{all_processes, Namespace, Process};
 use rustix::process::{kill_process, Pid, Signal};
-use std::fs::{read_dir, read_link, read_to_string, File};
+use std::ffi::OsStr;
+use std::fs::{read_to_string, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -207,6 +210,11 @@ impl Site {
     }
 }
 
+/// Returns the network namespace of a process.
+fn network(process: &Process) -> Option<Namespace> {
+    process.namespaces().ok()?.0.remove(OsStr::new("net"))
+}
+
 impl Running {
     /// Returns the output so far.
     pub fn log(&self) -> String {
@@ -219,34 +227,28 @@ impl Running {
     }
 
     /// Returns a process that is in the container's network namespace, but is not the program.
-    fn helper(&self) -> Option<u32> {
-        let own = self.child.id();
-        let children = read_to_string(format!("/proc/{own}/task/{own}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok()
+    fn helper(&self) -> Option<Process> {
+        let children = Process::new(self.child.id() as i32).ok()?.task_main_thread().ok()?.children().ok()?;
+        Process::new(*children.first()? as i32).ok()
     }
 
     fn listens(&self, port: u16) -> bool {
         let Some(helper) = self.helper() else { return false };
-        ["tcp", "tcp6"].iter().any(|family| {
-            let table = read_to_string(format!("/proc/{helper}/net/{family}")).unwrap_or_default();
-            table.lines().any(|line| {
-                let mut words = line.split_whitespace().skip(1);
-                let local = words.next().is_some_and(|word| word.ends_with(&format!(":{port:04X}")));
-                local && words.nth(1) == Some("0A")
-            })
-        })
+        let sockets = [helper.tcp(), helper.tcp6()].into_iter().flatten().flatten();
+        sockets
+            .into_iter()
+            .any(|socket| socket.local_address.port() == port && socket.state == TcpState::Listen)
     }
 
     /// Returns the processes of the container with this name, as the host sees them.
     pub fn processes(&self, name: &str) -> Vec<i32> {
-        let Some(own) = self.helper().and_then(|pid| read_link(format!("/proc/{pid}/ns/net")).ok()) else {
-            return Vec::new();
-        };
-        let all =
-            read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let Some(own) = self.helper().and_then(|helper| network(&helper)) else { return Vec::new() };
+        let named = |process: &Process| process.stat().is_ok_and(|stat| stat.comm == name);
+        let all = all_processes().unwrap().flatten();
         let mut found: Vec<i32> = all
-            .filter(|pid| read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|other| other == own))
-            .filter(|pid| read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name))
+            .filter(|process| network(process).as_ref() == Some(&own))
+            .filter(named)
+            .map(|process| process.pid())
             .collect();
         found.sort_unstable();
         found
