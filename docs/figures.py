@@ -586,6 +586,35 @@ def small_gains(results):
     return text + (f"\n\nOf {len(gains)} rows {more} more gain less than 1.2 times on one of the two paths." if more > 0 else "")
 
 
+# Ways to copy, as the documents call them.
+COPIES = {
+    "engine": "**the engine's**", "memcpy": "`copy_nonoverlapping`", "movsb": "`rep movsb`", "256": "AVX2", "512": "AVX-512",
+    "512+w": "AVX-512, destination prefetched", "512+rw": "AVX-512, both sides prefetched", "512nt": "AVX-512, non-temporal stores",
+}
+
+
+def copy(results):
+    """Ways to copy by the size of a message, which is handed on every 64 KB, or with each message if that is larger."""
+    sizes = [size for size in (256, 1 << 10, 4 << 10, 64 << 10, 256 << 10) if size in results.values("copy", "message_bytes")]
+    lines = []
+    for name in dict.fromkeys(row["scheme"] for row in results.of("copy")):
+        rows = [results.one("copy", name, message_bytes=size) for size in sizes]
+        lines.append([COPIES.get(name, name)] + [pair(row, "copy_gb_per_s", "all_gb_per_s") for row in rows])
+    return table(["GB/s (all three)"] + [size_text(size) for size in sizes], lines)
+
+
+def portable(results):
+    """A build for any machine over one for this machine, as `pd bench ab` has compared them."""
+    sizes = results.values("ab", "message_bytes")
+    lines = []
+    for scheme, path in ((DIRECT, "direct"), (OFFLOADED, "offloaded")):
+        for figure, name in (("throughput_over_base", "throughput"), ("cpu_gain_over_base", "bytes by CPU time")):
+            rows = [results.one("ab", scheme, message_bytes=size) for size in sizes]
+            cells = [f"{row[figure]:.2f} [{row[figure + '_min']:.2f}..{row[figure + '_max']:.2f}]" if figure in row else MISSING for row in rows]
+            lines.append([f"{path}, {name}"] + cells)
+    return table(["above 1 the portable build is better"] + [size_text(size) for size in sizes], lines)
+
+
 def plots(results):
     found = sorted((RESULTS / results.name).glob("*.svg"))
     return "\n".join(f"![{path.stem.replace('-', ': ').replace('_', ' ')}]({results.name}/{path.name})" for path in found)
@@ -600,6 +629,8 @@ TABLES = {
     "conditions": (conditions, ("throughput",)),
     "waiting": (waiting, ("latency",)),
     "pipes": (pipes, ("pipe",)),
+    "copy": (copy, ("copy",)),
+    "portable": (portable, ("ab",)),
     **{t.__name__: (t, (t.__name__,)) for t in (
         demo, throughput, latency, programs, connections, cpu, setup, fairness, movers, memory, breakdown, tune, isolation, sidecar)},
 }

@@ -8,12 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{ensure, Context, Result};
+use pd_harness::machine::Machine;
+use pd_harness::measure::cpu::Quiet;
 use pd_harness::measure::stats::{loss_probability, Summary};
 use pd_harness::own_exe;
 use pd_harness::progress;
 use pd_harness::signals::Signals;
-use serde_json::Value;
+use serde_json::{json, Value};
 
+use crate::report::results;
+use crate::row::{Metrics, Row};
+
+/// Name of the comparison, in results.
+const NAME: &str = "ab";
 /// Smaller losses are no reason to fail, however certain.
 const LOSS: f64 = 0.97;
 /// Improbable: at most this, shared by all comparisons.
@@ -83,15 +90,22 @@ fn compare(own: &[Vec<Value>], base: &[Vec<Value>]) -> Vec<Comparison> {
     comparisons
 }
 
-/// Compares; returns the status to exit with.
-pub fn run(base: &Path, rounds: Option<u16>, signals: &Signals) -> Result<i32> {
+/// Compares, and records the ratios under `results` if that is given. Returns the status to exit with.
+pub fn run(base: &Path, rounds: Option<u16>, results: Option<&Path>, signals: &Signals) -> Result<i32> {
     let rounds = rounds.unwrap_or(ROUNDS);
+    let before = results.map(|_| Quiet::wait(signals)).transpose()?;
     let file = std::env::temp_dir().join(format!("pd-bench-ab-{}.json", std::process::id()));
     let measured = turns(base, rounds, &file, signals);
     let _ = std::fs::remove_file(&file);
-    let [own, base] = measured?;
-    let comparisons = compare(&own, &base);
+    let [own, other] = measured?;
+    let comparisons = compare(&own, &other);
     ensure!(!comparisons.is_empty(), "there is nothing to compare: no round of this build has figures");
+    if let (Some(dir), Some(before)) = (results, before) {
+        let command = format!("pd bench ab --base {} --rounds {rounds}", base.display());
+        let (after, rows) = (Quiet::wait(signals)?, rows(&comparisons));
+        let run = results::Run { bench: NAME, command: &command, before, after, rows: &rows };
+        results::record(dir, &Machine::describe(), &run)?;
+    }
     let mut losses = 0;
     for comparison in &comparisons {
         let Some(summary) = Summary::of(comparison.ratios.iter().copied()) else { continue };
@@ -115,6 +129,28 @@ pub fn run(base: &Path, rounds: Option<u16>, signals: &Signals) -> Result<i32> {
     Ok(i32::from(losses > 0))
 }
 
+/// Returns a row for each scheme and size, with the ratios of both figures.
+fn rows(comparisons: &[Comparison]) -> Vec<Row> {
+    let row = |both: &[Comparison]| {
+        let first = &both[0];
+        let of_round = |round| {
+            let ratio = |c: &Comparison| Some((over_base(c.metric), *c.ratios.get(round)?));
+            both.iter().filter_map(ratio).collect::<Metrics>()
+        };
+        let rounds: Vec<Metrics> = (0..first.ratios.len()).map(of_round).collect();
+        Row::of(NAME, &first.scheme, vec![("message_bytes", json!(first.message_bytes))], &rounds)
+    };
+    comparisons.chunks(METRICS.len()).map(row).collect()
+}
+
+/// Returns the name of a metric's ratio, above 1 where this build is better.
+fn over_base(metric: &str) -> &'static str {
+    match metric {
+        "throughput_gbit_per_s" => "throughput_over_base",
+        _ => "cpu_gain_over_base",
+    }
+}
+
 fn turns(base: &Path, rounds: u16, file: &Path, signals: &Signals) -> Result<[Vec<Vec<Value>>; 2]> {
     let builds: [PathBuf; 2] = [own_exe(), base.to_owned()];
     let bar = progress::bar(2 * u64::from(rounds));
@@ -134,7 +170,6 @@ fn turns(base: &Path, rounds: u16, file: &Path, signals: &Signals) -> Result<[Ve
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn rounds(gbit: f64, cpu: f64) -> Vec<Vec<Value>> {
         let row = |scheme, gbit| json!({"scheme": scheme, "message_bytes": 64, "throughput_gbit_per_s": gbit, "cpu_s_per_gb": cpu});
@@ -152,6 +187,17 @@ mod tests {
             ["one", "one", "other", "other"]
         );
         assert!((comparisons[2].ratios[0] - 1.2).abs() < 1e-9, "each scheme with itself");
+    }
+
+    #[test]
+    fn a_recorded_row_has_both_ratios() {
+        let rows = super::rows(&compare(&rounds(12.0, 0.5), &rounds(10.0, 1.0)));
+        assert_eq!(rows.iter().map(|row| &*row.scheme).collect::<Vec<_>>(), ["one", "other"]);
+        for row in &rows {
+            assert_eq!((row.rounds, row.param("message_bytes")), (8, Some(64.0)));
+            assert!((row.median("throughput_over_base").unwrap() - 1.2).abs() < 1e-9);
+            assert!((row.median("cpu_gain_over_base").unwrap() - 2.0).abs() < 1e-9);
+        }
     }
 
     #[test]

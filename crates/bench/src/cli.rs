@@ -116,7 +116,7 @@ pub fn main(args: &BenchArgs) -> Result<i32> {
     let signals = Signals::watch()?;
     if args.name == "ab" {
         let Some(base) = &args.base else { bail!("what to compare with is missing; give --base PATH/TO/pd") };
-        return ab::run(base, args.rounds, &signals);
+        return ab::run(base, args.rounds, args.results.as_deref(), &signals);
     }
     let machine = Machine::describe();
     let mut before = quiet(args, &signals)?;

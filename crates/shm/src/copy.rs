@@ -5,7 +5,8 @@
 //! the destination are still in the reader's cache from the last time around: a plain copy waits
 //! for each of them. `vector_loop` asks for their ownership (`prefetchw`) 1 KB before it stores.
 //!
-//! `docs/results/copy.md` has the candidates and their figures (GB/s). What follows from them:
+//! `cargo run --release -p pd-bench --example copy` measures the candidates, and `docs/results/copy.md` has their figures.
+//! What follows from them, on Cascade Lake:
 //!
 //! - The prefetch of the destination takes a fifth (64 KB) to two fifths (1 KB) off the copier's time
 //!   against glibc. The consumer reads slower in return (13 GB/s after 15 to 20), as it finds the bytes
@@ -14,8 +15,8 @@
 //! - 512-bit vectors gain nothing over 256-bit ones once the destination is prefetched. (At 256 B theirs are
 //!   `copy_nonoverlapping`: their loop starts at 512 B.)
 //! - Prefetching the source gains less than 10 %, and would fetch lines that the producer is still writing.
-//! - `rep movsb`, which glibc takes for long copies (before 2.39), is 12 times slower on AMD's Zen 3 and Zen 4 where the
-//!   destination lies 1 to 63 bytes behind the source modulo 4 KB (2.1 to 3.4 GB/s for 36 to 48). A stream's place in its ring
+//! - `rep movsb`, which glibc takes for long copies (before 2.39), is an order of magnitude slower on AMD's Zen 3 and Zen 4 where the
+//!   destination lies 1 to 63 bytes behind the source modulo 4 KB. A stream's place in its ring
 //!   and a program's buffer decide that by chance. The loop knows no such case.
 //! - Non-temporal stores lose at every size up to 1 MB: the consumer fetches from memory (10 GB/s).
 //! - One thread alone, as memcpy is usually measured, tells them apart the other way round: in an 8 MB

@@ -1,12 +1,14 @@
 //! A producer, a copier and a consumer, each pinned to a core, that pass windows of two rings on.
 
 use crate::memory::Memory;
+use pd_harness::measure::stats::Summary;
 use rustix::thread::{sched_setaffinity, CpuSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// GB/s of payload of each of the three, and of the three one after the other.
+#[derive(Clone, Copy)]
 pub struct Rates {
     pub write: f64,
     pub copy: f64,
@@ -19,33 +21,37 @@ type Column = (&'static str, fn(&Rates) -> f64);
 pub const COLUMNS: [Column; 4] =
     [("copy", |r| r.copy), ("write", |r| r.write), ("read", |r| r.read), ("all", |r| r.all)];
 
+impl Rates {
+    /// Returns the rates at which `bytes` were written, copied and read in these times.
+    fn of(bytes: usize, times: [Duration; 3]) -> Self {
+        let rate = |time: Duration| bytes as f64 / time.as_nanos() as f64;
+        let [write, copy, read] = times.map(rate);
+        Self { write, copy, read, all: rate(times.iter().sum()) }
+    }
+
+    /// Returns the median of each rate.
+    pub fn medians(rounds: &[Rates]) -> Rates {
+        let median = |rate: fn(&Rates) -> f64| Summary::of(rounds.iter().map(rate)).map_or(0.0, |s| s.median);
+        let [copy, write, read, all] = COLUMNS.map(|(_, rate)| median(rate));
+        Rates { write, copy, read, all }
+    }
+}
+
 /// Copies a window: destination, source, bytes.
 pub type Copy<'a> = Box<dyn FnMut(*mut u8, *const u8, usize) + Send + 'a>;
 
 /// Moves windows of `window` bytes around two rings of `ring` bytes, with each of `copies` in turn, `repeats`
-/// times. Returns medians, in the order of `copies`.
-pub fn run(ring: usize, window: usize, repeats: usize, copies: &mut [Copy]) -> Vec<Rates> {
+/// times. Returns the rates of each round, in the order of `copies`.
+pub fn run(ring: usize, window: usize, repeats: usize, copies: &mut [Copy]) -> Vec<Vec<Rates>> {
     let memory = Memory::new(2 * ring);
+    let bytes = rounds(ring, window) * window;
     let mut runs = vec![Vec::new(); copies.len()];
     for _ in 0..repeats {
         for (copy, runs) in copies.iter_mut().zip(&mut runs) {
-            runs.push(once(&memory, ring, window, copy).map(|time| time.as_nanos() as f64));
+            runs.push(Rates::of(bytes, once(&memory, ring, window, copy)));
         }
     }
-    let bytes = (rounds(ring, window) * window) as f64;
-    let rates = |mut runs: Vec<[f64; 3]>| {
-        let mut middle = |key: fn(&[f64; 3]) -> f64| {
-            runs.sort_by(|a, b| key(a).total_cmp(&key(b)));
-            bytes / key(&runs[repeats / 2])
-        };
-        Rates {
-            write: middle(|r| r[0]),
-            copy: middle(|r| r[1]),
-            read: middle(|r| r[2]),
-            all: middle(|r| r.iter().sum()),
-        }
-    };
-    runs.into_iter().map(rates).collect()
+    runs
 }
 
 /// Returns the number of windows in eight times around the ring.

@@ -1,6 +1,6 @@
 //! Measures the ways to copy that were considered for the `cpu` engine, and the engine itself.
 //!
-//! `cargo run --release -p pd-engine --example copy [alone|shared|queue]...`
+//! `cargo run --release -p pd-bench --example copy [--results DIR] [alone|shared|queue]...`
 //!
 //! - `alone`: one thread copies messages around two rings, whose size alone determines the caches. This is
 //!   the case that benchmarks of memcpy measure.
@@ -9,34 +9,86 @@
 //!   the bytes far from the consumer gains nothing.
 //! - `queue`: the same through the queue pair of the `cpu` engine, in batches.
 //!
+//! With `--results docs/results` the rows of `shared` go to `results.json` of the machine, if that was quiet.
+//!
 //! Figures are the median of several runs, candidates taking turns, in GB/s (1e9 bytes) of payload unless a heading says otherwise.
 
 mod kernels;
 mod memory;
 mod shared;
 
+use clap::{Parser, ValueEnum};
 use kernels::{candidates, Kernel};
 use memory::Memory;
 use pd_abi::{Command, CommandType};
+use pd_bench::report::results;
+use pd_bench::row::{Metrics, Row};
 use pd_engine::Engine;
+use pd_harness::machine::Machine;
+use pd_harness::measure::cpu::Quiet;
+use pd_harness::signals::Signals;
+use serde_json::json;
+use shared::Rates;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 const SIZES: [usize; 9] = [64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
 const REPEATS: usize = 5;
 
-fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    if wants("alone") {
+/// The command that repeats the recorded figures.
+const COMMAND: &str = "cargo run --release -p pd-bench --example copy -- --results docs/results shared";
+
+/// Bytes that are handed on at a time, in the rows that are recorded.
+const RECORDED: usize = 64 << 10;
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Alone,
+    Shared,
+    Queue,
+}
+
+/// Measures ways to copy.
+#[derive(Parser)]
+struct Args {
+    /// Parts to measure [default: all]
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// Directory of results that documents are made from
+    #[arg(long, value_name = "DIR")]
+    results: Option<PathBuf>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let wants = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if wants(Part::Alone) {
         alone();
     }
-    if wants("shared") {
-        table_shared();
+    if wants(Part::Shared) {
+        match &args.results {
+            Some(dir) => record_shared(dir)?,
+            None => _ = table_shared(),
+        }
     }
-    if wants("queue") {
+    if wants(Part::Queue) {
         table_queue("in order");
         table_queue("scattered");
     }
+    Ok(())
+}
+
+/// Measures `shared` on a quiet machine, and records its rows.
+fn record_shared(dir: &Path) -> anyhow::Result<()> {
+    let (signals, machine) = (Signals::watch()?, Machine::describe());
+    let before = Quiet::wait(&signals)?;
+    let rows = table_shared();
+    let after = Quiet::wait(&signals)?;
+    results::record(
+        dir,
+        &machine,
+        &results::Run { bench: "copy", command: COMMAND, before, after, rows: &rows },
+    )
 }
 
 fn alone() {
@@ -78,15 +130,19 @@ fn alone_once(kernel: Kernel, src: *mut u8, dst: *mut u8, ring: usize, size: usi
     total as f64 / start.elapsed().as_nanos() as f64
 }
 
-fn table_shared() {
-    for window in [64 << 10, 1 << 20] {
-        println!("\nshared: rings of 4 MB, handed on every {}; write / copy / read / all", human(window));
-        heading(&candidates().iter().map(|c| c.0).collect::<Vec<_>>());
+/// Prints the tables of `shared`. Returns the rows to record.
+fn table_shared() -> Vec<Row> {
+    let names: Vec<&str> = candidates().iter().map(|c| c.0).collect();
+    let mut rows = Vec::new();
+    for handed_on in [RECORDED, 1 << 20] {
+        println!("\nshared: rings of 4 MB, handed on every {}; write / copy / read / all", human(handed_on));
+        heading(&names);
         for size in SIZES.into_iter().filter(|size| *size <= 1 << 20) {
-            let window = window.max(size);
+            let window = handed_on.max(size);
             let mut copies: Vec<shared::Copy> =
                 candidates().into_iter().map(|(_, kernel)| in_pieces(kernel, size)).collect();
-            let cells = shared::run(4 << 20, window, REPEATS, &mut copies);
+            let rounds = shared::run(4 << 20, window, REPEATS, &mut copies);
+            let cells: Vec<Rates> = rounds.iter().map(|rounds| Rates::medians(rounds)).collect();
             for (label, pick) in shared::COLUMNS {
                 print!("{:>8}", if label == "copy" { human(size) } else { label.into() });
                 for cell in &cells {
@@ -94,8 +150,20 @@ fn table_shared() {
                 }
                 println!();
             }
+            if handed_on == RECORDED {
+                let row = |(&name, rounds): (&&str, &Vec<Rates>)| row(name, size, window, rounds);
+                rows.extend(names.iter().zip(&rounds).map(row));
+            }
         }
     }
+    rows
+}
+
+/// Returns the row of a candidate that copied messages of `size` and handed them on every `window` bytes.
+fn row(name: &str, size: usize, window: usize, rounds: &[Rates]) -> Row {
+    let metrics = |rates: &Rates| Metrics::from([("copy_gb_per_s", rates.copy), ("all_gb_per_s", rates.all)]);
+    let rounds: Vec<Metrics> = rounds.iter().map(metrics).collect();
+    Row::of("copy", name, vec![("message_bytes", json!(size)), ("window_bytes", json!(window))], &rounds)
 }
 
 /// Copies a window in messages of `size`.
@@ -115,8 +183,8 @@ fn table_queue(order: &str) {
         let mut copies: Vec<shared::Copy> =
             BATCHES.into_iter().map(|batch| through_queue(batch, size, order == "scattered")).collect();
         print!("{:>8}", human(size));
-        for rates in shared::run(4 << 20, size.max(64 << 10), REPEATS, &mut copies) {
-            print!("{:>11.1}", size as f64 / rates.copy);
+        for rounds in shared::run(4 << 20, size.max(64 << 10), REPEATS, &mut copies) {
+            print!("{:>11.1}", size as f64 / Rates::medians(&rounds).copy);
         }
         println!();
     }
