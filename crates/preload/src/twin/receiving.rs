@@ -9,12 +9,188 @@ use crate::entry::Entry;
 use crate::unseen::looking;
 use libc::{c_int, iovec};
 use pd_client::core::{Handout, KernelReason, Socket};
+use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause between looks of a wait for more bytes to peek at, where nothing tells of them.
 const PEEK_EVERY: Duration = Duration::from_micros(50);
+
+/// A receive under way.
+struct Receive<'a> {
+    twin: &'a Twin,
+    entry: &'a Arc<Entry>,
+    pieces: &'a [iovec],
+    flags: c_int,
+    /// Bytes in the kernel follow those of the fabric in one call.
+    joins: bool,
+    peek: bool,
+    wanted: usize,
+    /// Bytes with which the call may return.
+    least: usize,
+    /// Room that is left.
+    rest: Rest<'a>,
+    received: usize,
+    waiting: Waits<'a>,
+}
+
+/// A step of a receive: one more follows, or the call returns.
+type Step = ControlFlow<Outcome<usize>>;
+
+impl<'a> Receive<'a> {
+    fn new(twin: &'a Twin, entry: &'a Arc<Entry>, pieces: &'a [iovec], flags: c_int, joins: bool) -> Self {
+        let peek = flags & libc::MSG_PEEK != 0;
+        let wanted = total(pieces);
+        let least = match flags & libc::MSG_WAITALL {
+            0 => twin.recv_lowat.load(Ordering::Relaxed).min(wanted),
+            _ => wanted,
+        };
+        let rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
+        let (received, waiting) = (0, Waits::default());
+        Self { twin, entry, pieces, flags, joins, peek, wanted, least, rest, received, waiting }
+    }
+
+    fn waits(&self) -> bool {
+        self.twin.waits(self.flags)
+    }
+
+    /// Returns the end of the socket's time to receive, which begins with the first wait.
+    fn until(&mut self) -> Option<Instant> {
+        self.waiting.until(&self.twin.recv_timeout_ns)
+    }
+
+    /// Goes on after `part` bytes were received or peeked at.
+    fn took(&mut self, part: usize) -> Step {
+        let (twin, entry) = (self.twin, self.entry);
+        if self.peek && part < self.wanted && twin.ends_elsewhere(part) {
+            return Step::Break(Ok(self.peek_into_kernel(part)));
+        }
+        if part == 0 && twin.takes_reset(self.wanted) {
+            receiving::failure_is_told(entry, twin);
+            // A receive that looked for more has been told, and does not say so.
+            let reset = Err(Failure::Errno(libc::ECONNRESET));
+            return Step::Break(if self.received > 0 { Ok(self.received) } else { reset });
+        }
+        if self.peek {
+            return self.peeked(part);
+        }
+        self.received += part;
+        if part > 0 && self.received < self.least {
+            self.rest.advance(part);
+            return Step::Continue(());
+        }
+        looking::used(entry, twin);
+        twin.used_in_turn(entry);
+        let is_short = part > 0 && self.received < self.wanted;
+        if self.joins && is_short && twin.progress().sends() && twin.ends_elsewhere(0) {
+            // Bytes that were peeked at are there at once.
+            self.rest.advance(part);
+            let missing = first(self.rest.pieces(), self.wanted - self.received);
+            self.received += twin.rest_now(entry, &missing, self.flags | libc::MSG_DONTWAIT);
+        }
+        Step::Break(Ok(self.received))
+    }
+
+    /// Peeks at bytes in the kernel that follow `part` bytes on the fabric. Returns the number of both.
+    fn peek_into_kernel(&mut self, part: usize) -> usize {
+        let until = self.until();
+        let waits = part < self.least && self.waits();
+        let mut missing = Rest::new(self.pieces, false);
+        missing.advance(part);
+        let flags = if waits { self.flags } else { self.flags | libc::MSG_DONTWAIT };
+        match receiving::kernels_part(self.entry, self.twin, waits, until) {
+            Ok(fd) => part + self.twin.rest_by_kernel(fd, missing.pieces(), flags, true),
+            Err(_) => part,
+        }
+    }
+
+    /// Returns `part` peeked bytes, or waits for more: all of what is to be peeked at has to be there at once.
+    fn peeked(&mut self, part: usize) -> Step {
+        let twin = self.twin;
+        if part >= self.least || part == 0 || twin.unix || !self.waits() || !twin.goes_on() {
+            return Step::Break(Ok(part));
+        }
+        if part == self.received {
+            std::thread::sleep(PEEK_EVERY);
+        }
+        self.received = part;
+        match twin.wait(self.entry, Wait::Recv(part), &mut self.waiting) {
+            Ok(()) => Step::Continue(()),
+            Err(_) => Step::Break(Ok(part)),
+        }
+    }
+
+    /// Goes on after a failure: in the kernel, again, after a wait, or not at all.
+    fn failed(&mut self, failure: Failure) -> Step {
+        let failure = match failure {
+            failure if aside::is_elsewhere(failure) => match self.goes_on_in_kernel() {
+                Ok(received) => return Step::Break(Ok(received)),
+                Err(failure) => failure,
+            },
+            AGAIN if self.may_have_more() => return Step::Continue(()),
+            AGAIN if self.waits() => match self.twin.wait(self.entry, Wait::Recv(0), &mut self.waiting) {
+                Ok(()) => return Step::Continue(()),
+                Err(failure) => failure,
+            },
+            failure => failure,
+        };
+        Step::Break(self.outcome(failure))
+    }
+
+    /// Receives from the kernel what follows the fabric's bytes, if that is for this call.
+    fn goes_on_in_kernel(&mut self) -> Outcome<usize> {
+        let until = self.until();
+        match receiving::received_all(self.entry, self.twin, self.waits(), until)? {
+            Some(fd) if self.received > 0 && !self.peek => {
+                let missing = first(self.rest.pieces(), self.least - self.received);
+                let flags = self.flags | libc::MSG_WAITALL;
+                Ok(self.received + self.twin.rest_by_kernel(fd, &missing, flags, true))
+            }
+            Some(_) => Err(Failure::Kernel),
+            None => Ok(self.received),
+        }
+    }
+
+    /// Returns whether another look may find bytes although there were none.
+    fn may_have_more(&self) -> bool {
+        let (twin, entry) = (self.twin, self.entry);
+        if twin.progress().sends() && twin.rest_comes(entry) {
+            return true;
+        }
+        if self.received == 0 {
+            let waits = self.waits();
+            if !waits && (twin.await_inherited() || looking::is_waited_for(entry, twin)) {
+                return true;
+            }
+            if twin.is_no_gain(entry, waits) {
+                return true;
+            }
+        }
+        twin.is_settled(entry)
+    }
+
+    /// Returns what the call returns after a failure that ends it.
+    fn outcome(&self, failure: Failure) -> Outcome<usize> {
+        let (twin, received) = (self.twin, self.received);
+        match failure {
+            Failure::Errno(libc::ECONNRESET) if received > 0 && twin.unix => {
+                // As for a receive that finds the end.
+                twin.tells_failure();
+                Ok(received)
+            }
+            _ if received > 0 => Ok(received),
+            // TCP has waited, and then has nothing to do.
+            AGAIN if self.wanted == 0 && !twin.unix && self.waits() => Ok(0),
+            Failure::Errno(libc::ECONNRESET) if !twin.tells_failure() => Ok(0),
+            Failure::Errno(libc::ECONNRESET) => {
+                receiving::failure_is_told(self.entry, twin);
+                Err(failure)
+            }
+            _ => Err(failure),
+        }
+    }
+}
 
 impl Twin {
     /// `recvmsg` into `pieces`. `takes_descriptors`: those that come with an AF_UNIX message are the program's.
@@ -64,106 +240,15 @@ impl Twin {
         if flags & libc::MSG_ERRQUEUE != 0 {
             return Err(AGAIN);
         }
-        let peek = flags & libc::MSG_PEEK != 0;
-        let wanted = total(pieces);
-        let least = match flags & libc::MSG_WAITALL {
-            0 => self.recv_lowat.load(Ordering::Relaxed).min(wanted),
-            _ => wanted,
-        };
-        let mut rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
-        let (mut received, mut waiting) = (0, Waits::default());
+        let mut receive = Receive::new(self, entry, pieces, flags, joins);
         loop {
-            let part = some(rest.pieces(), peek);
-            let failure = match part {
-                Ok(part) if peek && part < wanted && self.ends_elsewhere(part) => {
-                    let until = waiting.until(&self.recv_timeout_ns);
-                    let waits = part < least && self.waits(flags);
-                    let mut missing = Rest::new(pieces, false);
-                    missing.advance(part);
-                    let flags = if waits { flags } else { flags | libc::MSG_DONTWAIT };
-                    return match receiving::kernels_part(entry, self, waits, until) {
-                        Ok(fd) => Ok(part + self.rest_by_kernel(fd, missing.pieces(), flags, true)),
-                        Err(_) => Ok(part),
-                    };
-                }
-                Ok(0) if self.takes_reset(wanted) => {
-                    receiving::failure_is_told(entry, self);
-                    // A receive that looked for more has been told, and does not say so.
-                    return if received > 0 { Ok(received) } else { Err(Failure::Errno(libc::ECONNRESET)) };
-                }
-                Ok(part) if peek => {
-                    // All of what is to be peeked at has to be there at once.
-                    if part >= least || part == 0 || self.unix || !self.waits(flags) || !self.goes_on() {
-                        return Ok(part);
-                    }
-                    if part == received {
-                        std::thread::sleep(PEEK_EVERY);
-                    }
-                    received = part;
-                    match self.wait(entry, Wait::Recv(part), &mut waiting) {
-                        Ok(()) => continue,
-                        Err(_) => return Ok(part),
-                    }
-                }
-                Ok(part) => {
-                    received += part;
-                    if part == 0 || received >= least {
-                        looking::used(entry, self);
-                        self.used_in_turn(entry);
-                        let is_short = part > 0 && received < wanted;
-                        if joins && is_short && self.progress().sends() && self.ends_elsewhere(0) {
-                            // Bytes that were peeked at are there at once.
-                            rest.advance(part);
-                            let missing = first(rest.pieces(), wanted - received);
-                            received += self.rest_now(entry, &missing, flags | libc::MSG_DONTWAIT);
-                        }
-                        return Ok(received);
-                    }
-                    rest.advance(part);
-                    continue;
-                }
-                Err(failure) if aside::is_elsewhere(failure) => {
-                    let until = waiting.until(&self.recv_timeout_ns);
-                    match receiving::received_all(entry, self, self.waits(flags), until) {
-                        Ok(Some(fd)) if received > 0 && !peek => {
-                            let missing = first(rest.pieces(), least - received);
-                            let flags = flags | libc::MSG_WAITALL;
-                            return Ok(received + self.rest_by_kernel(fd, &missing, flags, true));
-                        }
-                        Ok(Some(_)) => Failure::Kernel,
-                        Ok(None) => return Ok(received),
-                        Err(failure) => failure,
-                    }
-                }
-                Err(AGAIN) if self.progress().sends() && self.rest_comes(entry) => continue,
-                Err(AGAIN) if received == 0 && !self.waits(flags) && self.await_inherited() => continue,
-                Err(AGAIN) if received == 0 && !self.waits(flags) && looking::is_waited_for(entry, self) => {
-                    continue
-                }
-                Err(AGAIN) if received == 0 && self.is_no_gain(entry, self.waits(flags)) => continue,
-                Err(AGAIN) if self.is_settled(entry) => continue,
-                Err(AGAIN) if self.waits(flags) => match self.wait(entry, Wait::Recv(0), &mut waiting) {
-                    Ok(()) => continue,
-                    Err(failure) => failure,
-                },
-                Err(failure) => failure,
+            let step = match some(receive.rest.pieces(), receive.peek) {
+                Ok(part) => receive.took(part),
+                Err(failure) => receive.failed(failure),
             };
-            return match failure {
-                Failure::Errno(libc::ECONNRESET) if received > 0 && self.unix => {
-                    // As for a receive that finds the end.
-                    self.tells_failure();
-                    Ok(received)
-                }
-                _ if received > 0 => Ok(received),
-                // TCP has waited, and then has nothing to do.
-                AGAIN if wanted == 0 && !self.unix && self.waits(flags) => Ok(0),
-                Failure::Errno(libc::ECONNRESET) if !self.tells_failure() => Ok(0),
-                Failure::Errno(libc::ECONNRESET) => {
-                    receiving::failure_is_told(entry, self);
-                    Err(failure)
-                }
-                _ => Err(failure),
-            };
+            if let ControlFlow::Break(outcome) = step {
+                return outcome;
+            }
         }
     }
 
