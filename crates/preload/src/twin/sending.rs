@@ -181,37 +181,7 @@ impl Twin {
         // Bytes that `fill` has read, and that another process's end was to send: this one takes the end back.
         let mut unsent = Vec::new();
         while sent < len {
-            self.is_settled(entry);
-            let mut state = claim::any_pending().then(|| lock(&self.pending_claim));
-            let mut kept = state.as_mut().and_then(|state| state.as_mut());
-            let most = kept.as_ref().map_or(usize::MAX, |pending| pending.room()).min(len - sent);
-            let mut ended = false;
-            let part = if most > 0 {
-                self.with(entry, |socket| {
-                    if kept.is_none() {
-                        let sent = if unsent.is_empty() { by_driver(socket, most)? } else { None };
-                        if let Some(sent) = sent {
-                            return Ok(sent);
-                        }
-                    }
-                    send_once(socket, most, &mut unsent, &mut |place, room| {
-                        let filled = fill(place, room)?;
-                        ended |= filled < room;
-                        if let Some(pending) = kept.as_mut() {
-                            // `fill` cannot read them a second time.
-                            let piece = iovec { iov_base: place.cast(), iov_len: filled };
-                            pending.keep(&[piece], filled);
-                        }
-                        Ok(filled)
-                    })
-                })
-            } else {
-                Err(AGAIN)
-            };
-            if let Some(pending) = kept {
-                self.hold_if_full(pending);
-            }
-            drop(state);
+            let (part, ended) = self.fill_once(entry, len - sent, &mut unsent, fill, by_driver);
             let failure = match part {
                 Ok(part) => {
                     self.follow(entry);
@@ -251,6 +221,46 @@ impl Twin {
             return if sent > 0 { Ok(sent) } else { Err(failure) };
         }
         Ok(sent)
+    }
+
+    /// Sends at most `max` bytes that `fill` reads, and keeps a copy while the claim of the connection is pending. Returns the bytes sent,
+    /// and whether `fill` has reached its end. Bytes that were read and not sent stay in `unsent`.
+    fn fill_once(
+        &self,
+        entry: &Arc<Entry>,
+        max: usize,
+        unsent: &mut Vec<u8>,
+        fill: &mut Fill<'_>,
+        by_driver: &mut ByDriver<'_>,
+    ) -> (Outcome<usize>, bool) {
+        self.is_settled(entry);
+        let mut state = claim::any_pending().then(|| lock(&self.pending_claim));
+        let mut kept = state.as_mut().and_then(|state| state.as_mut());
+        let most = kept.as_ref().map_or(usize::MAX, |pending| pending.room()).min(max);
+        let mut ended = false;
+        let mut send = |socket: &Socket| {
+            if kept.is_none() {
+                let sent = if unsent.is_empty() { by_driver(socket, most)? } else { None };
+                if let Some(sent) = sent {
+                    return Ok(sent);
+                }
+            }
+            send_once(socket, most, unsent, &mut |place, room| {
+                let filled = fill(place, room)?;
+                ended |= filled < room;
+                if let Some(pending) = kept.as_mut() {
+                    // `fill` cannot read them a second time.
+                    let piece = iovec { iov_base: place.cast(), iov_len: filled };
+                    pending.keep(&[piece], filled);
+                }
+                Ok(filled)
+            })
+        };
+        let part = if most > 0 { self.with(entry, |socket| send(socket)) } else { Err(AGAIN) };
+        if let Some(pending) = kept {
+            self.hold_if_full(pending);
+        }
+        (part, ended)
     }
 
     /// A send found the peer gone. Over TCP one only learns it from the answer to the first such send,
