@@ -129,6 +129,69 @@ impl EpollSet {
         }
     }
 
+    /// Looks at the fabric for a while, and at times at the kernel's members. Returns whether either had something.
+    fn spin(
+        &self,
+        events: &mut Events<'_>,
+        in_kernel: impl Fn(&mut Events<'_>) -> Outcome<Told>,
+    ) -> Outcome<bool> {
+        // Where all members are the kernel's, a look at the fabric finds nothing.
+        if self.is_empty() {
+            return Ok(false);
+        }
+        let mut looks = 0;
+        spin::until(|| {
+            looks += 1;
+            if looks % SPIN_KERNEL_EVERY == 0 {
+                in_kernel(events)?;
+            }
+            self.look(events, &in_kernel)?;
+            Ok(events.len > 0)
+        })
+    }
+
+    /// Sleeps in the kernel, as if there was nothing on the fabric. None: there is something by now.
+    fn sleep_idle(
+        &self,
+        events: &mut Events<'_>,
+        epoll: c_int,
+        limit: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Outcome<Option<Told>> {
+        self.unaware.fetch_add(1, Ordering::SeqCst);
+        let told = self.is_idle().then(|| events.wait(epoll, self.token, limit, mask));
+        self.unaware.fetch_sub(1, Ordering::SeqCst);
+        told.transpose()
+    }
+
+    /// Sleeps in the kernel with the fabric armed to end the sleep. None: the fabric has something at once.
+    fn sleep_armed(
+        &self,
+        events: &mut Events<'_>,
+        epoll: c_int,
+        limit: Option<Duration>,
+        mask: *const sigset_t,
+    ) -> Option<Outcome<Told>> {
+        let armed = if self.hosted.load(Ordering::Acquire) { self.fabric.arm().ok() } else { None };
+        match armed {
+            Some(armed) if armed.ready => {
+                self.fabric.disarm(armed, false);
+                None
+            }
+            Some(armed) => {
+                let slept = events.wait(epoll, self.token, limit, mask);
+                let before = errno();
+                self.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
+                set_errno(before);
+                Some(slept)
+            }
+            None => {
+                let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
+                Some(events.wait(epoll, self.token, Some(limit), mask))
+            }
+        }
+    }
+
     /// A token has come, and nothing else.
     fn hear(&self, told: Told) {
         let armed =
@@ -227,10 +290,7 @@ fn wait_for(
             settling::look();
         } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
-            set.unaware.fetch_add(1, Ordering::SeqCst);
-            let told = set.is_idle().then(|| events.wait(epoll, own, left, mask));
-            set.unaware.fetch_sub(1, Ordering::SeqCst);
-            let Some(told) = told.transpose()? else { continue };
+            let Some(told) = set.sleep_idle(&mut events, epoll, left, mask)? else { continue };
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
@@ -246,18 +306,7 @@ fn wait_for(
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }
-        // Where all that is waited for is the kernel's, nothing comes sooner for who looks.
-        let mut looks = 0;
-        let found = !set.is_empty()
-            && spin::until(|| {
-                looks += 1;
-                if looks % SPIN_KERNEL_EVERY == 0 {
-                    in_kernel(&mut events)?;
-                }
-                set.look(&mut events, in_kernel)?;
-                Ok(events.len > 0)
-            })?;
-        if found {
+        if set.spin(&mut events, in_kernel)? {
             return Ok(events.len as c_int);
         }
         let left = left();
@@ -269,24 +318,7 @@ fn wait_for(
         } else {
             left
         };
-        let armed = if set.hosted.load(Ordering::Acquire) { set.fabric.arm().ok() } else { None };
-        let slept = match armed {
-            Some(armed) if armed.ready => {
-                set.fabric.disarm(armed, false);
-                continue;
-            }
-            Some(armed) => {
-                let slept = events.wait(epoll, own, limit, mask);
-                let before = errno();
-                set.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
-                set_errno(before);
-                slept
-            }
-            None => {
-                let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
-                events.wait(epoll, own, Some(limit), mask)
-            }
-        };
+        let Some(slept) = set.sleep_armed(&mut events, epoll, limit, mask) else { continue };
         spin::slept();
         let told = slept?;
         set.look(&mut events, in_kernel)?;
