@@ -11,6 +11,7 @@ use crate::log::note;
 use crate::sleep::kernel_poll;
 use crate::twin::{Stands, Twin};
 use crate::{claim, closed, fabric, real, unseen};
+use libc::c_int;
 use pd_client::core::{Departure, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -61,21 +62,8 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         let marks = left.marks && twin.back.as_ref().is_none_or(|back| back.sends());
         if marks && !twin.send_shut.load(Ordering::Relaxed) && !fails {
             let returns = (why == KernelReason::SmallTalk || why == KernelReason::PeerLeft) && twin.is_sole();
-            let mark = [if returns { MARK_BRIEF } else { MARK }];
-            // There is room: nothing was sent there before, or a connection that came back has left some. A program that has taken it away, by a
-            // smaller buffer, waits: bytes without their mark would be wrong ones. Another failure tells the next call.
-            let sent = loop {
-                // SAFETY: sends from a slice.
-                let sent = unsafe {
-                    real::send(fd, mark.as_ptr().cast(), 1, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-                };
-                if sent == 1 || errno() != libc::EAGAIN {
-                    break sent;
-                }
-                let mut room = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
-                let _ = kernel_poll(&mut room, None, std::ptr::null());
-            };
-            twin.aside.may_return[0].store(returns && sent == 1, Ordering::Relaxed);
+            let is_sent = send_mark(fd, if returns { MARK_BRIEF } else { MARK });
+            twin.aside.may_return[0].store(returns && is_sent, Ordering::Relaxed);
         }
         end.look_exactly();
         twin.progress().set(SENDS);
@@ -90,6 +78,23 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
             note!("descriptor {fd}: cannot leave the fabric ({}): {failure:?}", why.text());
             false
         }
+    }
+}
+
+/// Sends the mark behind which the kernel has what follows. Returns whether it is sent; another failure than a full buffer tells the next
+/// call.
+fn send_mark(fd: c_int, mark: u8) -> bool {
+    // There is room: nothing was sent there before, or a connection that came back has left some. A program that has taken it away, by a
+    // smaller buffer, waits: bytes without their mark would be wrong ones.
+    loop {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: sends from a byte.
+        let sent = unsafe { real::send(fd, (&raw const mark).cast(), 1, flags) };
+        if sent == 1 || errno() != libc::EAGAIN {
+            return sent == 1;
+        }
+        let mut room = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+        let _ = kernel_poll(&mut room, None, std::ptr::null());
     }
 }
 

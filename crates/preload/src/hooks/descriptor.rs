@@ -2,12 +2,13 @@
 use super::{hooks, stdio};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
-use crate::call::{aside, call, checked, set_errno, Failure};
+use crate::call::{aside, call, checked, set_errno, Failure, Outcome};
 use crate::closing::{self, before_close};
 use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
+use crate::twin::Twin;
 use crate::{inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
@@ -18,6 +19,43 @@ const FIOASYNC: c_ulong = 0x5452;
 /// Of the kernel's interface, not in `libc` everywhere.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
+
+/// Returns the bytes that a connection has for the program: those on the fabric, and after them those in the kernel, for which `ask` has
+/// the kernel write its number at `value`.
+///
+/// # Safety
+/// `value` is memory that may be read, and `ask` is `ioctl` into it.
+unsafe fn unread(
+    entry: &Arc<Entry>,
+    twin: &Twin,
+    value: *mut c_int,
+    ask: impl Fn() -> c_int,
+) -> Outcome<c_int> {
+    if twin.with_present(entry, |_| Ok(())).is_ok() {
+        twin.await_inherited();
+    }
+    let begun = receiving::has_begun(twin);
+    if begun {
+        checked(ask())?;
+    }
+    // SAFETY: the caller's promise.
+    let in_kernel = || unsafe { value.read() };
+    if let Some(back) = twin.window() {
+        return Ok(twin.with_present(entry, |end| back.there(end, in_kernel() as u64))? as c_int);
+    }
+    if begun {
+        // A receive joins the two from now on.
+        leaving::leave(entry, twin, KernelReason::PeerLeft);
+    }
+    let (on_fabric, is_all) = twin.with_present(entry, |end| {
+        let there = end.received();
+        Ok((there as c_int, end.ends_elsewhere(there)))
+    })?;
+    Ok(match begun && is_all {
+        true => on_fabric + receiving::without_mark(twin, in_kernel()),
+        false => on_fabric,
+    })
+}
 
 hooks! {
     fn close(fd: c_int) -> c_int {
@@ -144,33 +182,7 @@ hooks! {
                 }
                 twin.is_settled(&entry);
                 match request {
-                    libc::FIONREAD => {
-                        if twin.with_present(&entry, |_| Ok(())).is_ok() {
-                            twin.await_inherited();
-                        }
-                        let begun = receiving::has_begun(twin);
-                        if begun {
-                            checked(plain())?;
-                        }
-                        let there = if let Some(back) = twin.window() {
-                            let in_kernel = value.read() as u64;
-                            twin.with_present(&entry, |end| back.there(end, in_kernel))? as c_int
-                        } else {
-                            if begun {
-                                // A receive joins the two from now on.
-                                leaving::leave(&entry, twin, KernelReason::PeerLeft);
-                            }
-                            let (on_fabric, is_all) = twin.with_present(&entry, |end| {
-                                let there = end.received();
-                                Ok((there as c_int, end.ends_elsewhere(there)))
-                            })?;
-                            match begun && is_all {
-                                true => on_fabric + receiving::without_mark(twin, value.read()),
-                                false => on_fabric,
-                            }
-                        };
-                        value.write(there);
-                    }
+                    libc::FIONREAD => value.write(unread(&entry, twin, value, plain)?),
                     libc::TIOCOUTQ if twin.progress().sends() => return Err(Failure::Plain),
                     libc::TIOCOUTQ => value.write(twin.with_present(&entry, |end| Ok(end.undelivered()))? as c_int),
                     libc::FIONBIO => {
