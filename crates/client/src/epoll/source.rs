@@ -146,6 +146,19 @@ enum News {
     Nowhere,
 }
 
+/// The state of both directions of a connection at one look.
+struct Seen {
+    /// Bytes to receive.
+    there: u64,
+    /// There are as many as a receive waits for.
+    is_enough: bool,
+    /// The program receives no more.
+    shut: bool,
+    /// Ends of both streams: 0 while they go on.
+    recv_end: u32,
+    send_end: u32,
+}
+
 impl Socket {
     /// The events of [`crate::core::ready`] that hold now; of `OUT` only if `wanted`. No event need come of `IN`.
     pub fn ready(&self, wanted: u32) -> u32 {
@@ -194,8 +207,14 @@ impl Socket {
             // The connection goes on. A reader takes it back.
             return (IN, None);
         }
+        let seen = Seen { there, is_enough: there >= lowat, shut, recv_end, send_end };
+        (self.readiness(&seen, wanted), rest)
+    }
 
-        // Of a connection that goes on in the kernel that tells how it ends.
+    /// Returns the flags of a connection on the fabric of which this was `seen`.
+    fn readiness(&self, seen: &Seen, wanted: u32) -> u32 {
+        let &Seen { there, is_enough, shut, recv_end, send_end } = seen;
+        // The kernel tells how a connection ends that goes on there.
         let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
         let mut ready = match there {
             _ if recv_end != ELSEWHERE => 0,
@@ -206,7 +225,7 @@ impl Socket {
         let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
         let failed = has_failed(recv_end) || has_failed(send_end) && !self.ignores_reset(recv_end);
-        if there >= lowat || received_all {
+        if is_enough || received_all {
             ready |= IN;
         }
         if received_all {
@@ -231,6 +250,6 @@ impl Socket {
         if wanted & OUT != 0 {
             ready |= self.out_readiness();
         }
-        (ready, rest)
+        ready
     }
 }
