@@ -81,6 +81,28 @@ fn said(part: Option<u64>) -> &'static str {
 }
 
 impl Watched {
+    /// Looks for the backend's listener in the namespaces of these `numbers`, whose listeners `seen` keeps. Returns the part of a state
+    /// that this means, if any, and the namespaces with a listener.
+    fn find(
+        &self,
+        numbers: Vec<u32>,
+        spaces: &Spaces,
+        seen: &mut HashMap<u32, Option<Vec<Found>>>,
+    ) -> (Option<u64>, Vec<u32>) {
+        let (mut found, mut listening) = (Vec::new(), Vec::new());
+        for number in numbers {
+            let ask = || listeners(&spaces.by_number(number)?.diag).ok();
+            let there = seen.entry(number).or_insert_with(ask).as_ref();
+            let part = there.and_then(|listeners| judge(self.backend, listeners));
+            if there.is_some() && part.is_none() {
+                listening.push(number);
+            }
+            found.push(part);
+        }
+        let is_up = found.iter().any(Option::is_none);
+        (found.first().copied().flatten().filter(|_| !is_up), listening)
+    }
+
     /// Applies the result of a look. Returns whether the backend is up or down, if that has changed.
     fn hear(&mut self, found: Option<u64>, slots: &Slots) -> Option<bool> {
         let slot = slots.slot(self.slot);
@@ -236,19 +258,8 @@ impl Health {
                 None => {}
             }
             watched.due = now + watched.how.interval;
-            let mut found: Vec<Option<u64>> = Vec::new();
-            let mut listening = Vec::new();
-            for number in places(watched.backend.ip().to_canonical()) {
-                let ask = || listeners(&spaces.by_number(number)?.diag).ok();
-                let there = seen.entry(number).or_insert_with(ask).as_ref();
-                let part = there.and_then(|listeners| judge(watched.backend, listeners));
-                if there.is_some() && part.is_none() {
-                    listening.push(number);
-                }
-                found.push(part);
-            }
-            let is_up = found.iter().any(Option::is_none);
-            let found = found.first().copied().flatten().filter(|_| !is_up);
+            let (found, mut listening) =
+                watched.find(places(watched.backend.ip().to_canonical()), spaces, &mut seen);
             let probe = watched.how.probe.as_ref().filter(|_| found.is_none() && !listening.is_empty());
             let (Some(probe), Some(prober)) = (probe, self.prober.as_ref()) else {
                 watched.conclude(found, said(found), slots);
