@@ -215,29 +215,7 @@ fn measure(scheme: &str, sizes: &[usize], round: Duration) -> Result<Metrics> {
 fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Duration) -> Result<Metrics> {
     let (stop, is_timed) = (AtomicBool::new(false), AtomicBool::new(false));
     let (nic_side, program_side) = thread::scope(|scope| {
-        let program = scope.spawn(|| {
-            let (mut busy, mut frames) = (Duration::ZERO, 0);
-            let work = || {
-                while !stop.load(Ordering::Relaxed) {
-                    for _ in 1..SAMPLED {
-                        program();
-                    }
-                    // A turn without frames says nothing.
-                    while !stop.load(Ordering::Relaxed) {
-                        let start = Instant::now();
-                        let count = program();
-                        if count > 0 {
-                            busy += start.elapsed();
-                            frames += count;
-                            is_timed.store(true, Ordering::Relaxed);
-                            break;
-                        }
-                    }
-                }
-            };
-            let ((), used) = Used::by(work);
-            (used, busy.as_secs_f64() * 1e9 / frames.max(1) as f64)
-        });
+        let program = scope.spawn(|| time_program(&mut program, &stop, &is_timed));
         let turns = |nic: &mut dyn FnMut(), time: Duration| {
             let start = Instant::now();
             while start.elapsed() < time {
@@ -264,15 +242,8 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
     });
     let (before, after, time, nic_used, mut times) = nic_side;
     let (program_used, program_ns) = program_side.ok().context("the program panicked")?;
-    ensure!(after.0.wrong == 0 && after.0.missing == 0, "frames came back wrong: {:?}", after.0);
-    let frames = (after.0.returned.0 - before.0.returned.0) as f64;
-    let bytes = (after.0.returned.1 - before.0.returned.1) as f64;
-    ensure!(frames > 0.0, "no frame came back");
-    let told = (after.1 - before.1).max(1) as f64;
-    let mut metrics = Metrics::from([
-        ("packets_per_s", frames / time.as_secs_f64()),
-        ("throughput_gbit_per_s", bytes * 8e-9 / time.as_secs_f64()),
-        ("packets_per_notification", frames / told),
+    let mut metrics = rates(before, after, time)?;
+    metrics.extend([
         ("cpu_share_percent_nic", nic_used.share()),
         ("cpu_share_percent_program", program_used.share()),
         ("program_ns_per_packet", program_ns),
@@ -286,6 +257,50 @@ fn run(mut nic: impl Nic, mut program: impl FnMut() -> usize + Send, round: Dura
         metrics.insert("program_cycles_per_packet", program_ns * mhz * 1e-3);
     }
     Ok(metrics)
+}
+
+/// Runs the program until `stop`, and times one turn of several. Returns its processor time and the nanoseconds of a frame. Sets
+/// `is_timed` when a turn with frames was timed.
+fn time_program(
+    program: &mut impl FnMut() -> usize,
+    stop: &AtomicBool,
+    is_timed: &AtomicBool,
+) -> (Used, f64) {
+    let (mut busy, mut frames) = (Duration::ZERO, 0);
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 1..SAMPLED {
+                program();
+            }
+            // A turn without frames says nothing.
+            while !stop.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                let count = program();
+                if count > 0 {
+                    busy += start.elapsed();
+                    frames += count;
+                    is_timed.store(true, Ordering::Relaxed);
+                    break;
+                }
+            }
+        }
+    };
+    let ((), used) = Used::by(work);
+    (used, busy.as_secs_f64() * 1e9 / frames.max(1) as f64)
+}
+
+/// Returns the rates between two looks at the NIC: its counts, and the notifications of the program.
+fn rates(before: (GenCounts, u64), after: (GenCounts, u64), time: Duration) -> Result<Metrics> {
+    ensure!(after.0.wrong == 0 && after.0.missing == 0, "frames came back wrong: {:?}", after.0);
+    let frames = (after.0.returned.0 - before.0.returned.0) as f64;
+    let bytes = (after.0.returned.1 - before.0.returned.1) as f64;
+    ensure!(frames > 0.0, "no frame came back");
+    let told = (after.1 - before.1).max(1) as f64;
+    Ok(Metrics::from([
+        ("packets_per_s", frames / time.as_secs_f64()),
+        ("throughput_gbit_per_s", bytes * 8e-9 / time.as_secs_f64()),
+        ("packets_per_notification", frames / told),
+    ]))
 }
 
 /// Measures one round of a scheme.
