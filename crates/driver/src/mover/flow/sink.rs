@@ -14,7 +14,7 @@ use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
 /// Delivered bytes after which a receiver is woken, unless all sends are delivered or its ring is full before. A wake-up for every message
-/// would cost more than the messages. (Measured: half as much costs a third more system calls, and moves no more.)
+/// would cost more than the messages. Half as much costs more system calls, and moves no more.
 const WAKE_BYTES: u64 = 1 << 20;
 
 /// See the module.
