@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest time for an answer on the attach socket.
 const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -85,6 +85,28 @@ struct Channels {
     all: Vec<Arc<Channel>>,
     free: Vec<usize>,
     shared: usize,
+}
+
+#[cfg(test)]
+impl Attachment {
+    /// An attachment to a driver that a test plays.
+    pub(crate) fn to_test(socket: OwnedFd) -> Arc<Self> {
+        use pd_shm::memfd::Pages;
+        let memory = || memfd::create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
+        Arc::new(Self {
+            socket: OwnFd::new(socket),
+            wire: Mutex::default(),
+            dead: AtomicBool::new(false),
+            reason: OnceLock::new(),
+            control: Arc::new(Region::<Own>::new(memory(), PAGE_BYTES).unwrap()),
+            status: Arc::new(Region::<Theirs>::new(memory(), PAGE_BYTES).unwrap()),
+            channels: Mutex::default(),
+            rings: Mutex::default(),
+            files: Mutex::default(),
+            reasons: Reasons::default(),
+            doorbells: Mutex::default(),
+        })
+    }
 }
 
 /// A region as the driver sent it.
@@ -436,9 +458,10 @@ impl Wire {
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
         let (mut hung_up, mut no_room) = (false, 0);
+        let until = Instant::now() + ANSWER_WAIT;
         loop {
             if !self.spin.until(|| wait_readable(socket, Duration::ZERO)) {
-                let answers = wait_readable(socket, ANSWER_WAIT);
+                let answers = wait_readable(socket, until.saturating_duration_since(Instant::now()));
                 self.spin.slept();
                 if !answers {
                     return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));
@@ -525,12 +548,14 @@ pub(crate) fn sent_region(frame: &Frame, mut fds: Vec<OwnedFd>) -> Result<SentRe
     Ok(SentRegion { id: frame.id, bytes, fd })
 }
 
+/// Waits until there is something to receive, at most `timeout`, however many signals come meanwhile.
 fn wait_readable(socket: &OwnFd, timeout: Duration) -> bool {
-    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    let (until, mut left) = (Instant::now() + timeout, timeout);
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     loop {
-        match poll(&mut fds, Some(&timeout)) {
-            Err(Errno::INTR) => {}
+        let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut fds, Some(&time)) {
+            Err(Errno::INTR) => left = until.saturating_duration_since(Instant::now()),
             result => return result.is_ok_and(|count| count > 0),
         }
     }
@@ -539,27 +564,14 @@ fn wait_readable(socket: &OwnFd, timeout: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pd_shm::memfd::{self, Pages};
     use rustix::net::socketpair;
+    use std::sync::atomic::AtomicU32;
 
     #[test]
     fn a_goodbye_behind_a_reset_is_read() {
         let (socket, driver) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let memory = || memfd::create("test", PAGE_BYTES, Pages::Ordinary).unwrap();
-        let attachment = Attachment {
-            socket: OwnFd::new(socket),
-            wire: Mutex::default(),
-            dead: AtomicBool::new(false),
-            reason: OnceLock::new(),
-            control: Arc::new(Region::<Own>::new(memory(), PAGE_BYTES).unwrap()),
-            status: Arc::new(Region::<Theirs>::new(memory(), PAGE_BYTES).unwrap()),
-            channels: Mutex::default(),
-            rings: Mutex::default(),
-            files: Mutex::default(),
-            reasons: Reasons::default(),
-            doorbells: Mutex::default(),
-        };
+        let attachment = Attachment::to_test(socket);
         assert!(attachment.check_alive());
         // A driver that hangs up with a frame unread resets the connection.
         attach::send(&attachment.socket, &Frame::new(FrameKind::Channel), &[], SendFlags::empty()).unwrap();
@@ -569,5 +581,40 @@ mod tests {
         assert!(!attachment.check_alive());
         let error = attachment.dead_error();
         assert!(error.message().contains("does not behave"), "{}", error.message());
+    }
+
+    static SIGNALS: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn count(_signal: libc::c_int) {
+        SIGNALS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Signals come more often than the wait is long, until it is over.
+    #[test]
+    fn signals_make_no_wait_for_an_answer_longer() {
+        const MOST: u32 = 1000;
+        let (socket, _driver) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let socket = OwnFd::new(socket);
+        let handler = count as extern "C" fn(libc::c_int);
+        // SAFETY: a handler that touches an atomic alone, of a signal that no other test uses; the thread that is waited for below.
+        let waiter = unsafe {
+            libc::signal(libc::SIGWINCH, handler as libc::sighandler_t);
+            libc::pthread_self()
+        };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) && SIGNALS.load(Ordering::Relaxed) < MOST {
+                    // SAFETY: a thread that lives until the scope ends.
+                    unsafe { libc::pthread_kill(waiter, libc::SIGWINCH) };
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            });
+            assert!(!wait_readable(&socket, Duration::from_millis(100)));
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let signals = SIGNALS.load(Ordering::Relaxed);
+        assert!((1..MOST).contains(&signals), "{signals} signals in a wait");
     }
 }
