@@ -154,6 +154,20 @@ impl Seen {
     }
 }
 
+impl Seen {
+    /// Reads frames of a pipe until `bytes` of a stream were seen.
+    fn read_pipe(&mut self, pipe: &mut Pipe, from: u16, bytes: u64) {
+        while self.bytes(from) < bytes {
+            let waited = pipe.wait(Some(PATIENCE));
+            assert!(waited.is_ok(), "{waited:?} {:?} {:?}", self.streams, driver().pipes().ports);
+            let mut frames = pipe.frames().unwrap();
+            while let Some(frame) = frames.next() {
+                self.see(frame.bytes());
+            }
+        }
+    }
+}
+
 fn port(of: pd_client::Result<SocketAddr>) -> u16 {
     of.unwrap().port()
 }
@@ -293,19 +307,8 @@ fn a_tenant_sees_connections_of_its_own_if_a_binding_says_so() {
     let (a, b) = pair();
     let (from, to) = (port(a.local_addr()), port(b.local_addr()));
     let mut seen = Seen { seeds: HashMap::from([(from, 1), (to, 2)]), ..Seen::default() };
-    // The driver starts a pipe a moment after its client has mapped it, and shows nothing before.
-    let (mut sent, until) = (0, Instant::now() + PATIENCE);
-    while seen.bytes(from) < 20_000 {
-        assert!(Instant::now() < until, "{:?} {:?}", seen.streams, driver().pipes().ports);
-        exchange((&a, &b), 1, sent, sent + 20_000);
-        sent += 20_000;
-        while pipe.wait(Some(Duration::from_millis(200))).is_ok() {
-            let mut frames = pipe.frames().unwrap();
-            while let Some(frame) = frames.next() {
-                seen.see(frame.bytes());
-            }
-        }
-    }
+    exchange((&a, &b), 1, 0, 20_000);
+    seen.read_pipe(&mut pipe, from, 20_000);
     // The observer's account has the received bytes.
     let report = driver().wait_for_pipes("it is counted", |report| {
         report.pipes.first().is_some_and(|pipe| pipe.counts.bytes_received > 20_000)
@@ -320,4 +323,21 @@ fn a_tenant_sees_connections_of_its_own_if_a_binding_says_so() {
         }
     };
     assert_eq!(ended, denied);
+}
+
+/// Observers that come and go. Each sees the first byte that is sent when its pipe is open.
+#[test]
+fn an_observer_sees_all_that_is_sent_once_its_pipe_is_open() {
+    let _alone = alone();
+    driver().apply("[[bind]]\nmirror = true");
+    let _eye = Mirror::new("eye", "connections:default");
+    let (a, b) = pair();
+    let from = port(a.local_addr());
+    for round in 0..200 {
+        let mut pipe = Pipe::open(&Options::new(Direction::Receive, "eye").ring_bytes(64 << 10)).unwrap();
+        let mut seen = Seen { seeds: HashMap::from([(from, 1)]), ..Seen::default() };
+        exchange((&a, &b), 1, round, round + 1);
+        seen.read_pipe(&mut pipe, from, 1);
+    }
+    driver().apply("");
 }

@@ -604,6 +604,32 @@ fn impossible_words_end_their_pipe_and_no_other() {
     innocent.check(&stand);
 }
 
+/// Policy and ports change while a client maps its memory. It is told so, and not cut off.
+#[test]
+fn a_pipe_that_ends_while_it_is_opened_is_refused_with_the_reason() {
+    let stand = Stand::new(&[("wire", PortSpec::Link), ("drain", PortSpec::Sink)]);
+    let innocent = Innocent::start(&stand);
+    let memory = stand.driver.report().memory_used_bytes;
+    let mut raw = Raw::attach(&stand.driver, 1);
+    let (number, offer) = ask(&mut raw, PipeDirection::Receive, "wire.1").unwrap();
+    let pipe = pd_pipe::Pipe::map(offer).unwrap();
+    stand.driver.apply("[[bind]]\nport = [\"innocent\", \"wire.0\", \"drain\"]");
+    let refused = raw.ask(&Frame::new(FrameKind::PipeMapped).with_id(number), FrameKind::Ready).unwrap_err();
+    assert_eq!(refused.errno as i32, libc::EACCES);
+    assert!(refused.reason().contains("[[bind]]"), "{}", refused.reason());
+    assert_eq!(pipe.ended(), Some(Errno::ACCESS));
+    let (number, offer) = ask(&mut raw, PipeDirection::Receive, "wire.0").unwrap();
+    stand.remove("wire").unwrap();
+    assert_eq!(tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).err(), Some(libc::ENODEV));
+    drop((pipe, offer));
+    stand.settle(1, memory);
+    let (number, offer) = ask(&mut raw, PipeDirection::Send, "drain").unwrap();
+    drop(pd_pipe::Pipe::map(offer).unwrap());
+    tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).unwrap();
+    tell(&mut raw, FrameKind::PipeClose, number, FrameKind::Ready).unwrap();
+    innocent.check(&stand);
+}
+
 /// Any frames about pipes in any order: each is answered or refused, or ends the client.
 #[test]
 fn frames_about_pipes_in_any_order_do_no_harm() {

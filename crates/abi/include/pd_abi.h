@@ -298,7 +298,7 @@
 #define PD_ABI_FRAME_FILE_SOCKET 17ull
 /* Client: asks for a pipe with a ring of bytes; a pipe::PipeRequest is in the text. Driver: passes it, with the number id. */
 #define PD_ABI_FRAME_PIPE 18ull
-/* Client: the memory of pipe id is mapped and can be sealed. */
+/* Client: the memory of pipe id is mapped and can be sealed. Driver: Ready, once the agent has started the pipe; Error closes it. */
 #define PD_ABI_FRAME_PIPE_MAPPED 19ull
 /* Client: asks for a pipe of the kernel that becomes readable when pipe id is to be looked at. Driver: passes it. */
 #define PD_ABI_FRAME_PIPE_WAKE_FD 20ull

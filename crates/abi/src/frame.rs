@@ -39,8 +39,8 @@ entry! {
     ///                               ←  FileSocket + a socket for `PassedFile` datagrams
     /// Pipe (bytes, request)            →            a ring of packets of a port
     ///                               ←  Pipe (id, bytes) + status, control and ring memfd, doorbell eventfd
-    /// PipeMapped (id)               →
-    ///                               ←  Ready (id)            now it moves frames
+    /// PipeMapped (id)               →            mapped
+    ///                               ←  Ready (id)            the agent has started it: frames that come from now on are its own
     /// PipeWakeFd (id)                 →
     ///                               ←  PipeWakeFd (id) + a socket, readable with each wake-up
     /// PipePeer (id)                 →            a pipe on a link whose word `link` says that there is an offer
@@ -115,7 +115,7 @@ kinds! {
         FileSocket = 17,
         /// Client: asks for a pipe with a ring of `bytes`; a [`crate::pipe::PipeRequest`] is in the text. Driver: passes it, with the number `id`.
         Pipe = 18,
-        /// Client: the memory of pipe `id` is mapped and can be sealed.
+        /// Client: the memory of pipe `id` is mapped and can be sealed. Driver: `Ready`, once the agent has started the pipe; `Error` closes it.
         PipeMapped = 19,
         /// Client: asks for a pipe of the kernel that becomes readable when pipe `id` is to be looked at. Driver: passes it.
         PipeWakeFd = 20,

@@ -169,27 +169,27 @@ impl DerefMut for Pipe {
 }
 
 impl Pipe {
-    /// Opens a pipe.
+    /// Opens a pipe. When this returns, the pipe has started: frames of its port that come from then on are its own.
     ///
     /// # Errors
     /// `ENOENT` without such a port, `EACCES` where the policy denies it, `EINVAL` where port, direction, unit, flow and ring do not fit each
-    /// other, `EADDRINUSE` where another tenant has the frames, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver.
+    /// other, `EADDRINUSE` where another tenant has the frames, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver. `ENODEV` where the port
+    /// is removed meanwhile, `ECONNRESET` where the driver ends, or does not answer for ten seconds.
     pub fn open(options: &Options) -> Result<Self> {
         let request = options.pipe_request()?;
         let shape = Shape::new(options.direction, options.unit, options.ring_bytes)?;
-        let attachment = process::attachment()?;
-        let ask = Message::new(FrameKind::Pipe).with_bytes(options.ring_bytes, 0).with_pipe_request(&request);
+        Self::open_by(process::attachment()?, shape, &request)
+    }
+
+    fn open_by(attachment: Arc<Attachment>, shape: Shape, request: &PipeRequest) -> Result<Self> {
+        let ask = Message::new(FrameKind::Pipe).with_bytes(shape.ring_bytes(), 0).with_pipe_request(request);
         let (frame, fds) = attachment.exchange(&ask, FrameKind::Pipe)?;
-        let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds)
-            .map_err(|_| Error::new(Errno::PROTO, "the driver sent no memory for the pipe"))?;
         let number = frame.id;
-        let mapped = pd_pipe::Pipe::map(Offer { shape, status, control, ring, doorbell });
-        let mut pipe = mapped.map_err(|errno| Error::new(errno, "cannot map the pipe's memory"))?;
+        let mut pipe = map(shape, fds).inspect_err(|_| close(&attachment, number))?;
+        // A pipe that the driver refuses to start is closed already.
+        attachment.exchange(&Message::new(FrameKind::PipeMapped).with_id(number), FrameKind::Ready)?;
         pipe.set_broker(Box::new(Door { attachment: Arc::clone(&attachment), number, forks: forks() }));
-        let this = Self { pipe, attachment, number, forks: forks() };
-        let mapped = Message::new(FrameKind::PipeMapped).with_id(number);
-        this.attachment.exchange(&mapped, FrameKind::Ready)?;
-        Ok(this)
+        Ok(Self { pipe, attachment, number, forks: forks() })
     }
 
     fn check_usable(&self) -> Result<()> {
@@ -281,9 +281,85 @@ impl Drop for Pipe {
     fn drop(&mut self) {
         if self.forks == forks() && self.attachment.alive() {
             self.pipe.flush();
-            let close = Message::new(FrameKind::PipeClose).with_id(self.number);
-            // A driver that does not answer has closed it.
-            let _ = self.attachment.exchange(&close, FrameKind::Ready);
+            close(&self.attachment, self.number);
         }
+    }
+}
+
+/// Maps the memory of a pipe that the driver has sent.
+fn map(shape: Shape, fds: Vec<OwnedFd>) -> Result<pd_pipe::Pipe> {
+    let [status, control, ring, doorbell] = <[OwnedFd; 4]>::try_from(fds)
+        .map_err(|_| Error::new(Errno::PROTO, "the driver sent no memory for the pipe"))?;
+    let mapped = pd_pipe::Pipe::map(Offer { shape, status, control, ring, doorbell });
+    mapped.map_err(|errno| Error::new(errno, "cannot map the pipe's memory"))
+}
+
+/// Has the driver close a pipe. A driver that does not answer has closed it.
+fn close(attachment: &Attachment, number: u32) {
+    let close = Message::new(FrameKind::PipeClose).with_id(number);
+    let _ = attachment.exchange(&close, FrameKind::Ready);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pd_pipe::Made;
+    use pd_shm::attach::{receive, send};
+    use rustix::net::{socketpair, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+    use std::os::fd::AsFd;
+
+    /// Opens a pipe at a driver that passes `fds` descriptors and answers what follows with `answers`, and then hangs up. Returns the errno, and the
+    /// kinds of what the client has said.
+    fn open(fds: usize, answers: &[Message]) -> (i32, Vec<FrameKind>) {
+        let (ours, driver) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let attachment = Attachment::to_test(ours);
+        let shape = Shape::new(Direction::Receive, Unit::Frames, 64 << 10).unwrap();
+        let request = PipeRequest::new(PipeDirection::Receive, PipeUnit::Frames, "wan").unwrap();
+        std::thread::scope(|scope| {
+            let played = scope.spawn(move || {
+                let mut said = Vec::new();
+                let mut hear = || match receive(&driver, RecvFlags::empty()) {
+                    Ok(Some((frame, _))) => {
+                        said.push(frame.checked_kind().unwrap());
+                        true
+                    }
+                    _ => false,
+                };
+                assert!(hear());
+                let (_made, _files, offer) = Made::new(shape).unwrap();
+                let all = [&offer.status, &offer.control, &offer.ring, &offer.doorbell].map(AsFd::as_fd);
+                let passed = Message::new(FrameKind::Pipe).with_id(7);
+                send(&driver, &passed, &all[..fds], SendFlags::empty()).unwrap();
+                for answer in answers {
+                    if hear() {
+                        send(&driver, answer, &[], SendFlags::empty()).unwrap();
+                    }
+                }
+                if answers.is_empty() {
+                    hear();
+                } else {
+                    // The client hangs up when it has said all.
+                    while hear() {}
+                }
+                said
+            });
+            let opened = Pipe::open_by(attachment, shape, &request).map(drop);
+            (opened.map_or_else(|error| error.errno(), |()| 0), played.join().unwrap())
+        })
+    }
+
+    #[test]
+    fn a_pipe_is_open_when_the_driver_has_started_it_and_else_closed_once() {
+        use FrameKind::{Pipe, PipeClose, PipeMapped};
+        let ready = Message::new(FrameKind::Ready).with_id(7);
+        let refused = Message::new(FrameKind::Error).with_error(libc::EACCES as u32, "the policy");
+        assert_eq!(open(4, &[ready, ready]), (0, vec![Pipe, PipeMapped, PipeClose]));
+        // The driver has closed it: a further word about it would be a violation.
+        assert_eq!(open(4, &[refused]), (libc::EACCES, vec![Pipe, PipeMapped]));
+        // Memory that cannot be mapped is given back.
+        assert_eq!(open(3, &[ready]), (libc::EPROTO, vec![Pipe, PipeClose]));
+        // A driver that ends meanwhile.
+        assert_eq!(open(4, &[]), (libc::ECONNRESET, vec![Pipe, PipeMapped]));
     }
 }

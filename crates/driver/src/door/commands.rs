@@ -53,6 +53,9 @@ impl Door {
             ToDoor::PipeOpened { client, serial, number, opened } => {
                 self.pipe_opened(client, serial, number, opened);
             }
+            ToDoor::PipeStarted { client, serial, number, started } => {
+                self.pipe_started(client, serial, number, started);
+            }
             ToDoor::PipePeer { client, serial, peer } => self.pipe_peer(client, serial, peer),
             ToDoor::PipesClosed { payer, memory } => self.pipes_closed(payer, memory),
             ToDoor::Made { client, serial, made } => self.made(client, serial, made),

@@ -62,6 +62,8 @@ pub enum ToDoor {
     Watch { pidfd: Arc<OwnedFd> },
     /// From the agent of pipes: the files that the client is to map, or the reason why it gets none.
     PipeOpened { client: ClientId, serial: u64, number: u32, opened: Result<Box<Offer>, (Errno, String)> },
+    /// From the agent of pipes: a pipe receives and sends from now on, or the reason why it does not.
+    PipeStarted { client: ClientId, serial: u64, number: u32, started: Result<(), (Errno, String)> },
     /// From the agent of pipes: the pipe at the other end of a link, if the direct path is offered.
     PipePeer { client: ClientId, serial: u64, peer: Option<(PipeName, Eventfds)> },
     /// From the agent of pipes: the pipes of this memory are closed, and the payer's helper lets the memory go.

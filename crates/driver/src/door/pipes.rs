@@ -110,16 +110,33 @@ impl Door {
         Ok(())
     }
 
-    /// Starts a pipe if its memory is sealed and whole. Drops it if the guest has taken pages away.
+    /// Has the agent start a pipe if its memory is sealed and whole. Drops it if the guest has taken pages away.
     pub(super) fn pipe_sealed(&mut self, id: ClientId, number: u32, sealed: Result<(), pd_pipe::Violation>) {
+        let Some(serial) = self.guests.here(id).map(|guest| guest.serial) else { return };
         match sealed {
-            Ok(()) => {
-                self.pipes.send(ToNic::Start { client: id, number });
-                self.answer(id, Frame::new(FrameKind::Ready).with_id(number), Vec::new());
-            }
+            Ok(()) => self.pipes.send(ToNic::Start { client: id, serial, number }),
             Err(violation) => {
+                self.pipe_started(id, serial, number, Err((Errno::PROTO, violation.to_string())));
+            }
+        }
+    }
+
+    /// Answers a guest when the agent has started a pipe. Drops the pipe if it cannot.
+    pub(super) fn pipe_started(
+        &mut self,
+        id: ClientId,
+        serial: u64,
+        number: u32,
+        started: Result<(), (Errno, String)>,
+    ) {
+        if self.guests.here(id).is_none_or(|guest| guest.serial != serial) {
+            return;
+        }
+        match started {
+            Ok(()) => self.answer(id, Frame::new(FrameKind::Ready).with_id(number), Vec::new()),
+            Err((errno, why)) => {
                 self.drop_pipe(id, number);
-                self.refuse(id, Errno::PROTO, &violation.to_string());
+                self.refuse(id, errno, &why);
             }
         }
     }

@@ -160,9 +160,11 @@ pub enum ToNic {
         reply: Sender<Answer>,
     },
     Open(Box<Opening>),
-    /// A new pipe's memory is sealed.
+    /// A new pipe's memory is sealed. Answered by [`crate::door::ToDoor::PipeStarted`].
     Start {
         client: ClientId,
+        /// The door's serial of the client.
+        serial: u64,
         number: u32,
     },
     /// A pipe's client waits by a pair of sockets, whose other end it is.

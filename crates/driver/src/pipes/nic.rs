@@ -203,10 +203,9 @@ impl Nic {
                 let _ = reply.send(answer);
             }
             ToNic::Open(opening) => self.open(*opening),
-            ToNic::Start { client, number } => {
-                if let Some(pipe) = self.pipes.get(&(client, number)) {
-                    let _ = self.agent.start(pipe.id);
-                }
+            ToNic::Start { client, serial, number } => {
+                let started = self.start(client, number);
+                self.door.send(ToDoor::PipeStarted { client, serial, number, started });
             }
             ToNic::WakeFd { client, number, wake_fd } => {
                 if let Some(pipe) = self.pipes.get(&(client, number)) {
@@ -416,6 +415,16 @@ impl Nic {
         let pipe = Pipe { id, serial, payer, ports, flow, shape, settled, ended: None, is_shown: false };
         self.pipes.insert((client, number), pipe);
         Ok(())
+    }
+
+    /// Starts a pipe, unless it has ended since it was opened: by a policy, with its port, or with its tenant.
+    fn start(&mut self, client: ClientId, number: u32) -> Result<(), (Errno, String)> {
+        let pipe =
+            self.pipes.get(&(client, number)).ok_or((Errno::BADF, "the pipe was closed".to_owned()))?;
+        self.agent.start(pipe.id).map_err(|errno| {
+            let why = pipe.ended.clone().unwrap_or_else(|| advice(errno).to_owned());
+            (errno, why)
+        })
     }
 
     /// Finds the pipe whose memory a client is to map for the direct path of a link.

@@ -353,15 +353,18 @@ impl Agent {
         }
     }
 
-    /// Starts a pipe whose memory is sealed.
+    /// Starts a pipe whose memory is sealed: frames of its port that come from now on may be its own.
     ///
     /// # Errors
-    /// `EBADF` for a pipe that was closed.
+    /// `EBADF` for a pipe that was closed; the reason of the end of one that has ended.
     pub fn start(&mut self, id: PipeId) -> Result<()> {
         self.links.judge();
         let slot = self.slot(id).ok_or(Errno::BADF)?;
+        if let Some(errno) = slot.end.ended() {
+            return Err(errno);
+        }
         slot.end.start();
-        if slot.end.shape().receives() && slot.end.is_open() {
+        if slot.end.shape().receives() {
             let (port, flow) = (slot.ports[0], slot.flow);
             self.ports[port].admit(id.slot, flow);
             self.look_who_watches(port);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::Policy;
 use pd_abi::pipe::{PipeDirection, PipeUnit};
-use pd_pipe::{Direction, Made, Unit};
+use pd_pipe::{Direction, Files, Made, Offer, Unit};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 
@@ -65,19 +65,50 @@ impl Stand {
             PipeDirection::Send => Direction::Send,
             PipeDirection::Forward => Direction::Forward,
         };
-        let (made, files, offer) = Made::new(Shape::new(of, Unit::Frames, RING).unwrap()).unwrap();
+        let (number, files, offer) =
+            self.ask(client, tenant, request, Shape::new(of, Unit::Frames, RING).unwrap())?;
+        let pipe = pd_pipe::Pipe::map(offer).unwrap();
+        files.seal().unwrap();
+        self.start(client, number)?;
+        Ok((number, pipe))
+    }
+
+    /// Has a pipe opened, which has to be started.
+    fn ask(
+        &mut self,
+        client: u16,
+        tenant: u16,
+        request: PipeRequest,
+        shape: Shape,
+    ) -> Result<(u32, Files, Offer), Errno> {
+        let (made, files, offer) = Made::new(shape).unwrap();
         self.numbers += 1;
         let (client, number) = (ClientId::new(client), self.numbers);
         let payer = (TenantId::new(tenant), None);
         let opening = Opening { client, serial: 1, payer, number, request, made, offer };
         self.nic.apply_command(ToNic::Open(Box::new(opening)));
+        let Some(ToDoor::PipeOpened { opened, .. }) = self.told() else { panic!("no answer") };
+        Ok((number, files, *opened.map_err(|(errno, _)| errno)?))
+    }
+
+    fn start(&mut self, client: u16, number: u32) -> Result<(), Errno> {
+        let name = (ClientId::new(client), 1, number);
+        self.nic.apply_command(ToNic::Start { client: name.0, serial: name.1, number });
+        let Some(ToDoor::PipeStarted { client, serial, number, started }) = self.told() else {
+            panic!("no answer")
+        };
+        assert_eq!((client, serial, number), name);
+        started.map_err(|(errno, why)| {
+            assert!(!why.is_empty());
+            errno
+        })
+    }
+
+    /// Returns what the door is told, if anything.
+    fn told(&mut self) -> Option<ToDoor> {
         let mut told = VecDeque::new();
         self.door.drain(&mut told);
-        let Some(ToDoor::PipeOpened { opened, .. }) = told.pop_front() else { panic!("no answer") };
-        let pipe = pd_pipe::Pipe::map(*opened.map_err(|(errno, _)| errno)?).unwrap();
-        files.seal().unwrap();
-        self.nic.apply_command(ToNic::Start { client, number });
-        Ok((number, pipe))
+        told.pop_front()
     }
 
     fn sent(&mut self) -> u64 {
@@ -210,5 +241,28 @@ fn a_link_is_offered_within_a_tenant_and_what_was_shown_ends_when_a_client_leave
         assert_eq!(sender.ended(), None);
         set_payer(&mut stand, one, payer(0), payer(1));
         assert_eq!(sender.ended(), Some(Errno::ACCESS), "{closes_first}");
+    }
+}
+
+/// A pipe that has ended between the two steps of its opening, by each reason. Its client is told which.
+#[test]
+fn a_pipe_that_has_ended_is_not_started_and_its_client_is_told_why() {
+    type End = fn(&mut Stand, ClientId, u32);
+    let policy: End = |stand, _, _| stand.apply("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"");
+    let port: End = |stand, _, _| drop(stand.nic.remove_port("wire").unwrap());
+    let tenant: End = |stand, client, _| {
+        stand.apply("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"default\"");
+        let [left, payer] = [0, 1].map(|tenant| (TenantId::new(tenant), None));
+        stand.nic.apply_command(ToNic::SetPayer { client, left, payer });
+    };
+    let close: End = |stand, client, number| stand.nic.apply_command(ToNic::Close { client, number });
+    let ends = [(policy, Errno::ACCESS), (port, Errno::NODEV), (tenant, Errno::ACCESS), (close, Errno::BADF)];
+    for (end, expected) in ends {
+        let mut stand = Stand::new("");
+        let request = PipeRequest::new(PipeDirection::Receive, PipeUnit::Frames, "wire.0").unwrap();
+        let shape = Shape::new(Direction::Receive, Unit::Frames, RING).unwrap();
+        let (number, _files, _offer) = stand.ask(1, 0, request, shape).unwrap();
+        end(&mut stand, ClientId::new(1), number);
+        assert_eq!(stand.start(1, number), Err(expected));
     }
 }
