@@ -180,7 +180,15 @@ impl Reader {
     /// Gives read bytes back. Returns whether there were any.
     #[inline]
     pub fn give_back(&mut self, cells: &impl ReadCells) -> bool {
-        let Some(position) = self.cursor.give_back(self.cursor.read()) else { return false };
+        self.give_back_but(0, cells)
+    }
+
+    /// Gives read bytes back but for the last `kept`. Returns whether there were any.
+    #[inline]
+    pub fn give_back_but(&mut self, kept: u64, cells: &impl ReadCells) -> bool {
+        let Some(position) = self.cursor.give_back(self.cursor.read().wrapping_sub(kept)) else {
+            return false;
+        };
         // SYNC POINT: pipe-given-back
         cells.store_given_back(position);
         true
@@ -193,11 +201,11 @@ impl Reader {
         cells.store_wanted(self.wanted);
     }
 
-    /// Answers the last notification by bytes given back or by a prefetch, so that the next bytes are announced. To be called
-    /// before a sleep.
+    /// Answers the last notification by bytes given back, but for the last `kept`, or by a prefetch, so that the next bytes are announced. To be
+    /// called before a sleep.
     #[inline]
-    pub fn answer(&mut self, cells: &impl ReadCells) {
-        if !self.give_back(cells) {
+    pub fn answer(&mut self, kept: u64, cells: &impl ReadCells) {
+        if !self.give_back_but(kept, cells) {
             self.prefetch(cells);
         }
     }

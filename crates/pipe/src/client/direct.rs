@@ -470,6 +470,18 @@ impl Pipe {
         self.direct.as_ref().map(|peer| peer.intake.end().wrapping_sub(peer.intake.taken()))
     }
 
+    /// Returns whether frames that are lent, and on the direct path those that are unread, leave the sender no line of its ring. A sender that has
+    /// gone sends nothing to it either.
+    pub(super) fn is_peer_full(&self) -> bool {
+        let has_gone = || link_parts(self.load_link()).1 == LinkPath::Last;
+        self.is_peer_lent()
+            || self.direct.as_ref().is_some_and(|peer| {
+                let unread = peer.intake.end().wrapping_sub(peer.intake.taken());
+                let is_full = unread + peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
+                is_full || unread > 0 && has_gone()
+            })
+    }
+
     /// Returns whether frames that are lent leave the sender no line of its ring.
     pub(super) fn is_peer_lent(&self) -> bool {
         let is_lent = |peer: &Peer| peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
@@ -507,6 +519,30 @@ impl Pipe {
         });
         memory.control.store_u64(pipe_control::RECV_WAKE_AT, 0, Ordering::Relaxed);
         self.spin = spin;
+    }
+
+    /// Sleeps until the sender has sent more frames than are known, or the path is another.
+    ///
+    /// # Errors
+    /// As for [`Pipe::wait`].
+    pub(super) fn sleep_for_direct_frames(&mut self, timeout: Duration) -> Result<()> {
+        self.sleep_direct(timeout);
+        if self.waiting_direct() == Some(0) {
+            return self.unread().map(drop);
+        }
+        let (end, link) = (self.end(), self.load_link());
+        let is_news = link != self.link && link_parts(link).1 != LinkPath::Last;
+        let looked = self.look_direct();
+        if is_news || looked.is_err() {
+            // The agent passes on what is unread.
+            self.link = link;
+            self.leave();
+            return Err(Errno::AGAIN);
+        }
+        match looked {
+            Ok(true) => Ok(()),
+            _ => Err(end.unwrap_or(Errno::AGAIN)),
+        }
     }
 
     /// Returns the words of a sleep in which the other end rings, too.

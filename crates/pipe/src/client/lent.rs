@@ -92,6 +92,12 @@ impl Pipe {
         self.waiting_direct().unwrap_or(self.reader.unread() - self.lent)
     }
 
+    /// Returns whether frames that are unread or lent leave no line of the ring that the next one would come to.
+    pub(super) fn is_full_of_frames(&self) -> bool {
+        let is_own = self.reader.unread() + LINE_BYTES as u64 > self.shape.ring_bytes();
+        self.is_peer_full() || is_own && self.direct.is_none()
+    }
+
     /// Returns whether lent frames leave no room for another, so that none comes before some are given back.
     pub fn is_all_lent(&self) -> bool {
         let is_own = self.lent > 0 && self.lent + LINE_BYTES as u64 > self.shape.ring_bytes();

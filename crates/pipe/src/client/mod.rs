@@ -257,7 +257,7 @@ impl Pipe {
     fn give_back(&mut self) {
         self.publish_direct();
         self.publish_left();
-        if !self.is_owed() && self.reader.give_back(&Cells(&self.memory, self.shape)) {
+        if self.reader.give_back_but(self.owed(), &Cells(&self.memory, self.shape)) {
             self.ring();
         }
     }
@@ -269,12 +269,7 @@ impl Pipe {
 
     /// Answers the agent's last notification, so that it announces more.
     fn answer(&mut self) {
-        let cells = Cells(&self.memory, self.shape);
-        if self.is_owed() {
-            self.reader.prefetch(&cells);
-        } else {
-            self.reader.answer(&cells);
-        }
+        self.reader.answer(self.owed(), &Cells(&self.memory, self.shape));
         self.ring();
     }
 
@@ -312,7 +307,8 @@ impl Pipe {
     /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. Read bytes are given back before a sleep.
     ///
     /// # Errors
-    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `EOPNOTSUPP` on a sending pipe.
+    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave no line of the
+    /// ring; `EOPNOTSUPP` on a sending pipe.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
@@ -327,7 +323,9 @@ impl Pipe {
     /// [`Self::wait`].
     ///
     /// # Errors
-    /// As for [`Self::wait`].
+    /// As for [`Self::wait`]. What fills the ring is all that comes before some of it is given back: `EMSGSIZE` if unread bytes do, so that the message
+    /// is longer than the ring; `ENOBUFS` if unread and lent frames leave no line of it. A frame that needs more room than they leave does not
+    /// come either: they should leave room for the longest.
     pub fn wait_more(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
@@ -335,15 +333,15 @@ impl Pipe {
         if self.shape.unit() == Unit::Bytes {
             return self.wait_for_stream(timeout);
         }
+        if self.is_full_of_frames() && self.end().is_none() {
+            return Err(Errno::NOBUFS);
+        }
         let start = Instant::now();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             let link = self.link;
             let done = match self.direct {
-                Some(_) => {
-                    self.sleep_direct(left);
-                    self.unread().map(drop)
-                }
+                Some(_) => self.sleep_for_direct_frames(left),
                 None => self.sleep_for_frames(left),
             };
             // The sleep ended for another reason than time: the path is another by now.

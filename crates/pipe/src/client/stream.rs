@@ -26,6 +26,8 @@ pub(super) struct Gathered {
     cursor: Consumer,
     /// Bytes from `read` on whose place in the pipe's own ring may be lent still.
     owed: u64,
+    /// Position behind them there.
+    owed_end: u64,
 }
 
 impl Gathered {
@@ -38,7 +40,7 @@ impl Gathered {
         let fd = memfd::create("pd-pipe-gathered", bytes, Pages::Ordinary)?;
         memfd::allocate(&fd, bytes)?;
         let ring = Region::<Own>::twice(&fd, 0, bytes, PAGE_BYTES)?;
-        Ok(Self { ring, cursor: Consumer::new(ring_bytes), owed: 0 })
+        Ok(Self { ring, cursor: Consumer::new(ring_bytes), owed: 0, owed_end: 0 })
     }
 
     /// Returns the unread bytes.
@@ -91,10 +93,12 @@ impl Pipe {
         self.direct.is_some() || self.gathered.as_ref().is_some_and(|gathered| gathered.unread() > 0)
     }
 
-    /// Returns whether bytes of the own ring are lent there that are among the copies, so that no place of it is given back.
+    /// Returns how many of the last bytes that were read in the own ring keep their place there: those that are lent there and among the
+    /// copies, and those behind them.
     #[inline]
-    pub(super) fn is_owed(&self) -> bool {
-        self.gathered.as_ref().is_some_and(|gathered| gathered.owed > 0)
+    pub(super) fn owed(&self) -> u64 {
+        let Some(gathered) = self.gathered.as_ref().filter(|gathered| gathered.owed > 0) else { return 0 };
+        self.reader.read().wrapping_sub(gathered.owed_end).wrapping_add(gathered.owed)
     }
 
     /// Returns the known unread bytes of a stream, which are in one piece.
@@ -192,7 +196,7 @@ impl Pipe {
             return;
         }
         if gathered.unread() == 0 {
-            gathered.owed = len;
+            (gathered.owed, gathered.owed_end) = (len, self.reader.read().wrapping_add(len));
         }
         let from = self.memory.ring.address(self.shape.offset(self.reader.read()), len as usize);
         // SAFETY: announced bytes in the mapping of the own ring.
@@ -212,6 +216,9 @@ impl Pipe {
         loop {
             if let Some(done) = self.has_more(known) {
                 return done;
+            }
+            if known >= self.shape.ring_bytes() {
+                return Err(Errno::MSGSIZE);
             }
             let (left, link) = (timeout.saturating_sub(start.elapsed()), self.link);
             match self.direct {

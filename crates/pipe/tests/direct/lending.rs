@@ -126,6 +126,9 @@ fn a_ring_that_is_lent_as_a_whole_is_known_on_every_path() {
         }
         assert_eq!(stand.receiver.lend().err(), Some(Errno::AGAIN));
         assert!(stand.receiver.is_all_lent() && stand.sender.send(&[1; 64], BACK).is_err());
+        let second = Duration::from_secs(1);
+        assert_eq!(stand.receiver.wait(second), Err(Errno::NOBUFS));
+        assert_eq!(stand.receiver.wait_more(second), Err(Errno::NOBUFS));
         loans.take_back(&mut stand.receiver);
         stand.receiver.flush_back();
         stand.agent.turn();

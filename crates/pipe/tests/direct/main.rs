@@ -149,6 +149,63 @@ fn frames_go_past_the_agent_and_are_counted() {
     assert_eq!(stand.sender.untaken(), 0);
 }
 
+/// Frames that nobody reads fill the ring, on either path.
+#[test]
+fn a_wait_for_more_frames_than_the_ring_has_is_refused() {
+    for goes_direct in [false, true] {
+        let mut stand = if goes_direct { Stand::direct() } else { Stand::new() };
+        let mut number = 0;
+        while stand.receiver.waiting() < RING {
+            assert!(number < 10_000);
+            while stand.sender.send(&frame(number, 64), BACK).is_ok() {
+                number += 1;
+            }
+            stand.sender.flush();
+            stand.agent.turn();
+            assert_ne!(stand.receiver.wait_more(Duration::ZERO), Err(Errno::NOBUFS));
+        }
+        assert_eq!(stand.receiver.wait_more(Duration::from_secs(1)), Err(Errno::NOBUFS));
+        assert_eq!(stand.receiver.wait(Duration::from_secs(1)), Ok(()));
+        assert!(stand.receiver.frames().unwrap().next().is_some());
+        assert_ne!(stand.receiver.wait_more(Duration::ZERO), Err(Errno::NOBUFS));
+        // An end is told rather than that.
+        stand.agent.remove_port(stand.ports.0);
+        let ended = loop {
+            if let Err(errno) = stand.receiver.wait_more(PATIENCE) {
+                break errno;
+            }
+        };
+        assert_eq!(ended, Errno::NODEV);
+    }
+}
+
+/// A program that reads nothing and waits for more is told of more, of the agent's word, and of the end of its sender.
+#[test]
+fn a_wait_for_more_frames_than_are_there_sees_every_change() {
+    let mut stand = Stand::direct();
+    let wait = |stand: &mut Stand| stand.receiver.wait_more(Duration::ZERO);
+    stand.send(0);
+    assert_eq!(stand.receiver.wait(PATIENCE), Ok(()));
+    assert_eq!(wait(&mut stand), Err(Errno::AGAIN));
+    stand.send(1);
+    assert_eq!(stand.receiver.wait_more(PATIENCE), Ok(()));
+    assert_eq!(wait(&mut stand), Err(Errno::AGAIN));
+    // Recalled: what it has not read comes by the agent, with what follows.
+    stand.agent.set_owner(stand.ids.1, Some(8));
+    stand.agent.turn();
+    assert_eq!(wait(&mut stand), Err(Errno::AGAIN));
+    stand.send(2);
+    stand.agent.turn();
+    assert_eq!(stand.receive(), [0, 1, 2]);
+    stand.agent.set_owner(stand.ids.1, Some(7));
+    stand.go_direct();
+    stand.send(3);
+    assert_eq!(stand.receiver.wait(PATIENCE), Ok(()));
+    stand.agent.close(stand.ids.0);
+    assert_eq!(stand.receiver.wait_more(PATIENCE), Err(Errno::NOBUFS), "the next sender's come behind it");
+    assert_eq!(stand.receive(), [3]);
+}
+
 /// A receiver goes on between two questions about the pipes of one path.
 #[test]
 fn the_counts_of_both_ends_are_of_one_moment() {

@@ -138,7 +138,7 @@ fn bytes_go_past_the_agent_and_are_counted() {
     assert_eq!(streams.look(), RING as usize);
     streams.send(5000);
     assert_eq!((streams.look(), streams.stand.sender.untaken()), (RING as usize, 5000));
-    assert_eq!(streams.stand.receiver.wait_more(Duration::ZERO), Err(Errno::AGAIN));
+    assert_eq!(streams.stand.receiver.wait_more(Duration::ZERO), Err(Errno::MSGSIZE));
     streams.read(4000);
     assert_eq!((streams.look(), streams.stand.sender.untaken()), (RING as usize, 1000));
     streams.read(RING as usize);
@@ -204,6 +204,50 @@ fn unread_bytes_are_in_one_piece_across_every_change() {
     assert_eq!(streams.look(), 20);
     streams.read(20);
     assert_eq!(streams.counts(), (streams.sent, streams.sent));
+}
+
+/// A program keeps the last of many bytes that were copied out of its own ring, and waits for what follows it there.
+#[test]
+fn a_byte_that_is_kept_across_a_change_holds_no_place_but_its_own() {
+    let mut streams = Streams::new();
+    streams.send(RING as usize);
+    streams.turn();
+    streams.go_direct();
+    assert_eq!(streams.look(), RING as usize);
+    streams.read(RING as usize - 1);
+    streams.recall();
+    streams.send(5000);
+    for _ in 0..5 {
+        streams.turn();
+        let _ = streams.stand.receiver.wait_more(Duration::ZERO);
+    }
+    assert_eq!(streams.look(), 5001);
+    streams.read(5001);
+}
+
+#[test]
+fn a_wait_for_more_than_the_ring_has_is_refused_on_every_path() {
+    for goes_direct in [false, true] {
+        let mut streams = if goes_direct { Streams::direct() } else { Streams::new() };
+        while streams.look() < RING as usize {
+            let _ = streams.try_send(1024);
+            streams.stand.sender.flush();
+            streams.turn();
+            let _ = streams.stand.receiver.wait_more(Duration::ZERO);
+        }
+        // One ring before the receiver, and one behind it.
+        while streams.try_send(1024) {
+            streams.stand.sender.flush();
+        }
+        assert_eq!(streams.stand.receiver.wait_more(Duration::from_secs(1)), Err(Errno::MSGSIZE));
+        streams.read(1);
+        streams.turn();
+        assert_eq!(streams.stand.receiver.wait_more(PATIENCE), Ok(()));
+        assert_eq!(streams.look(), RING as usize);
+        // An end is told rather than that.
+        streams.stand.agent.remove_port(streams.stand.ports.0);
+        assert_eq!(streams.stand.receiver.wait_more(PATIENCE), Err(Errno::NODEV));
+    }
 }
 
 #[test]
@@ -372,6 +416,8 @@ enum Step {
     Accept,
     Recall,
     Allow,
+    /// All that was sent is there, as far as there is room.
+    Full,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -398,9 +444,15 @@ proptest! {
     #[test]
     fn a_link_that_changes_paths_is_a_stream(steps in steps()) {
         let mut streams = Streams::new();
+        // A program that waits for the rest of a message, and reads nothing of it, sees as much as the ring has.
+        let waits = (0..60).map(|n| if n % 2 == 0 { Step::Turn } else { Step::Wait });
         let end = (0..200).map(|n| if n % 2 == 0 { Step::Turn } else { Step::Read(39) });
-        for step in steps.into_iter().chain([Step::Flush]).chain(end) {
+        for step in steps.into_iter().chain([Step::Flush]).chain(waits).chain([Step::Full]).chain(end) {
             match step {
+                Step::Full => {
+                    let expected = (streams.sent - streams.read).min(RING);
+                    prop_assert_eq!(streams.look() as u64, expected);
+                }
                 Step::Send(len) => drop(streams.try_send(len)),
                 Step::Flush => streams.stand.sender.flush(),
                 Step::Turn => drop(streams.stand.agent.turn()),
@@ -422,6 +474,7 @@ proptest! {
                     let known = streams.stand.receiver.waiting();
                     match streams.stand.receiver.wait_more(Duration::ZERO) {
                         Ok(()) => prop_assert!(streams.stand.receiver.waiting() > known),
+                        Err(errno) if known == RING => prop_assert_eq!(errno, Errno::MSGSIZE),
                         Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
                     }
                 }

@@ -101,7 +101,7 @@ fn no_notification_is_lost() {
                 // Models `Pipe::wait`.
                 let known = reader.read();
                 if !weak.leaves_out("answer before the sleep") {
-                    reader.answer(&*words);
+                    reader.answer(0, &*words);
                 }
                 words.ring(&mut rung);
                 wait::sleep(&words.sleep, known + 1, &mut Spin::new(Duration::ZERO), Duration::MAX, || {

@@ -200,7 +200,7 @@ impl Link {
                 }
             } else {
                 let known = reader.read();
-                reader.answer(&**own);
+                reader.answer(0, &**own);
                 own.ring(&mut rung);
                 wait::sleep(
                     &Sleeper(&self.sleep, 0, Cell::new(0)),
@@ -259,7 +259,7 @@ impl Link {
                 }
             } else if unread == 0 {
                 let known = reader.known();
-                reader.answer(&**own);
+                reader.answer(0, &**own);
                 own.ring(&mut rung);
                 let news = || own.load_producer() != known || self.link_of(1) != seen;
                 let sleeper = Sleeper(&self.sleep, 0, Cell::new(0));
