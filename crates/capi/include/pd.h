@@ -159,8 +159,10 @@ int pd_pipe_consume(int pid, size_t len);
 void *pd_pipe_alloc(int pid, size_t len);
 int pd_pipe_commit(int pid, size_t len, unsigned to);
 int pd_pipe_flush(int pid);
-/* Wait for frames or bytes; until room bytes of a sending pipe are free. timeout_ms: -1 waits for ever. */
+/* Wait for frames or bytes; for more of them than are there, which a full ring refuses; until room bytes of a sending pipe are free.
+ * timeout_ms: -1 waits for ever. */
 int pd_pipe_wait(int pid, int timeout_ms);
+int pd_pipe_wait_more(int pid, int timeout_ms);
 int pd_pipe_wait_room(int pid, size_t room, int timeout_ms);
 /* Ask to be told of what is there before what was lent is given back. */
 int pd_pipe_prefetch(int pid);

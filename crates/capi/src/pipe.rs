@@ -303,17 +303,7 @@ pub unsafe extern "C" fn pd_pipe_recv(pid: c_int, frames: *mut PdFrame, max: c_i
             }
             Ok(count as c_int)
         };
-        with_pipe(pid, |pipe| {
-            pipe.until(pipe.patience(), receive, |pipe, left| {
-                if pipe.is_all_lent() {
-                    return Err(Error::with_errno(
-                        libc::ENOBUFS,
-                        "the whole ring is lent: give frames back first",
-                    ));
-                }
-                pipe.wait(Some(left))
-            })
-        })
+        with_pipe(pid, |pipe| pipe.until(pipe.patience(), receive, |pipe, left| pipe.wait(Some(left))))
     })
 }
 
@@ -450,6 +440,17 @@ pub extern "C" fn pd_pipe_wait(pid: c_int, timeout_ms: c_int) -> c_int {
         with_pipe(pid, |pipe| {
             let look = |state: &mut State| state.pipe.wait(Some(Duration::ZERO)).map(|()| 0);
             pipe.until(timeout(timeout_ms), look, |pipe, left| pipe.wait(Some(left)))
+        })
+    })
+}
+
+/// See `pd_pipe_wait(3)`.
+#[no_mangle]
+pub extern "C" fn pd_pipe_wait_more(pid: c_int, timeout_ms: c_int) -> c_int {
+    guard(-1, || {
+        with_pipe(pid, |pipe| {
+            let look = |state: &mut State| state.pipe.wait_more(Some(Duration::ZERO)).map(|()| 0);
+            pipe.until(timeout(timeout_ms), look, |pipe, left| pipe.wait_more(Some(left)))
         })
     })
 }

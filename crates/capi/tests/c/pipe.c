@@ -202,6 +202,47 @@ static void tube(void) {
     CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0);
 }
 
+/* A message that is there in part, and one that is longer than the ring. */
+static void waits_for_more(void) {
+    struct pd_pipe_options options = {.ring_bytes = 32 << 10};
+    int receiver = pd_pipe_open("tube.1", PD_PIPE_RECEIVE | PD_PIPE_BYTES | PD_PIPE_NONBLOCK, &options);
+    int sender = pd_pipe_open("tube.0", PD_PIPE_SEND | PD_PIPE_BYTES, &options);
+    CHECK(receiver >= 0 && sender >= 0);
+    void *bytes;
+    FAILS(pd_pipe_wait_more(sender, 0), EOPNOTSUPP);
+    CHECK(pd_pipe_alloc(sender, 10) != NULL && pd_pipe_commit(sender, 10, 0) == 0 && pd_pipe_flush(sender) == 0);
+    CHECK(pd_pipe_wait(receiver, 20000) == 0 && pd_pipe_peek(receiver, &bytes) == 10);
+    FAILS(pd_pipe_wait_more(receiver, 1), EAGAIN);
+    CHECK(pd_pipe_alloc(sender, 32 << 10) != NULL && pd_pipe_commit(sender, 32 << 10, 0) == 0);
+    CHECK(pd_pipe_flush(sender) == 0);
+    while (pd_pipe_peek(receiver, &bytes) < 32 << 10)
+        CHECK(pd_pipe_wait_more(receiver, 20000) == 0);
+    FAILS(pd_pipe_wait_more(receiver, 2000), EMSGSIZE);
+    CHECK(pd_pipe_consume(receiver, 10) == 0 && pd_pipe_wait_more(receiver, 20000) == 0);
+    CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0);
+
+    /* Lent frames fill the ring: the own one, or that of the sender. */
+    static struct pd_frame frames[1024];
+    receiver = pd_pipe_open("wire.1", PD_PIPE_RECEIVE | PD_PIPE_NONBLOCK, &options);
+    sender = pd_pipe_open("wire.0", PD_PIPE_SEND | PD_PIPE_NONBLOCK, &options);
+    CHECK(receiver >= 0 && sender >= 0);
+    int lent = 0;
+    for (;;) {
+        while (pd_pipe_alloc(sender, 60) != NULL)
+            CHECK(pd_pipe_commit(sender, 60, 0) == 0);
+        CHECK(errno == EAGAIN && pd_pipe_flush(sender) == 0);
+        if (pd_pipe_wait(receiver, 2000) == -1)
+            break;
+        int count = pd_pipe_recv(receiver, frames + lent, 1024 - lent);
+        CHECK(count > 0);
+        lent += count;
+    }
+    CHECK(errno == ENOBUFS && lent >= 512);
+    FAILS(pd_pipe_wait_more(receiver, 2000), ENOBUFS);
+    CHECK(pd_pipe_done(receiver, frames, lent) == 0);
+    CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0);
+}
+
 static int waited_for;
 
 static void *wait_for_ever(void *unused) {
@@ -234,6 +275,7 @@ int main(void) {
     capture();
     link_both_ends();
     tube();
+    waits_for_more();
     two_threads();
     echo();
     return 0;
