@@ -6,7 +6,7 @@ mod oracle;
 
 use pd_abi::pipe::{entry, entry_offset, pipe_control, table_bytes, DROP, FRAME_TABLE_OFFSET};
 use pd_pipe::{
-    Agent, Direction, Gen, Lease, Offer, Pipe, PipeId, Port, Recipe, Shape, Sink, Unit, Violation,
+    Agent, Direction, Gen, Lease, Offer, Pipe, PipeId, Port, PortId, Recipe, Shape, Sink, Unit, Violation,
 };
 use pd_pipe::{PipeCounts, PIPES_MAX};
 use pd_shm::{Own, Region};
@@ -310,7 +310,7 @@ struct Flood {
 }
 
 impl Flood {
-    fn new(agent: &mut Agent, port: pd_pipe::PortId, lease: Option<Lease>, payer: u64, verdict: u16) -> Self {
+    fn new(agent: &mut Agent, port: PortId, lease: Option<Lease>, payer: u64, verdict: u16) -> Self {
         let shape = Shape::new(Direction::Send, Unit::Frames, RING).unwrap();
         let (id, offer) = agent.open(shape, port, &[], lease).unwrap();
         let pipe = Pipe::map(offer).unwrap();
@@ -366,4 +366,189 @@ fn a_payer_in_debt_is_served_later() {
     let taken: u64 = floods.iter().map(|flood| agent.counts(flood.id).unwrap().frames_sent).sum();
     assert_eq!(taken, sent);
     assert!(turns > 200 * 1024 / 1000, "{turns}");
+}
+
+/// Maps a pipe of an owner and payer. Returns the ring once more, for a program that writes there.
+fn open_of(
+    agent: &mut Agent,
+    direction: Direction,
+    port: PortId,
+    of: u64,
+) -> (PipeId, Pipe, Option<Region<Own>>) {
+    let shape = Shape::new(direction, Unit::Frames, RING).unwrap();
+    let (id, offer) = agent.open(shape, port, &[], None).unwrap();
+    let ring = shape.sends().then(|| Region::<Own>::new(&offer.ring, RING as usize).unwrap());
+    let pipe = Pipe::map(offer).unwrap();
+    agent.seal(id).unwrap();
+    agent.set_owner(id, Some(of));
+    agent.set_payer(id, of);
+    (id, pipe, ring)
+}
+
+/// Fills a sending pipe with frames. Returns their number.
+fn fill(pipe: &mut Pipe) -> u64 {
+    let sent = (0..).take_while(|_| pipe.send(&[7; 64], 0).is_ok()).count();
+    pipe.flush();
+    sent as u64
+}
+
+/// Receivers of many links never look: of one tenant and of several, by the agent and directly. Each holds up the sender of its link, and no other
+/// pipe; nothing of what they leave is kept but in rings; and the agent sleeps.
+#[test]
+fn receivers_that_never_look_hold_up_their_own_links_alone() {
+    const IDLE: u64 = 40;
+    const FRAMES: u64 = RING / 64;
+    let mut agent = Agent::new().unwrap();
+    let (near, far) = agent.add_link();
+    let (_, mut live, _) = open_of(&mut agent, Direction::Send, near, 1);
+    let (live_id, mut receiver, _) = open_of(&mut agent, Direction::Receive, far, 2);
+    let mut idle: Vec<_> = (0..IDLE)
+        .map(|number| {
+            let (near, far) = agent.add_link();
+            // The live pipes' tenants, another one, and two pipes of one: that link is direct.
+            let owners = [(1, 2), (2, 1), (3, 1), (1, 1)][number as usize % 4];
+            let from = open_of(&mut agent, Direction::Send, near, owners.0);
+            let to = open_of(&mut agent, Direction::Receive, far, owners.1);
+            (from.1, to.1, from.0, to.0)
+        })
+        .collect();
+    agent.turn();
+    for (sender, receiver, from, to) in idle.iter_mut().skip(3).step_by(4) {
+        for (id, pipe) in [(from, sender), (to, receiver)] {
+            pipe.accept(&agent.peer(*id).unwrap()).unwrap();
+        }
+    }
+    let mut sent = vec![0; IDLE as usize];
+    let (turns, mut before) = (100, 0);
+    for turn in 0..30 + turns {
+        if turn == 30 {
+            // All idle rings are full.
+            before = agent.counts(live_id).unwrap().frames_received;
+        }
+        for ((sender, ..), sent) in idle.iter_mut().zip(&mut sent) {
+            *sent += fill(sender);
+        }
+        fill(&mut live);
+        agent.turn();
+        if let Ok(mut frames) = receiver.frames() {
+            while frames.next().is_some() {}
+        }
+    }
+    // As many as a pipe moves in a turn.
+    assert_eq!(agent.counts(live_id).unwrap().frames_received - before, turns * 256);
+    for (number, (.., from, to)) in idle.iter().enumerate() {
+        let [from, to] = [from, to].map(|id| agent.counts(*id).unwrap());
+        let is_direct = agent.is_direct(idle[number].2);
+        assert_eq!(is_direct, number % 4 == 3);
+        // By the agent a link holds a ring before its receiver and one behind it.
+        let most = if is_direct { 0..=FRAMES } else { FRAMES..=FRAMES };
+        assert!(
+            most.contains(&from.frames_sent) && from.frames_sent == to.frames_received,
+            "{number}: {from:?}"
+        );
+        assert_eq!((from.frames_unbound, to.frames_lost), (0, 0));
+        assert!((FRAMES..=2 * FRAMES).contains(&sent[number]), "{number}: {}", sent[number]);
+    }
+    // Without the live link there is nothing to do: the agent sleeps.
+    while receiver.frames().is_ok_and(|mut frames| frames.next().is_some()) || agent.turn() {}
+    assert!(!agent.turn());
+    // A receiver that looks again has all frames of its link.
+    let (mut got, number) = (0, 0);
+    for _ in 0..10 {
+        if let Ok(mut frames) = idle[number].1.frames() {
+            while frames.next().is_some() {
+                got += 1;
+            }
+        }
+        agent.turn();
+    }
+    assert_eq!(got, sent[number]);
+}
+
+/// A sender writes other addresses over its frames while the agent checks and copies them. None that was not the sender's is received.
+#[test]
+fn a_frame_is_what_was_checked_whatever_its_sender_writes_meanwhile() {
+    let lease = Lease { mac: [2, 0, 0, 0, 0, 7], ipv4: [10, 0, 0, 7] };
+    // Eight frames fill the ring, so that their headers stay where they are.
+    const LENGTH: usize = RING as usize / 8;
+    let mut frame = [0u8; LENGTH];
+    frame[6..12].copy_from_slice(&lease.mac);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[26..30].copy_from_slice(&lease.ipv4);
+    let mut agent = Agent::new().unwrap();
+    let (near, far) = agent.add_link();
+    let (from, mut sender, ring) = open_of(&mut agent, Direction::Send, near, 1);
+    let (_, mut receiver, _) = open_of(&mut agent, Direction::Receive, far, 2);
+    agent.set_lease(from, Some(lease));
+    let (ring, is_over) = (ring.unwrap(), AtomicBool::new(false));
+    let (mut received, mut turns) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Bytes 24 to 31: end of the checksum's word, source, and the beginning of the destination.
+            let own = u64::from_ne_bytes(*frame[24..].first_chunk().unwrap());
+            let mut forged = frame;
+            forged[29] = 8;
+            let forged = u64::from_ne_bytes(*forged[24..].first_chunk().unwrap());
+            while !is_over.load(Ordering::Relaxed) {
+                for word in [forged, own] {
+                    (24..RING as usize)
+                        .step_by(64)
+                        .for_each(|at| ring.store_u64(at, word, Ordering::Relaxed));
+                }
+            }
+        });
+        let refused = |agent: &Agent| agent.counts(from).unwrap().frames_refused;
+        let mut forged = 0;
+        while turns < 100_000 || (received == 0 || refused(&agent) == 0) && turns < 1_000_000 {
+            while sender.send(&frame, 0).is_ok() {}
+            sender.flush();
+            agent.turn();
+            if let Ok(mut frames) = receiver.frames() {
+                while let Some(got) = frames.next() {
+                    forged += u32::from(got.bytes()[26..30] != lease.ipv4);
+                    received += 1;
+                }
+            }
+            turns += 1;
+        }
+        // First, for the other thread ends by it.
+        is_over.store(true, Ordering::Relaxed);
+        assert!(received > 0 && refused(&agent) > 0, "{received} received, {} refused", refused(&agent));
+        assert_eq!(forged, 0, "of {received}");
+    });
+}
+
+/// Programs ask for notifications and wake-ups without end, and read nothing. Their payer pays for each, and another has as much of the agent.
+#[test]
+fn a_flood_of_questions_for_notifications_takes_nothing_of_another_payers_share() {
+    let mut agent = Agent::new().unwrap();
+    let recipe = Recipe { sizes: vec![64], flows: 1, frames: 0 };
+    let mut floods = Vec::new();
+    for _ in 0..200 {
+        let gen = agent.add_port(Port::Gen(Gen::new(recipe.clone()).unwrap()));
+        let shape = Shape::new(Direction::Receive, Unit::Frames, RING).unwrap();
+        let (id, offer) = agent.open(shape, gen, &[], None).unwrap();
+        let words = control(&offer);
+        let pipe = Pipe::map(offer).unwrap();
+        agent.seal(id).unwrap();
+        agent.set_payer(id, 1);
+        floods.push((id, words, pipe));
+    }
+    // One frame each turn, so that there is always something to tell of.
+    agent.set_burst(1);
+    let sink = agent.add_port(Port::Sink(Sink::default()));
+    let mut honest = Flood::new(&mut agent, sink, None, 2, 0);
+    let turns = 400;
+    for turn in 1..=turns {
+        for (_, words, _) in &floods {
+            words.store_u32(pipe_control::RECV_WANTED, turn as u32, Ordering::Relaxed);
+            words.store_u64(pipe_control::RECV_WAKE_AT, turn, Ordering::Relaxed);
+        }
+        honest.fill();
+        agent.turn();
+    }
+    assert_eq!(agent.counts(honest.id).unwrap().frames_sent, turns);
+    let told: u64 = floods.iter().map(|(id, ..)| agent.counts(*id).unwrap().notifications).sum();
+    // A wake-up costs a 64th of a turn. Without that cost all 200 would be told in each.
+    assert!((turns * 20..turns * 80).contains(&told), "{told} notifications in {turns} turns");
 }
