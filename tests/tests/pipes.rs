@@ -604,6 +604,91 @@ fn impossible_words_end_their_pipe_and_no_other() {
     innocent.check(&stand);
 }
 
+/// Receivers that never look: on links, by the agent and directly, on a mirror and on a generator. Frames of others go on, and memory stays as it is.
+#[test]
+fn a_program_that_never_looks_holds_up_no_port_but_its_own() {
+    let link = PortSpec::Link;
+    let ports = [("a", link.clone()), ("b", link.clone()), ("live", link), ("wan", gen(0))];
+    let stand = Stand::new(&ports);
+    stand.add("copy", PortSpec::Mirror { of: "live.1".to_owned() }).unwrap();
+    stand.driver.apply("[[bind]]\nmirror = true");
+    let innocent = Innocent::start(&stand);
+    // With a second sender frames of that link go by the agent.
+    let idle = ["a.1", "b.1", "copy", "wan"]
+        .map(|port| stand.open(&Options::new(Direction::Receive, port)).unwrap());
+    let mut blocked =
+        ["a.0", "b.0", "b.0"].map(|port| stand.open(&Options::new(Direction::Send, port)).unwrap());
+    let mut receiver = stand.open(&Options::new(Direction::Receive, "live.1")).unwrap();
+    let mut sender = stand.open(&Options::new(Direction::Send, "live.0")).unwrap();
+    let memory = stand.driver.report().memory_used_bytes;
+    for pipe in &mut blocked {
+        let until = Instant::now() + PATIENCE;
+        while pipe.wait_room(64, Duration::from_millis(100)).is_ok() {
+            assert!(Instant::now() < until, "a sender whose frames nobody takes waits");
+            while pipe.send(&[3; 64], 0).is_ok() {}
+        }
+    }
+    let mut got = 0;
+    for _ in 0..40 {
+        for _ in 0..500 {
+            while sender.send(&[7; 64], 0).is_err() {
+                sender.flush();
+                receiver.wait(PATIENCE).unwrap();
+                got += forward(&mut receiver);
+            }
+        }
+        sender.flush();
+    }
+    while got < 20_000 {
+        receiver.wait(PATIENCE).unwrap();
+        got += forward(&mut receiver);
+    }
+    innocent.check(&stand);
+    let report = stand.report();
+    let of = |port: &str| {
+        report.pipes.iter().find(|pipe| pipe.ports[0] == port && pipe.direction == "receive").unwrap()
+    };
+    // Frames for which a mirror has no room are lost and counted. Those of a link wait.
+    assert!(of("copy").counts.frames_lost >= 20_000 - 2 * RING / 64, "{:?}", of("copy"));
+    for port in ["a.1", "b.1", "wan", "live.1"] {
+        assert_eq!((of(port).counts.frames_lost, of(port).ended.as_ref()), (0, None), "{port}");
+    }
+    assert_eq!(stand.driver.report().memory_used_bytes, memory);
+    drop((idle, blocked, sender, receiver));
+}
+
+/// A program tries to write what the agent alone writes: by its descriptors, by new ones, and through its read-only mapping.
+#[test]
+fn what_the_agent_writes_stays_as_it_is_whatever_a_program_tries() {
+    use rustix::fs::{fcntl_add_seals, ftruncate, open, Mode, OFlags, SealFlags};
+    use std::os::fd::AsRawFd;
+    let stand = Stand::new(&[("wire", PortSpec::Link)]);
+    let mut sender = stand.open(&Options::new(Direction::Send, "wire.0")).unwrap();
+    let mut raw = Raw::attach(&stand.driver, 1);
+    let (number, offer) = ask(&mut raw, PipeDirection::Receive, "wire.1").unwrap();
+    let copies = [&offer.status, &offer.ring].map(|fd| fd.try_clone().unwrap());
+    let mut pipe = pd_pipe::Pipe::map(offer).unwrap();
+    tell(&mut raw, FrameKind::PipeMapped, number, FrameKind::Ready).unwrap();
+    for fd in &copies {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let again = open(&*path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        for fd in [Some(fd.try_clone().unwrap()), again.ok()].into_iter().flatten() {
+            assert!(Region::<Own>::new(&fd, 4096).is_err() && rustix::io::pwrite(&fd, &[9], 0).is_err());
+            assert!(ftruncate(&fd, 0).is_err() && fcntl_add_seals(&fd, SealFlags::WRITE).is_err());
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            assert!(fallocate(&fd, hole, 0, 4096).is_err());
+        }
+    }
+    sender.send(&[5; 64], 0).unwrap();
+    sender.flush();
+    pipe.wait(PATIENCE).unwrap();
+    let mut frames = pipe.frames().unwrap();
+    let frame = frames.next().unwrap();
+    let memory = open("/proc/self/mem", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    assert!(rustix::io::pwrite(&memory, &[9], frame.as_ptr() as u64).is_err());
+    assert_eq!(frame.bytes(), [5; 64]);
+}
+
 /// Policy and ports change while a client maps its memory. It is told so, and not cut off.
 #[test]
 fn a_pipe_that_ends_while_it_is_opened_is_refused_with_the_reason() {
