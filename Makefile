@@ -158,7 +158,7 @@ test-docs: rust
 	$(CARGO) test --workspace --doc --jobs $(JOBS)
 
 test-loom: rust ## run the model checker on rings and waits
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS)
+	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS) -- $(TEST_ARGS)
 
 # The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed.
 simulate: rust ## run the simulated driver with seeds of MINUTES, or with one SEED again
