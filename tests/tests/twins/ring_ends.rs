@@ -47,9 +47,12 @@ impl Shared {
 fn send_until_taken(b: &TwinSide, mut at: u64, random: &mut Random) -> u64 {
     loop {
         let len = random.below(20_000) as usize + 1;
+        // A send that meets the end of the ring asks twice.
+        let mut next = at;
         let sent = b.socket.send_filled(len, &mut |place, room| {
             // SAFETY: `room` bytes that this call may write.
-            fill(2, at, unsafe { std::slice::from_raw_parts_mut(place, room) });
+            fill(2, next, unsafe { std::slice::from_raw_parts_mut(place, room) });
+            next += room as u64;
             Ok(room)
         });
         match sent {

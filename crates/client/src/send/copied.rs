@@ -120,7 +120,7 @@ impl Drop for Place {
 
 impl Socket {
     /// Sends at most `len` bytes, which `fill` puts in place. Returns how many were sent: what there is
-    /// room for, or what `fill` had.
+    /// room for, or what `fill` had. `fill` is called for each contiguous part, twice at the end of a ring.
     ///
     /// # Errors
     /// `EAGAIN` without room; `EPIPE`, `ECONNRESET`, `ENOTCONN`; those of `fill`, if nothing was sent.
