@@ -7,7 +7,8 @@
 #include <setjmp.h>
 #include <sys/time.h>
 
-#define BULK (8 << 20)
+// More than all buffers take.
+#define BULK (64 << 20)
 
 enum act { JUMPS, CLOSES, REPLACES };
 
@@ -36,15 +37,31 @@ static void peer_sees(int peer) {
     printf(", peer got %s, end %zd\n", all > 0 ? "some" : "none", part);
 }
 
-static void round_of(const char *path, bool is_unix, bool sends, int flags) {
+// Has an end go on in the kernel while the call sleeps.
+static void *leaves(void *argument) {
+    int fd = *(int *)argument;
+    usleep(15000);
+    if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC)) die("O_ASYNC");
+    return NULL;
+}
+
+// `leaver`: the end of the call, 0, or its peer, 1, leaves before the handler runs; -1: none does.
+static void round_of(const char *path, bool is_unix, bool sends, int flags, int leaver) {
     static const char *names[] = {"jumps", "closes", "replaces"};
     int ends[2];
     connected(path, is_unix, true, ends);
     used = ends[0];
     struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
     sigaction(SIGALRM, &action, NULL);
-    struct itimerval soon = {.it_value.tv_usec = 30000}, never = {0};
-    printf("%s %s, handler %s%s:", is_unix ? "unix" : "tcp", sends ? "send" : "recv", names[act], flags ? ", restarts" : "");
+    struct itimerval soon = {.it_value.tv_usec = leaver < 0 ? 30000 : 60000}, never = {0};
+    sigset_t blocked, before;
+    pthread_t thread;
+    // The handler is for the calling thread.
+    sigemptyset(&blocked), sigaddset(&blocked, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before);
+    if (leaver >= 0) pthread_create(&thread, NULL, leaves, &ends[leaver]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    printf("%s %s, %d leaves, handler %s%s:", is_unix ? "unix" : "tcp", sends ? "send" : "recv", leaver, names[act], flags ? ", restarts" : "");
     if (sigsetjmp(back, 1)) {
         printf(" jumped");
     } else {
@@ -55,6 +72,7 @@ static void round_of(const char *path, bool is_unix, bool sends, int flags) {
         printf(" %s %d", result > 0 && result < BULK ? "part" : result < 0 ? "failed" : "whole", error);
     }
     setitimer(ITIMER_REAL, &never, NULL);
+    if (leaver >= 0) pthread_join(thread, NULL);
     // A call on the number finds what it stands for by now, and the close is the last.
     printf(", close %d", close(used));
     peer_sees(ends[1]);
@@ -69,7 +87,9 @@ int main(int argc, char **argv) {
             for (int restarts = 0; restarts < 2; restarts++)
                 for (int n = 0; n < 3; n++) {
                     act = n;
-                    round_of(argv[1], is_unix, sends, restarts ? SA_RESTART : 0);
+                    // A call in the kernel that begins anew finds a closed number, not the file that has it.
+                    for (int leaver = -1; leaver < (n == REPLACES ? 0 : 2); leaver++)
+                        round_of(argv[1], is_unix, sends, restarts ? SA_RESTART : 0, leaver);
                 }
     return 0;
 }

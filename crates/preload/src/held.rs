@@ -1,11 +1,46 @@
 //! Calls in progress on a number, and the open files that they hold.
-use crate::call::{interrupts, Failure, Outcome};
+use crate::call::{self, interrupts, Failure, Outcome};
 use crate::entry::Entry;
 use crate::lookup;
 use crate::open_file::OpenFile;
 use libc::c_int;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+
+/// The program's number of a call, and the open files that it holds.
+type Laid = (c_int, [Option<Arc<OpenFile<Entry>>>; 2]);
+
+thread_local! {
+    /// A call of the thread's that is in the kernel, or was left by a jump.
+    static LAID: RefCell<Option<Laid>> = const { RefCell::new(None) };
+}
+
+/// Times that a thread laid files down. A program that never did has no thread look for them.
+static LAID_DOWN: AtomicUsize = AtomicUsize::new(0);
+
+/// The thread is about to close a number. Lets go of the open files of a call on it that a handler has interrupted, or left by a jump: the
+/// kernel begins such a call anew with a number that is closed.
+#[inline]
+pub(crate) fn let_go(fd: c_int) {
+    if LAID_DOWN.load(Ordering::Relaxed) > 0 {
+        call::aside(|| take_up(|laid| laid == fd));
+    }
+}
+
+#[cold]
+fn take_up(is_wanted: impl Fn(c_int) -> bool) {
+    let taken = LAID.try_with(|laid| {
+        let mut laid = laid.borrow_mut();
+        let is_there = laid.as_ref().is_some_and(|(fd, _)| is_wanted(*fd));
+        if is_there {
+            laid.take()
+        } else {
+            None
+        }
+    });
+    drop(taken);
+}
 
 /// A call that moves bytes of a connection. As in the kernel, it holds the open file from its first use to its end: when another thread
 /// closes the number meanwhile, and a new descriptor gets it, the call has nothing to do with that one.
@@ -47,9 +82,18 @@ impl Held {
         file.twin().is_some().then_some(file).ok_or(Failure::Kernel)
     }
 
-    /// Returns whether it holds an open file.
-    pub(crate) fn holds(&self) -> bool {
-        self.file.get().is_some() || self.earlier.is_some()
+    /// Does a call of the kernel's with the number that [`Self::number`] returned. What is held is the thread's meanwhile: a handler may leave by a
+    /// jump, and the thread's next close finds it ([`let_go`]).
+    pub(crate) fn in_kernel<T>(&mut self, plain: impl FnOnce() -> T) -> T {
+        if self.file.get().is_none() && self.earlier.is_none() {
+            return plain();
+        }
+        LAID_DOWN.fetch_add(1, Ordering::Relaxed);
+        let files = [self.file.take(), self.earlier.take()];
+        call::aside(|| drop(LAID.try_with(|laid| laid.replace(Some((self.fd, files))))));
+        let result = plain();
+        call::aside(|| take_up(|_| true));
+        result
     }
 
     /// Returns the number for what the kernel does: the program's, or one of the library's for a call that outlives it.

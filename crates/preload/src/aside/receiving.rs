@@ -5,7 +5,7 @@ use super::ending::settle;
 use super::leaving::leave;
 use super::mark::{await_mark, is_readable, take_mark, Mark};
 use super::{MARKED, UNMARKED};
-use crate::call::{Failure, Outcome};
+use crate::call::Outcome;
 use crate::entry::Entry;
 use crate::sleep::kernel_poll;
 use crate::twin::Twin;
@@ -65,18 +65,18 @@ pub(crate) fn without_mark(twin: &Twin, there: c_int) -> c_int {
 }
 
 /// The stream of the fabric is read to its end by one that has left, or follows: takes the mark off and makes the descriptor the
-/// kernel's, which it returns. `waits`: for the mark, too, as the socket does; until then. None: this side receives no more, and
-/// nothing has come; a mark still may, so that the descriptor stays as it is.
+/// kernel's. `waits`: for the mark, too, as the socket does; until then. False: this side receives no more, and nothing has come; a mark
+/// still may, so that the descriptor stays as it is.
 pub(crate) fn received_all(
     entry: &Arc<Entry>,
     twin: &Twin,
     waits: bool,
     until: Option<Instant>,
-) -> Outcome<Option<c_int>> {
+) -> Outcome<bool> {
     leave(entry, twin, KernelReason::PeerLeft);
     match await_mark(entry, twin, waits, until) {
         // The kernel says that of every empty stream that is shut.
-        Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(None),
+        Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(false),
         Ok(_) => settle(entry, twin),
         Err(failure) => {
             if twin.aside.failed.swap(0, Ordering::Relaxed) != 0 {
@@ -85,19 +85,18 @@ pub(crate) fn received_all(
             return Err(failure);
         }
     }
-    Ok(entry.kernels_fd())
+    Ok(true)
 }
 
-/// All of the fabric's stream is there, and what comes next is to be had with it: the kernel's descriptor, once the mark is off.
+/// All of the fabric's stream is there, and what comes next is to be had with it from the kernel: takes the mark off.
 pub(crate) fn kernels_part(
     entry: &Arc<Entry>,
     twin: &Twin,
     waits: bool,
     until: Option<Instant>,
-) -> Outcome<c_int> {
+) -> Outcome<()> {
     leave(entry, twin, KernelReason::PeerLeft);
-    await_mark(entry, twin, waits, until)?;
-    entry.any_fd().ok_or(Failure::Errno(libc::EBADF))
+    await_mark(entry, twin, waits, until).map(drop)
 }
 
 /// Nothing is there on the fabric for one that has left. Waits for what is certain to come: what the driver has spoken of, and the end

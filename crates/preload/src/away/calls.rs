@@ -39,29 +39,21 @@ pub(crate) fn moving_as<T: From<i8> + Copy>(
         match call::begin(|| held.attempt(&work)) {
             Ok(result) => return result,
             Err(Failure::Kernel) => {
-                if let Some(result) = moves(&held, what, &plain, &bytes) {
-                    return ended(held, result);
+                if let Some(result) = moves(&mut held, what, &plain, &bytes) {
+                    return result;
                 }
                 held.follow();
             }
             Err(_) => break,
         }
     }
-    let result = plain(held.number());
-    ended(held, result)
-}
-
-/// Ends a call in the kernel. One that has outlived its number may end the connection.
-fn ended<T>(held: Held, result: T) -> T {
-    if held.holds() {
-        call::aside(|| drop(held));
-    }
-    result
+    let number = held.number();
+    held.in_kernel(|| plain(number))
 }
 
 /// Does a call in the kernel on a connection that is the kernel's by now, and counts what it moves. None: it is the kernel's no more.
 fn moves<T: Copy>(
-    held: &Held,
+    held: &mut Held,
     what: Moves,
     plain: &impl Fn(c_int) -> T,
     bytes: impl Fn(T) -> i64,
@@ -69,20 +61,20 @@ fn moves<T: Copy>(
     let kept = held.kept();
     let fd = kept.as_ref().map_or(held.number(), |kept| kept.0);
     if kept.is_none() && table::look(fd) == table::PLAIN {
-        return Some(plain(fd));
+        return Some(held.in_kernel(|| plain(fd)));
     }
     let inside = Inside::enter();
     let is_kept = kept.is_some();
     let Some(entry) = kept.map(|kept| kept.1).or_else(|| table::entry(fd)) else {
         drop(inside);
-        return Some(plain(fd));
+        return Some(held.in_kernel(|| plain(fd)));
     };
     if what == Moves::Urgent {
         give_up_entry(&entry);
     }
     if what == Moves::Urgent || entry.twin().is_some_and(Twin::is_abandoned) {
         drop(inside);
-        return Some(plain(fd));
+        return Some(held.in_kernel(|| plain(fd)));
     }
     let counts = counts_of(&entry, what)?;
     counts.enter();
@@ -92,7 +84,7 @@ fn moves<T: Copy>(
         return None;
     }
     drop(inside);
-    let result = plain(fd);
+    let result = held.in_kernel(|| plain(fd));
     let moved = bytes(result);
     if moved > 0 {
         counts.add(what, moved as usize);

@@ -2,18 +2,23 @@
 use super::{hooks, stdio};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
-use crate::call::{aside, call, checked, set_errno, Failure, Outcome};
+use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::closing::{self, before_close};
 use crate::ending::drop_fd;
 use crate::entry::Entry;
 use crate::pipe::numbers;
 use crate::short::passing;
 use crate::twin::Twin;
-use crate::{inherited, lookup, reach, real, table};
+use crate::{held, inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::KernelReason;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Times that a number is found busy before the program is told, and the time between them.
+const BUSY_LOOKS: u32 = 40;
+const BUSY_LOOK_EVERY: Duration = Duration::from_micros(500);
 
 const FIOASYNC: c_ulong = 0x5452;
 /// Of the kernel's interface, not in `libc` everywhere.
@@ -63,6 +68,7 @@ hooks! {
             set_errno(libc::EBADF);
             return -1;
         }
+        held::let_go(fd);
         if table::look(fd) == table::PLAIN {
             return real::close(fd);
         }
@@ -103,7 +109,7 @@ hooks! {
             return -1;
         }
         let closing = replace(fd, to, 0);
-        let new = real::dup2(fd, to);
+        let new = unless_busy(|| real::dup2(fd, to));
         drop(closing);
         if fd != to {
             duplicated(fd, new);
@@ -117,7 +123,7 @@ hooks! {
             return -1;
         }
         let closing = replace(fd, to, flags);
-        let new = real::dup3(fd, to, flags);
+        let new = unless_busy(|| real::dup3(fd, to, flags));
         drop(closing);
         duplicated(fd, new);
         new
@@ -283,7 +289,20 @@ impl Drop for Closing {
 
 fn close_all(first: c_uint, last: c_uint) -> Vec<Closing> {
     let end = table::end() as c_uint;
+    (first..=last.min(end)).for_each(|fd| held::let_go(fd as c_int));
     (first..=last.min(end)).filter_map(|fd| Closing::begin(fd as c_int)).collect()
+}
+
+/// Duplicates to a number that the library may be opening a file under, in another thread: the kernel says `EBUSY` for that moment.
+fn unless_busy(duplicate: impl Fn() -> c_int) -> c_int {
+    for _ in 0..BUSY_LOOKS {
+        let new = duplicate();
+        if new >= 0 || errno() != libc::EBUSY {
+            return new;
+        }
+        std::thread::sleep(BUSY_LOOK_EVERY);
+    }
+    duplicate()
 }
 
 /// Takes the steps before `dup3` closes what `to` is. None if the call will fail.
@@ -295,6 +314,9 @@ fn replace(from: c_int, to: c_int, flags: c_int) -> Option<Closing> {
             && libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
             && (to as libc::rlim_t) < limit.rlim_cur
     };
+    if from != to {
+        held::let_go(to);
+    }
     if table::look(to) == table::PLAIN || from == to || flags & !libc::O_CLOEXEC != 0 || !works() {
         return None;
     }

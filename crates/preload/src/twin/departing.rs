@@ -1,16 +1,19 @@
 //! Reasons for which calls have a twin's connection go on in the kernel, and the part of a call that is left for it.
+use super::pieces::{total, Rest};
 use super::{Twin, LINGERS};
 use crate::aside::{self, leaving, receiving};
 use crate::back::Back;
-use crate::call::Failure;
+use crate::call::{errno, Failure};
 use crate::counts::Moves;
 use crate::entry::Entry;
 use crate::shared::Slot;
+use crate::sleep::kernel_poll;
 use crate::{address, closed, confined, heap, real};
 use libc::{c_int, iovec};
 use pd_client::core::{outside, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Twin {
     /// Answers a call for something that only the kernel can do. Tells how the call ends if it cannot be the kernel's.
@@ -134,24 +137,52 @@ impl Twin {
         if flags & libc::MSG_TRUNC != 0 || closed::is_closed() {
             return 0;
         }
-        let fd = receiving::kernels_part(entry, self, false, None);
-        fd.map_or(0, |fd| self.rest_by_kernel(fd, missing, flags & !libc::MSG_WAITALL, true))
+        match receiving::kernels_part(entry, self, false, None) {
+            Ok(()) => self.rest_by_kernel(entry, missing, flags & !libc::MSG_WAITALL, true, None),
+            Err(_) => 0,
+        }
     }
 
-    /// Sends or receives the rest of a call over the kernel that began on the fabric. Returns bytes.
-    pub(super) fn rest_by_kernel(&self, fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> usize {
-        let rest: Vec<iovec> =
+    /// Sends or receives the rest of a call over the kernel that began on the fabric, at most until the socket's time is over. Returns bytes. A
+    /// handler that is due ends it, and runs where the call holds nothing.
+    pub(super) fn rest_by_kernel(
+        &self,
+        entry: &Entry,
+        pieces: &[iovec],
+        flags: c_int,
+        receives: bool,
+        until: Option<Instant>,
+    ) -> usize {
+        let pieces: Vec<iovec> =
             pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();
-        // SAFETY: zeroes are a message without pieces; those of the caller are memory as it says.
-        let moved = outside(|| unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            (message.msg_iov, message.msg_iovlen) = (rest.as_ptr().cast_mut(), rest.len() as _);
-            match receives {
-                true => real::recvmsg(fd, &mut message, flags),
-                false => real::sendmsg(fd, &message, flags),
+        let (mut rest, wanted, mut moved) = (Rest::new(&pieces, false), total(&pieces), 0);
+        let is_once = receives && (flags & libc::MSG_WAITALL == 0 || flags & libc::MSG_PEEK != 0);
+        while moved < wanted {
+            let (fd, part) = {
+                // No close of another thread gives the number away before this is over.
+                let _paused = self.aside.pause();
+                let Some(fd) = entry.kernels_fd() else { break };
+                (fd, message_now(fd, rest.pieces(), flags, receives))
+            };
+            match part {
+                Ok(part) => {
+                    moved += part;
+                    rest.advance(part);
+                    if part == 0 || is_once {
+                        break;
+                    }
+                }
+                Err(libc::EAGAIN) if self.waits(flags) => {
+                    let events = if receives { libc::POLLIN } else { libc::POLLOUT };
+                    let mut poll = [libc::pollfd { fd, events, revents: 0 }];
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    if !matches!(kernel_poll(&mut poll, left, std::ptr::null()), Ok(1..)) {
+                        break;
+                    }
+                }
+                Err(_) => break,
             }
-        });
-        let moved = usize::try_from(moved).unwrap_or(0);
+        }
         let what = if receives { Moves::receives(flags) } else { Moves::sends(flags) };
         self.aside.counts.add(what, moved);
         moved
@@ -166,4 +197,18 @@ impl Twin {
         self.aside.counts.add(Moves::Sends, moved);
         moved
     }
+}
+
+/// Sends or receives what the kernel takes or has now, for a call that has moved bytes: it raises no `SIGPIPE`.
+fn message_now(fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> Result<usize, c_int> {
+    // SAFETY: zeroes are a message without pieces; those of the caller are memory as it says.
+    let moved = unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        (message.msg_iov, message.msg_iovlen) = (pieces.as_ptr().cast_mut(), pieces.len() as _);
+        match receives {
+            true => real::recvmsg(fd, &mut message, flags & !libc::MSG_WAITALL | libc::MSG_DONTWAIT),
+            false => real::sendmsg(fd, &message, flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL),
+        }
+    };
+    usize::try_from(moved).map_err(|_| errno())
 }

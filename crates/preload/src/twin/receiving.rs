@@ -100,7 +100,7 @@ impl<'a> Receive<'a> {
         missing.advance(part);
         let flags = if waits { self.flags } else { self.flags | libc::MSG_DONTWAIT };
         match receiving::kernels_part(self.entry, self.twin, waits, until) {
-            Ok(fd) => part + self.twin.rest_by_kernel(fd, missing.pieces(), flags, true),
+            Ok(()) => part + self.twin.rest_by_kernel(self.entry, missing.pieces(), flags, true, until),
             Err(_) => part,
         }
     }
@@ -142,13 +142,13 @@ impl<'a> Receive<'a> {
     fn goes_on_in_kernel(&mut self) -> Outcome<usize> {
         let until = self.until();
         match receiving::received_all(self.entry, self.twin, self.waits(), until)? {
-            Some(fd) if self.received > 0 && !self.peek => {
+            true if self.received > 0 && !self.peek => {
                 let missing = first(self.rest.pieces(), self.least - self.received);
                 let flags = self.flags | libc::MSG_WAITALL;
-                Ok(self.received + self.twin.rest_by_kernel(fd, &missing, flags, true))
+                Ok(self.received + self.twin.rest_by_kernel(self.entry, &missing, flags, true, until))
             }
-            Some(_) => Err(Failure::Kernel),
-            None => Ok(self.received),
+            true => Err(Failure::Kernel),
+            false => Ok(self.received),
         }
     }
 

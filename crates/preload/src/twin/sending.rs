@@ -108,9 +108,9 @@ impl Twin {
             if sent > 0 {
                 // A call that waits sends all, whatever carries it.
                 let goes_on = failure == Failure::Kernel && self.waits(flags);
-                let fd = entry.kernels_fd().filter(|_| goes_on);
-                let rest = |fd| self.rest_by_kernel(fd, rest.pieces(), flags, false);
-                return Ok(sent + fd.map_or(0, rest));
+                let until = waiting.until(&self.send_timeout_ns);
+                let rest = || self.rest_by_kernel(entry, rest.pieces(), flags, false, until);
+                return Ok(sent + if goes_on { rest() } else { 0 });
             }
             return match failure {
                 Failure::Errno(libc::EPIPE) if self.unix && !self.ends_sending() => Err(Failure::Plain),
