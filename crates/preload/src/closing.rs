@@ -13,22 +13,22 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 /// Closes a number, which the table does not have any more. Returns the entry if the caller closes it at once: the connection has other
-/// numbers, or no call of another thread is in progress.
-pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Option<Arc<Entry>> {
+/// numbers, or no call of another thread is in progress. Returns the open file otherwise, which the caller drops after the kernel's close: the
+/// calls may be over by then, and the driver asks the kernel whether another process holds a socket that ends.
+pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Result<Arc<Entry>, Arc<OpenFile<Entry>>> {
     let entry = file.entry().clone();
     // No call begins any more: without one the only reference is this one.
     if Arc::strong_count(&file) == 1 || entry.twin().is_none() || !entry.has_one_fd() {
-        return Some(entry);
+        return Ok(entry);
     }
     // SAFETY: the program's descriptor, for the time of its call.
     let number = OwnFd::copy(unsafe { BorrowedFd::borrow_raw(fd) });
     // Without descriptors these calls fail with `EBADF`.
-    let Some(number) = number else { return Some(entry) };
+    let Some(number) = number else { return Ok(entry) };
     standing::leave_all(&entry);
     entry.move_to(number.as_raw_fd());
-    // The last call ends it, or this one if all are over.
     file.outlive(number, end);
-    None
+    Err(file)
 }
 
 #[cold]

@@ -6,6 +6,7 @@ use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::closing::{self, before_close};
 use crate::ending::drop_fd;
 use crate::entry::Entry;
+use crate::open_file::OpenFile;
 use crate::pipe::numbers;
 use crate::short::passing;
 use crate::twin::Twin;
@@ -254,6 +255,8 @@ struct Closing {
     fd: c_int,
     /// The entry that ends with the number, or has one fewer.
     entry: Option<Arc<Entry>>,
+    /// The open file that calls of other threads go on with.
+    outlived: Option<Arc<OpenFile<Entry>>>,
 }
 
 impl Closing {
@@ -263,12 +266,16 @@ impl Closing {
         if table::look(fd) == table::PLAIN || table::is_borrowed() {
             return None;
         }
-        let mut closing = Self { fd, entry: None };
+        let mut closing = Self { fd, entry: None, outlived: None };
         aside(|| {
             let entry = table::entry(fd);
             // A connection that another thread is making leave leaves with this number, or with the one that it goes on with.
             let leaving = entry.as_ref().and_then(|entry| entry.twin()).map(|twin| twin.aside.pause());
-            closing.entry = table::begin_close(fd).and_then(|file| closing::close(file, fd));
+            match table::begin_close(fd).map(|file| closing::close(file, fd)) {
+                Some(Ok(entry)) => closing.entry = Some(entry),
+                Some(Err(file)) => closing.outlived = Some(file),
+                None => {}
+            }
             drop(leaving);
             if let Some(entry) = &closing.entry {
                 before_close(entry, fd);
@@ -283,6 +290,9 @@ impl Drop for Closing {
         table::end_close(self.fd);
         if let Some(entry) = self.entry.take() {
             aside(|| drop_fd(&entry, self.fd));
+        }
+        if let Some(file) = self.outlived.take() {
+            aside(|| drop(file));
         }
     }
 }
