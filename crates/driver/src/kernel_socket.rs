@@ -19,7 +19,8 @@ use std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub struct SocketDiag(pub(crate) OwnedFd);
 
-/// State of a socket that no process can hold.
+/// States of a socket that its process has closed, or shut down for sending.
+const ENDED: [u8; 6] = [4, 5, TIME_WAIT, 7, 9, 11];
 const TIME_WAIT: u8 = 6;
 
 impl SocketDiag {
@@ -52,10 +53,10 @@ impl SocketDiag {
         thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
     }
 
-    /// Returns the inode of the socket, if it exists: 0 if no process holds it any more.
+    /// Returns the inode of the socket, if it exists: 0 if no process has accepted it yet, or holds it any more.
     ///
     /// # Errors
-    /// `ENOENT`, `ESTALE` if there is none; errors of the calls.
+    /// `ENOENT`, `ESTALE` if there is none, or one that its process has closed; errors of the calls.
     pub fn inode(&self, wanted: &Wanted) -> Result<u32> {
         if let Some(found) = simulated::socket_inode(&self.0, wanted) {
             return found;
@@ -63,9 +64,9 @@ impl SocketDiag {
         let mut bytes = [0u8; 1024];
         let reply = ask(&self.0, request(wanted).bytes(), &mut bytes)?;
         let inode = reply.word(offset_of!(InetReply, inode))?;
-        // A socket in TIME_WAIT does not count.
+        // A socket that was closed lasts for minutes where its peer's host is gone. One that waits to be accepted is in none of these states.
         match reply.part(offset_of!(InetReply, state))? {
-            [TIME_WAIT] => Err(Errno::NOENT),
+            [state] if state == TIME_WAIT || inode == 0 && ENDED.contains(&state) => Err(Errno::NOENT),
             _ => Ok(inode),
         }
     }
@@ -143,6 +144,16 @@ mod tests {
             }
             let other = Wanted { cookie: cookie(&accepted) ^ 1, ..wanted(&accepted) };
             assert!(diag.inode(&other).is_err());
+            let waiting = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let unaccepted = Wanted {
+                local: waiting.peer_addr().unwrap(),
+                peer: waiting.local_addr().unwrap(),
+                cookie: crate::wanted::COOKIE_ANY,
+            };
+            assert_eq!(diag.inode(&unaccepted), Ok(0), "it waits to be accepted");
+            let theirs = wanted(&accepted);
+            drop(accepted);
+            assert!(diag.inode(&theirs).is_err(), "closed before its peer");
             let ours = wanted(&client);
             drop(client);
             assert!(diag.inode(&ours).map_or(true, |inode| inode == 0), "held by nobody");
