@@ -211,7 +211,7 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 
 # The first test of a suite for each program that is there. SHORT pairs programs with tests.
 SHORT := redis-server:redis_answers_right nginx:nginx_serves_right_files iperf3:iperf3_moves haproxy:haproxy_stands \
-    memcached:memcached_answers python3:processes_of_pythons
+    memcached:memcached_answers python3:processes_of_pythons_multiprocessing_share
 test-short: need-root rust ## the short form of test-programs and test-engines, with what is installed (root)
 	$(CARGO) build --workspace --jobs $(JOBS)
 	@PATH="$$PATH:/usr/sbin"; tests=; for pair in $(SHORT); do \
