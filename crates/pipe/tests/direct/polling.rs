@@ -1,5 +1,5 @@
 //! Programs that wait in `poll` or `epoll` on the direct path of a link.
-use super::threads::{change_paths, Far};
+use super::threads::{ask_from_afar, change_paths};
 use super::*;
 use pd_pipe::Eventfds;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -351,9 +351,7 @@ proptest! {
 fn programs_in_poll_lose_no_frame_while_the_path_changes() {
     let stand = Stand::polling();
     let Stand { mut agent, ids, mut sender, mut receiver, .. } = stand;
-    let (ask, asked) = channel();
-    sender.set_broker(Box::new(Far(ids.0, ask.clone())));
-    receiver.set_broker(Box::new(Far(ids.1, ask)));
+    let asked = ask_from_afar(ids, &mut sender, &mut receiver);
     let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (enough, stop) = (&enough, &stop);
     std::thread::scope(|scope| {

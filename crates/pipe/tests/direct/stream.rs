@@ -1,5 +1,5 @@
 //! Streams of bytes and messages whose link changes its path.
-use super::threads::{change_paths, Far};
+use super::threads::{ask_from_afar, change_paths};
 use super::*;
 use pd_pipe::Prefix;
 use std::time::Instant;
@@ -537,9 +537,7 @@ fn exchange_while_the_path_changes(polls: bool) {
         polling::begin_to_poll(&mut agent, ids.0, &mut sender);
         polling::begin_to_poll(&mut agent, ids.1, &mut receiver);
     }
-    let (ask, asked) = channel();
-    sender.set_broker(Box::new(Far(ids.0, ask.clone())));
-    receiver.set_broker(Box::new(Far(ids.1, ask)));
+    let asked = ask_from_afar(ids, &mut sender, &mut receiver);
     let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (enough, stop) = (&enough, &stop);
     // The stream ends with a byte that is none of its own.

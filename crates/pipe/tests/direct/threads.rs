@@ -6,7 +6,7 @@ pub type Question = (PipeId, Sender<Option<PeerOffer>>);
 
 /// A way to the thread of the agent.
 #[derive(Debug)]
-pub struct Far(pub PipeId, pub Sender<Question>);
+struct Far(PipeId, Sender<Question>);
 
 impl Broker for Far {
     fn peer(&mut self) -> Option<PeerOffer> {
@@ -48,14 +48,20 @@ pub fn change_paths(
     }
 }
 
+/// Has two programs ask an agent in another thread. Returns its end of the questions.
+pub fn ask_from_afar(ids: (PipeId, PipeId), sender: &mut Pipe, receiver: &mut Pipe) -> Receiver<Question> {
+    let (ask, asked) = channel();
+    sender.set_broker(Box::new(Far(ids.0, ask.clone())));
+    receiver.set_broker(Box::new(Far(ids.1, ask)));
+    asked
+}
+
 /// Two programs and an agent, each in a thread that sleeps, while the path changes all the time.
 #[test]
 fn programs_that_sleep_lose_no_frame_while_the_path_changes() {
     let stand = Stand::new();
     let Stand { mut agent, ids, mut sender, mut receiver, .. } = stand;
-    let (ask, asked) = channel();
-    sender.set_broker(Box::new(Far(ids.0, ask.clone())));
-    receiver.set_broker(Box::new(Far(ids.1, ask)));
+    let asked = ask_from_afar(ids, &mut sender, &mut receiver);
     let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (enough, stop) = (&enough, &stop);
     std::thread::scope(|scope| {
