@@ -6,26 +6,21 @@
 //! for each of them. `vector_loop` asks for their ownership (`prefetchw`) 1 KB before it stores.
 //!
 //! `cargo run --release -p pd-bench --example copy` measures the candidates, and `docs/results/copy.md` has their figures.
-//! What follows from them, on Cascade Lake:
+//! Consequences of those:
 //!
-//! - The prefetch of the destination takes a fifth (64 KB) to two fifths (1 KB) off the copier's time
-//!   against glibc. The consumer reads slower in return (13 GB/s after 15 to 20), as it finds the bytes
-//!   in the copier's cache and not in the L3 cache. The three together gain 28 % at 1 KB and 3 % at 64 KB,
-//!   and lose 3 % at 256 KB.
+//! - The prefetch of the destination takes time off the copier against glibc. The consumer reads slower in return, as it finds the bytes
+//!   in the copier's cache and not in the L3 cache. The three together gain most with messages of some KB, and lose a little with the largest.
 //! - 512-bit vectors gain nothing over 256-bit ones once the destination is prefetched. (At 256 B theirs are
 //!   `copy_nonoverlapping`: their loop starts at 512 B.)
-//! - Prefetching the source gains less than 10 %, and would fetch lines that the producer is still writing.
-//! - `rep movsb`, which glibc takes for long copies (before 2.39), is an order of magnitude slower on AMD's Zen 3 and Zen 4 where the
+//! - Prefetching the source gains little, and would fetch lines that the producer is still writing.
+//! - `rep movsb`, which glibc takes for long copies (before 2.39), is far slower on AMD's Zen 3 and Zen 4 where the
 //!   destination lies 1 to 63 bytes behind the source modulo 4 KB. A stream's place in its ring
 //!   and a program's buffer decide that by chance. The loop knows no such case.
-//! - Non-temporal stores lose at every size up to 1 MB: the consumer fetches from memory (10 GB/s).
-//! - One thread alone, as memcpy is usually measured, tells them apart the other way round: in an 8 MB
-//!   ring glibc 11.6 and this loop 10.1, beyond the caches (256 MB) 4.7 and 5.7, in the L2 cache 38 and 36.
+//! - Non-temporal stores lose: the consumer fetches from memory.
+//! - One thread alone, as memcpy is usually measured, tells them apart the other way round.
 //! - Below 256 B the loop has nothing to do, and `copy_nonoverlapping` is right.
-//! - [`prefetch`] fetches the beginnings of the fourth command ahead. In batches of 1,024, in no order (as
-//!   from many connections), it takes a message of 64 B from 54 to 30 ns, of 1 KB from 241 to 200, of
-//!   4 KB from 522 to 466; where messages follow each other in one ring, 64 B goes from 24 to 21, 1 KB
-//!   loses (125 to 144), 4 KB goes from 508 to 479. (Medians of three runs of each, taking turns.)
+//! - [`prefetch`] fetches the beginnings of the fourth command ahead. It gains in batches in no order, as from many connections. Where messages
+//!   follow each other in one ring, those of 1 KB lose by it.
 
 /// Copies `len` bytes.
 ///
