@@ -19,9 +19,10 @@ use std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub struct SocketDiag(pub(crate) OwnedFd);
 
-/// States of a socket that its process has closed, or shut down for sending.
-const ENDED: [u8; 6] = [4, 5, TIME_WAIT, 7, 9, 11];
+/// State of a socket that no process can hold.
 const TIME_WAIT: u8 = 6;
+/// States of a socket that its process has closed, or shut down for sending: `FIN_WAIT1`, `FIN_WAIT2`, `CLOSE`, `LAST_ACK`, `CLOSING`.
+const ENDED: [u8; 5] = [4, 5, 7, 9, 11];
 
 impl SocketDiag {
     /// Opens one for the namespace of this file. Enters the namespace in a thread of its own, unless this thread is in it.
