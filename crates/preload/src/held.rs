@@ -30,15 +30,8 @@ pub(crate) fn let_go(fd: c_int) {
 
 #[cold]
 fn take_up(is_wanted: impl Fn(c_int) -> bool) {
-    let taken = LAID.try_with(|laid| {
-        let mut laid = laid.borrow_mut();
-        let is_there = laid.as_ref().is_some_and(|(fd, _)| is_wanted(*fd));
-        if is_there {
-            laid.take()
-        } else {
-            None
-        }
-    });
+    // Dropped afterwards: the end of a connection may come back here.
+    let taken = LAID.try_with(|laid| laid.borrow_mut().take_if(|(fd, _)| is_wanted(*fd)));
     drop(taken);
 }
 
