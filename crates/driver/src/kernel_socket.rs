@@ -21,6 +21,8 @@ pub struct SocketDiag(pub(crate) OwnedFd);
 
 /// State of a socket that no process can hold.
 const TIME_WAIT: u8 = 6;
+/// State of a listener: the kernel answers with it about a connection that does not exist.
+const LISTEN: u8 = 10;
 /// States of a socket that its process has closed, or shut down for sending: `FIN_WAIT1`, `FIN_WAIT2`, `CLOSE`, `LAST_ACK`, `CLOSING`.
 const ENDED: [u8; 5] = [4, 5, 7, 9, 11];
 
@@ -57,7 +59,7 @@ impl SocketDiag {
     /// Returns the inode of the socket, if it exists: 0 if no process has accepted it yet, or holds it any more.
     ///
     /// # Errors
-    /// `ENOENT`, `ESTALE` if there is none, or one that its process has closed; errors of the calls.
+    /// `ENOENT`, `ESTALE` if there is none, or one that its process has closed, or a listener; errors of the calls.
     pub fn inode(&self, wanted: &Wanted) -> Result<u32> {
         if let Some(found) = simulated::socket_inode(&self.0, wanted) {
             return found;
@@ -67,7 +69,8 @@ impl SocketDiag {
         let inode = reply.word(offset_of!(InetReply, inode))?;
         // A socket that was closed lasts for minutes where its peer's host is gone. One that waits to be accepted is in none of these states.
         match reply.part(offset_of!(InetReply, state))? {
-            [state] if state == TIME_WAIT || inode == 0 && ENDED.contains(&state) => Err(Errno::NOENT),
+            [TIME_WAIT | LISTEN] => Err(Errno::NOENT),
+            [state] if inode == 0 && ENDED.contains(&state) => Err(Errno::NOENT),
             _ => Ok(inode),
         }
     }
@@ -152,6 +155,10 @@ mod tests {
                 cookie: crate::wanted::COOKIE_ANY,
             };
             assert_eq!(diag.inode(&unaccepted), Ok(0), "it waits to be accepted");
+            let never_made = Wanted { peer: listener.local_addr().unwrap(), ..unaccepted };
+            assert_eq!(diag.inode(&never_made), Err(Errno::NOENT), "the kernel answers with the listener");
+            let by_its_cookie = Wanted { cookie: cookie(&listener), ..never_made };
+            assert_eq!(diag.inode(&by_its_cookie), Err(Errno::NOENT), "a listener proves no connection");
             let theirs = wanted(&accepted);
             drop(accepted);
             assert!(diag.inode(&theirs).is_err(), "closed before its peer");
