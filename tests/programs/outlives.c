@@ -1,4 +1,4 @@
-// Descriptors that one thread closes while another one is in a call on them: `outlives PATH`. The call goes on, and the peer hears of the
+// Descriptors that one thread closes while another one is in a call on them: `outlives PATH`. The call goes on, and the peer learns of the
 // end afterwards. Both ends are in this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
 #include "both_ends.h"

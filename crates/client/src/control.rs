@@ -164,7 +164,7 @@ impl Socket {
         control.backlog = backlog;
         control.state = State::Listening;
         self.recv.lock().listening = true;
-        self.heard(ear);
+        self.listens(ear);
         drop(control);
         self.watch.notify();
         Ok(())
@@ -446,7 +446,7 @@ impl Socket {
     }
 
     /// Ends receiving on this side alone, as TCP does: what comes can still be received, a receive that finds nothing says that
-    /// the stream has ended, and the peer hears of nothing.
+    /// the stream has ended, and the peer learns of nothing.
     ///
     /// # Errors
     /// `EBADF`.

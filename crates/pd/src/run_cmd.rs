@@ -234,7 +234,7 @@ fn detach(args: &RunArgs) -> Result<i32> {
     // The holder has the only other end.
     drop(holder);
     let mut said = Vec::new();
-    own.read_to_end(&mut said).context("cannot hear from the copy of pd")?;
+    own.read_to_end(&mut said).context("cannot read from the copy of pd")?;
     if said != RUNS {
         let _ = fs::remove_file(fresh);
         bail!("{}", String::from_utf8_lossy(&said));

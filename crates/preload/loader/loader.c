@@ -10,7 +10,7 @@
  * that looks the next function of the name up and puts it there; with the library proper loaded it has the function
  * of that. Slots are single words, so any thread may jump through one while it changes.
  *
- * Functions that make a process or an image are exported, too, and go on in the C library. The library proper only hears of
+ * Functions that make a process or an image are exported, too, and go on in the C library. The library proper only learns of
  * each call, in a function that returns before the jump: some return twice, others have arguments without end.
  *
  * docs/design/portability.md has the reasons.

@@ -2,7 +2,7 @@
 //! time, in both directions and without loss.
 //!
 //! The side that leaves tells the driver ([`pd_client::core::Socket::step_aside`]), which ends its stream on the fabric. The peer
-//! hears, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the kernel's
+//! learns, before its next send is over, that it shall leave, too. Each side then sends a *mark* of one byte over the kernel's
 //! connection, and all later bytes behind the mark. The receiver reads the fabric's stream to its end, takes the mark off the
 //! kernel's, and goes on there. The mark is more than a boundary: it makes the kernel's socket readable, so that a thread that
 //! waits there in ways that the library cannot see comes and reads what lies on the fabric. Where no thread does, the side that

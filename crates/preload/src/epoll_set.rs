@@ -175,7 +175,7 @@ impl EpollSet {
         }
     }
 
-    /// Call at the end of a wait on members. A thread that still sleeps as if there was nothing on the fabric has not heard of them: this
+    /// Call at the end of a wait on members. A thread that still sleeps as if there was nothing on the fabric has not learned of them: this
     /// wait may have taken away what was to wake it, and nobody else may wait by now for what comes next.
     fn tell_left(&self) {
         let may_be = self.unaware.load(Ordering::SeqCst) > 0 || self.is_renamed.load(Ordering::Relaxed);

@@ -315,7 +315,7 @@ impl Twin {
         self.abandoned.store(true, Ordering::Release);
         if let Some(socket) = self.socket.swap(None) {
             if closed::is_closed() {
-                // The driver cannot be told; it hears of the end with the process's.
+                // The driver cannot be told; it learns of the end with the process's.
                 std::mem::forget(socket);
                 return;
             }

@@ -340,25 +340,25 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_up_is_heard_at_once_or_apart_and_once() {
+    fn a_wake_up_arrives_at_once_or_apart_and_once() {
         let (theirs, own) = crate::wake::pair().unwrap();
         let ringer = Arc::new(Ringer::default());
         let end = WakeEnd::new(own, Some(Arc::clone(&ringer)));
-        let heard = || read(&theirs, &mut [0; 64]) == Ok(1);
+        let arrived = || read(&theirs, &mut [0; 64]) == Ok(1);
         // The first one proves that it is quick.
-        assert!(!heard());
+        assert!(!arrived());
         end.wake();
-        wait_for("apart", heard);
+        wait_for("apart", arrived);
         wait_for("done", || end.woken.load(Ordering::Relaxed) > 0);
         end.woken.store(now(), Ordering::Relaxed);
         end.wake();
-        assert!(heard());
+        assert!(arrived());
         // A party is apart for a while, longer each time.
         ringer.keep_apart();
         let first = ringer.apart_until.load(Ordering::Relaxed);
         end.woken.store(now(), Ordering::Relaxed);
         end.wake();
-        wait_for("apart", heard);
+        wait_for("apart", arrived);
         ringer.keep_apart();
         assert!(ringer.apart_until.load(Ordering::Relaxed) > first + APART_NS[0] / 2);
         drop(end);

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wake_up_is_heard_and_the_client_says_nothing() {
+    fn each_wake_up_arrives_and_the_client_says_nothing() {
         let (theirs, own) = pair().unwrap();
         for _ in 0..100 {
             assert!(!is_readable(&theirs));

@@ -407,7 +407,7 @@ fn a_file_that_is_cut_off_ends_its_connection_only() {
     let reset = Errno::CONNRESET.raw_os_error() as u32;
     let end =
         |raw: &Raw, socket, word| raw.status.load_u32(Raw::socket_word(socket, word), Ordering::Acquire);
-    wait("both ends hear of it", || {
+    wait("both ends learn of it", || {
         end(&raw, to, socket_status::RECV_END) == reset && end(&raw, from, socket_status::SEND_END) == reset
     });
     // The part that existed has arrived.

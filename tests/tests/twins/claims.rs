@@ -36,9 +36,9 @@ fn what_was_sent_before_the_claim_arrives() {
         rustix::net::connect(&fd, &to).unwrap();
         a.send(100_000, 5000);
         let accepted = listener.accept().unwrap().0;
-        assert!(!a.socket.has_heard());
+        assert!(!a.socket.has_answer());
         let b = claim(&accepted).expect("a twin");
-        assert!(a.socket.has_heard(), "of the claim, before anything is sent");
+        assert!(a.socket.has_answer(), "of the claim, before anything is sent");
         b.receive(0, 105_000);
         b.send(0, 70_000);
         a.receive(0, 70_000);

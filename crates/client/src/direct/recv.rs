@@ -52,7 +52,7 @@ impl RecvSide {
     }
 
     /// Leaves the direct path if the connection does: when all of the peer's ring was read, bytes come by the driver
-    /// again, which holds them back until it hears of that.
+    /// again, which holds them back until it learns of that.
     #[inline]
     pub(crate) fn leave_if_asked(&mut self) -> Result<()> {
         if self.incoming.leaving != Leaving::Done && self.link.has_left() {

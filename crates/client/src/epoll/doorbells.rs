@@ -62,7 +62,7 @@ impl Epoll {
             }
             doorbells.instance
         };
-        // Threads that sleep on a futex hear no doorbell. Without descriptors the driver goes on waking them.
+        // Threads that sleep on a futex notice no doorbell. Without descriptors the driver goes on waking them.
         if self.ready.kernel.get().is_none() && self.kernel().is_err() {
             return;
         }

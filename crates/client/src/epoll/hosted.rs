@@ -96,7 +96,7 @@ impl Epoll {
     pub fn arm_exactly(&self) -> Result<Armed> {
         let armed = self.arm()?;
         let mut lost = false;
-        self.hear_doorbells();
+        self.take_doorbells();
         for channel in &armed.channels {
             // Of events that were taken without waiting for them.
             channel.empty_pipe();
@@ -117,14 +117,14 @@ impl Epoll {
 
     /// Call after the sleep. `woken`: the descriptor was readable.
     pub fn disarm(&self, armed: Armed, woken: bool) {
-        // This thread looks next: what is heard here needs a signal for the other threads alone.
+        // This thread looks next: what is found here needs a signal for the other threads alone.
         self.ready.armed.fetch_sub(1, Ordering::SeqCst);
         let (mut found, mut lost) = (armed.ready, false);
-        let heard = woken.then(|| self.hear_doorbells()).flatten();
-        found |= heard.as_ref().is_some_and(|heard| !heard.doorbells.is_empty());
+        let rung = woken.then(|| self.take_doorbells()).flatten();
+        found |= rung.as_ref().is_some_and(|rung| !rung.doorbells.is_empty());
         for channel in &armed.channels {
             channel.leave_pipe();
-            if woken && heard.as_ref().is_none_or(|heard| heard.pipes.contains(&channel.index())) {
+            if woken && rung.as_ref().is_none_or(|rung| rung.pipes.contains(&channel.index())) {
                 // Another thread may sleep on the same pipe: its events are taken with what wakes it.
                 if channel.empty_pipe() {
                     found = true;
@@ -157,7 +157,7 @@ impl Epoll {
     }
 
     /// Takes note of doorbells that rang, if the instance has any; then says what else is readable.
-    fn hear_doorbells(&self) -> Option<Found> {
+    fn take_doorbells(&self) -> Option<Found> {
         if lock(&self.doorbells).is_empty() {
             return None;
         }

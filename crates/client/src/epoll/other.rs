@@ -104,10 +104,10 @@ impl Epoll {
         lock(&other.registrations).push(self.registration(&item));
         // The item needs no doorbell of a peer: it has its own.
         item.doorbell_asked.store(true, Ordering::Relaxed);
-        let heard = self.kernel().map(|_| self.add_doorbell(other.number, Arc::new(OwnFd::new(fd)), &item));
-        if !matches!(heard, Ok(true)) {
+        let added = self.kernel().map(|_| self.add_doorbell(other.number, Arc::new(OwnFd::new(fd)), &item));
+        if !matches!(added, Ok(true)) {
             self.forget_other(other);
-            return Err(heard.err().unwrap_or_else(|| {
+            return Err(added.err().unwrap_or_else(|| {
                 Error::new(Errno::MFILE, "the pipe's descriptor cannot be watched: no descriptors left")
             }));
         }

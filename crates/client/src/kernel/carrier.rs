@@ -64,7 +64,7 @@ impl Carrier {
         if v6 {
             net::sockopt::set_ipv6_v6only(&fd, v6_only)?;
         }
-        // As native sockets are: bytes are never held back, and of a dead peer one hears.
+        // As native sockets are: bytes are never held back, and a dead peer is noticed.
         net::sockopt::set_tcp_nodelay(&fd, true)?;
         net::sockopt::set_socket_keepalive(&fd, true)?;
         Ok(Self::new(fd))

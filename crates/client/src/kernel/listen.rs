@@ -19,7 +19,7 @@ use std::time::Duration;
 const FABRIC_FIRST: u32 = 8;
 
 impl Socket {
-    /// Listens in the kernel, before the driver is asked. Returns what [`Self::heard`] makes the listener's.
+    /// Listens in the kernel, before the driver is asked. Returns what [`Self::listens`] makes the listener's.
     pub(crate) fn listen_by_kernel(
         &self,
         control: &mut Control,
@@ -49,7 +49,7 @@ impl Socket {
     }
 
     /// The socket listens in both.
-    pub(crate) fn heard(&self, ear: Option<Arc<Carrier>>) {
+    pub(crate) fn listens(&self, ear: Option<Arc<Carrier>>) {
         if let Some(ear) = ear {
             let _ = self.ear.set(ear);
             self.join_all();

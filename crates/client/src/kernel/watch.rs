@@ -1,4 +1,4 @@
-//! Waiting for sockets that the kernel carries or hears: their descriptors are members of the instances that the sockets are in.
+//! Waiting for sockets that the kernel carries or listens for: their descriptors are members of the instances that the sockets are in.
 use crate::epoll::ready::{ERR, HUP, IN, OUT, RDHUP};
 use crate::epoll::{Epoll, Item, Registration};
 use crate::error::Result;

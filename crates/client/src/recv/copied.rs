@@ -175,7 +175,7 @@ impl Socket {
     }
 
     /// Returns whether the peer of a twin is there: it has claimed its end, or something came from it, be it the end.
-    pub fn has_heard(&self) -> bool {
+    pub fn has_answer(&self) -> bool {
         let side = self.recv.lock();
         side.link.is_claimed() || side.link.recv_producer() > 0 || side.link.recv_end() != 0
     }

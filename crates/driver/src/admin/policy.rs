@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct PolicyReport {
     /// The file that the driver reads at its start and on `SIGHUP`.
     pub file: Option<PathBuf>,
-    /// Every tenant that the driver has heard of, with its account since the driver's start.
+    /// Every tenant that the driver has learned of, with its account since the driver's start.
     pub tenants: Vec<TenantReport>,
     /// Path of bytes without rates, where no rule names one.
     pub path: BytesPath,

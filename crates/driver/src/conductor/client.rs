@@ -47,8 +47,8 @@ pub struct Client {
     /// Receive regions without pages, by number: they were idle when memory was short.
     pub emptied: BTreeMap<u32, Region>,
     pub growth: Growth,
-    /// Send regions that some movers have not heard of, each with the number of these movers.
-    unheard: Vec<(u16, usize)>,
+    /// Send regions that some movers have not learned of, each with the number of these movers.
+    unknown: Vec<(u16, usize)>,
     /// Number of movers that have still to forget the client, once it leaves.
     remembered: usize,
     /// Stays with its family's mover: see [`super::balance`].
@@ -183,7 +183,7 @@ impl Client {
             regions: BTreeMap::new(),
             emptied: BTreeMap::new(),
             growth: Growth::default(),
-            unheard: Vec::new(),
+            unknown: Vec::new(),
             remembered: 0,
             is_bound: false,
             passes_files: false,
@@ -283,20 +283,20 @@ impl Client {
         })
     }
 
-    /// Notes that all movers of the client are to hear of a send region. Returns these movers.
+    /// Notes that all movers of the client are to learn of a send region. Returns these movers.
     pub fn tell_of_region(&mut self, region: u16) -> Vec<MoverId> {
         let movers = self.movers();
-        self.unheard.push((region, movers.len()));
+        self.unknown.push((region, movers.len()));
         movers
     }
 
-    /// Notes that one more mover has heard of a send region. Returns whether all have.
-    pub fn has_heard(&mut self, region: u16) -> bool {
-        let Some(at) = self.unheard.iter().position(|(unheard, _)| *unheard == region) else { return true };
-        self.unheard[at].1 -= 1;
-        let all = self.unheard[at].1 == 0;
+    /// Notes that one more mover has learned of a send region. Returns whether all have.
+    pub fn is_known(&mut self, region: u16) -> bool {
+        let Some(at) = self.unknown.iter().position(|(unknown, _)| *unknown == region) else { return true };
+        self.unknown[at].1 -= 1;
+        let all = self.unknown[at].1 == 0;
         if all {
-            self.unheard.swap_remove(at);
+            self.unknown.swap_remove(at);
         }
         all
     }
@@ -401,9 +401,9 @@ impl Client {
         self.regions.insert(number, (region, Space::new(pages as u32)));
     }
 
-    /// Tells whether no region is being made for the client, and no mover has still to hear of one.
+    /// Tells whether no region is being made for the client, and no mover has still to learn of one.
     pub fn is_settled(&self) -> bool {
-        self.unheard.is_empty() && !self.growth.is_making()
+        self.unknown.is_empty() && !self.growth.is_making()
     }
 
     /// Returns the slots in use.

@@ -206,7 +206,7 @@ impl Deferred {
 
 impl Conductor {
     /// Carries out a client's request, unless the request has to wait.
-    pub(super) fn hear_request(
+    pub(super) fn take_request(
         &mut self,
         id: ClientId,
         channel: usize,
@@ -221,7 +221,7 @@ impl Conductor {
     }
 
     /// Carries out a client's frame about a kernel socket, unless the frame has to wait.
-    pub(super) fn hear_twin(
+    pub(super) fn take_twin_request(
         &mut self,
         id: ClientId,
         channel: usize,
@@ -235,7 +235,7 @@ impl Conductor {
     }
 
     /// Carries out a registration by `pd run`, unless the registration has to wait.
-    pub(super) fn hear_registration(&mut self, registering: Registering, reply: Sender<Answer>) {
+    pub(super) fn take_registration(&mut self, registering: Registering, reply: Sender<Answer>) {
         let lane = Lane::Registration(self.deferred.numbered);
         let now = self.clock.now();
         if self.names.unread_owners(&registering.registration.addresses, now).is_empty() {

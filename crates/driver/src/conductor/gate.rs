@@ -1,6 +1,6 @@
 //! The conductor's side of the gate ([`crate::gate`]): a policy is staged on the kernel, and then in force on both sides or on none.
 //!
-//! The gate hears of arrivals and departures as they happen. The whole view comes only with a policy.
+//! The gate learns of arrivals and departures as they happen. The whole view comes only with a policy.
 use super::names::NetworkId;
 use super::tenants::{places, Facts};
 use super::Conductor;

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 impl Conductor {
-    pub(super) fn hear_door(&mut self, message: FromDoor) {
+    pub(super) fn take_door(&mut self, message: FromDoor) {
         match message {
             FromDoor::Arrived { client, identity, place, namespace } => {
                 self.arrived(client, *identity, place, namespace)
@@ -37,7 +37,7 @@ impl Conductor {
                 self.add_file_socket(client, socket, theirs)
             }
             FromDoor::AddSendRegion { client, number, map } => self.add_send_region(client, number, &map),
-            FromDoor::Frame { client, frame } => self.hear_frame(client, &frame),
+            FromDoor::Frame { client, frame } => self.take_frame(client, &frame),
             FromDoor::ReceiveRegion { client, number, region } => {
                 self.add_receive_region(client, number, region)
             }
@@ -69,7 +69,7 @@ impl Conductor {
                 }
             }
             FromDoor::Asked { asked, reply } => match *asked {
-                Asked::Register(registering) => self.hear_registration(registering, reply),
+                Asked::Register(registering) => self.take_registration(registering, reply),
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
                 asked @ (Asked::AddPort { .. }
                 | Asked::AddTap(_)
@@ -222,16 +222,16 @@ impl Conductor {
         self.tell_client(id, &Frame::new(FrameKind::Channel).with_id(channel as u32), Some(theirs));
     }
 
-    fn hear_frame(&mut self, id: ClientId, frame: &Frame) {
+    fn take_frame(&mut self, id: ClientId, frame: &Frame) {
         if self.present(id).is_none() {
             return;
         }
-        let heard = match frame.checked_kind() {
-            Some(FrameKind::Twin) => self.hear_twin(id, frame.id as usize, frame.twin()),
+        let checked = match frame.checked_kind() {
+            Some(FrameKind::Twin) => self.take_twin_request(id, frame.id as usize, frame.twin()),
             Some(kind) => self.direct_frame(id, kind, frame),
             None => Err(Violation::Frame),
         };
-        if let Err(violation) = heard {
+        if let Err(violation) = checked {
             self.disconnect(id, Some(violation));
         }
     }

@@ -183,7 +183,7 @@ pub struct Others {
 }
 
 impl Conductor {
-    /// Makes a conductor without a policy, which hears of clients from the door. [`Self::put_first_in_force`] or [`Self::take`] follows.
+    /// Makes a conductor without a policy, which learns of clients from the door. [`Self::put_first_in_force`] or [`Self::take`] follows.
     ///
     /// # Errors
     /// Errors of `epoll`; too little memory.
@@ -275,7 +275,7 @@ impl Conductor {
         }
         for _ in 0..DOOR_PER_TURN {
             let Some(message) = self.from_door.pop_front() else { break };
-            self.hear_door(message);
+            self.take_door(message);
             worked = true;
         }
         worked |= self.replay();
@@ -348,13 +348,13 @@ impl Conductor {
     fn apply_message(&mut self, message: &mut ToConductor) {
         match *message {
             ToConductor::Control { client, channel, ref request, ref mut permit } => {
-                self.hear_request(client, channel, request, permit.take())
+                self.take_request(client, channel, request, permit.take())
             }
             ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
-                if self.client_mut(client).is_some_and(|client| client.has_heard(region)) {
+                if self.client_mut(client).is_some_and(|client| client.is_known(region)) {
                     self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
                 }
             }

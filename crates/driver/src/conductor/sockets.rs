@@ -77,7 +77,7 @@ impl Conductor {
             | Operation::Space
             | Operation::Nudge
             | Operation::Left => return,
-            // The client may not have heard of it when it asked.
+            // The client may not have learned of it when it asked.
             _ if is_taken => Err(Errno::STALE),
             _ if !is_open => Err(Errno::BADF),
             Operation::Bind => self.bind(id, socket, request),

@@ -500,7 +500,7 @@ impl Tenants {
     pub fn settle(&mut self, index: ConnectionId, connection: &mut Connection, counters: &CounterRegion) {
         for side in Side::BOTH {
             let flow = index.flow(side);
-            // The mover has not heard of the connection yet.
+            // The mover has not learned of the connection yet.
             let Some(now) = counters.flow(flow.get(), connection.serial).map(Traffic::from) else { continue };
             let Traffic { bytes, messages } = connection.settle(side, now);
             let sender = &mut self.entries[connection.tenants[side].index()].account;

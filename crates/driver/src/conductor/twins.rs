@@ -407,7 +407,7 @@ impl Conductor {
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
         if other.client != ClientId::NOBODY {
-            // Published before either of the two sides can hear more.
+            // Published before either of the two sides can learn more.
             other.memory.publish_u32(other.slot, socket_status::PATH, path::CLAIMED);
         }
         self.tell_incoming(&endpoint, there, movers[0]);

@@ -128,7 +128,7 @@ impl Door {
                 return false;
             }
             self.newcomers.paused = None;
-            self.hear_of(&self.admin, TOKEN_ADMIN, true);
+            self.learn_of(&self.admin, TOKEN_ADMIN, true);
         }
         let may_accept = self.newcomers.all.has(ACCEPTS, now);
         if may_accept != self.newcomers.is_watched {
@@ -166,10 +166,10 @@ impl Door {
 
     fn watch_listener(&mut self, watch: bool) {
         self.newcomers.is_watched = watch;
-        self.hear_of(&self.listener, TOKEN_LISTENER, watch);
+        self.learn_of(&self.listener, TOKEN_LISTENER, watch);
     }
 
-    pub(super) fn hear_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
+    pub(super) fn learn_of(&self, listener: &OwnedFd, kind: u64, watch: bool) {
         let events = if watch { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
         if let Err(error) = epoll::modify(&self.epoll, listener, token(kind, ClientId::default()), events) {
             tracing::error!(%error, "cannot watch a listener");
@@ -185,7 +185,7 @@ impl Door {
         self.conductor.send(FromDoor::Paused { error });
         self.newcomers.paused = Some(self.clock.now() + PAUSE);
         self.watch_listener(false);
-        self.hear_of(&self.admin, TOKEN_ADMIN, false);
+        self.learn_of(&self.admin, TOKEN_ADMIN, false);
         true
     }
 

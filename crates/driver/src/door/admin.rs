@@ -30,8 +30,8 @@ use std::time::Duration;
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Time that an administrator may take to ask, and to read the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most administrators that are heard at once.
-const HEARD_MAX: usize = 64;
+/// Most administrators that are served at once.
+const ADMINISTRATORS_MAX: usize = 64;
 
 /// Rate at which processes that are no administrators are told so.
 const STRANGERS: Flow = Flow { rate: 500.0, burst: 64.0 };
@@ -63,7 +63,7 @@ pub struct Desk {
     alive: OwnedFd,
     /// Sockets for a driver that takes this one's place.
     listening: Sockets,
-    heard: AtomicUsize,
+    serving: AtomicUsize,
 }
 
 impl Desk {
@@ -73,11 +73,11 @@ impl Desk {
         alive: OwnedFd,
         listening: Sockets,
     ) -> Arc<Self> {
-        Arc::new(Self { conductor, counters, alive, listening, heard: AtomicUsize::new(0) })
+        Arc::new(Self { conductor, counters, alive, listening, serving: AtomicUsize::new(0) })
     }
 
     /// Reads an administrator's question, and answers it.
-    fn hear(&self, stream: &UnixStream) -> std::io::Result<()> {
+    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         let mut line = String::new();
@@ -245,11 +245,11 @@ fn is_administrator(stream: &UnixStream) -> bool {
 }
 
 impl Door {
-    /// Hears administrators again once there are tokens for strangers.
+    /// Serves administrators again once there are tokens for strangers.
     pub(super) fn reopen_desk(&mut self) {
         if self.strangers.is_full && self.strangers.bucket.has(STRANGERS, self.clock.now()) {
             self.strangers.is_full = false;
-            self.hear_of(&self.admin, TOKEN_ADMIN, true);
+            self.learn_of(&self.admin, TOKEN_ADMIN, true);
         }
     }
 
@@ -259,12 +259,12 @@ impl Door {
         self.strangers.bucket.take(1.0);
         if !self.strangers.bucket.has(STRANGERS, now) {
             self.strangers.is_full = true;
-            self.hear_of(&self.admin, TOKEN_ADMIN, false);
+            self.learn_of(&self.admin, TOKEN_ADMIN, false);
         }
         self.conductor.send(FromDoor::TurnedAway { refused: None });
     }
 
-    /// Accepts an administrator, and hears it on a thread of its own.
+    /// Accepts an administrator, and serves it on a thread of its own.
     pub(super) fn answer_admin(&mut self) {
         let socket = match accept_with(&self.admin, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
@@ -281,20 +281,20 @@ impl Door {
             self.count_stranger();
             return refuse("the admin socket is not for processes in containers");
         }
-        if self.desk.heard.fetch_add(1, Ordering::Relaxed) >= HEARD_MAX {
-            self.desk.heard.fetch_sub(1, Ordering::Relaxed);
+        if self.desk.serving.fetch_add(1, Ordering::Relaxed) >= ADMINISTRATORS_MAX {
+            self.desk.serving.fetch_sub(1, Ordering::Relaxed);
             return refuse("too many administrators at once: try again later");
         }
         let desk = Arc::clone(&self.desk);
-        let hear = move || {
-            if let Err(error) = desk.hear(&stream) {
-                tracing::debug!(%error, "an administrator did not hear its answer");
+        let serve = move || {
+            if let Err(error) = desk.serve(&stream) {
+                tracing::debug!(%error, "an administrator did not get its answer");
             }
-            desk.heard.fetch_sub(1, Ordering::Relaxed);
+            desk.serving.fetch_sub(1, Ordering::Relaxed);
         };
-        if let Err(error) = std::thread::Builder::new().name("pd-admin".into()).spawn(hear) {
-            self.desk.heard.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!(%error, "cannot hear an administrator");
+        if let Err(error) = std::thread::Builder::new().name("pd-admin".into()).spawn(serve) {
+            self.desk.serving.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "cannot serve an administrator");
         }
     }
 }

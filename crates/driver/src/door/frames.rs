@@ -302,7 +302,7 @@ impl Door {
             Made::StillLent(memory) => return self.helpers.hold_lent(memory),
             Made::Addresses(reading) => {
                 self.conductor.send(FromDoor::Addresses(reading));
-                // A guest that was admitted is heard now.
+                // A guest that was admitted is served now.
                 if self.guests.here(id).is_some_and(|guest| guest.serial == serial) {
                     self.answered(id);
                 }

@@ -145,7 +145,7 @@ impl Guest {
         self.account.as_ref()
     }
 
-    /// Tells whether the guest is to be heard.
+    /// Tells whether the guest is to be served.
     pub fn is_here(&self) -> bool {
         !matches!(self.phase, Phase::Leaving)
     }
@@ -290,7 +290,7 @@ impl Guests {
         self.list.get_mut(id.index())?.as_mut()
     }
 
-    /// Returns a guest that is to be heard.
+    /// Returns a guest that is to be served.
     pub fn here(&mut self, id: ClientId) -> Option<&mut Guest> {
         self.get(id).filter(|guest| guest.is_here())
     }

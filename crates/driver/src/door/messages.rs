@@ -27,7 +27,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub enum ToDoor {
     /// Admits a newcomer, with its tenant and the account that pays for its memory. Addresses of its network namespace that are `unread`
-    /// are read before it is heard ([`FromDoor::Addresses`]).
+    /// are read before it is served ([`FromDoor::Addresses`]).
     Admit {
         client: ClientId,
         tenant: TenantId,
@@ -43,7 +43,7 @@ pub enum ToDoor {
     Answer { client: ClientId, frame: Box<Frame>, fd: Option<OwnedFd> },
     /// The client's frame has been carried out, and there is no frame in answer.
     Done { client: ClientId },
-    /// Stops hearing the client. A violation is told to the client.
+    /// Stops serving the client. A violation is told to the client.
     CutOff { client: ClientId, violation: Option<Violation> },
     /// Every agent has forgotten the client: its number is free, and its memory can go.
     Forget { client: ClientId, regions: Vec<Region> },

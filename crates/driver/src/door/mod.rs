@@ -1,7 +1,7 @@
 //! The door: all work of which a client chooses the cost, on a thread of its own. The work costs neither the conductor nor a mover.
 //!
 //! The door accepts clients and identifies them, reads their frames, makes, populates and seals their memory, notices their deaths, and
-//! hears administrators. Conductor and movers get finished objects from a mailbox ([`FromDoor`]). The conductor takes a bounded number of
+//! serves administrators. Conductor and movers get finished objects from a mailbox ([`FromDoor`]). The conductor takes a bounded number of
 //! them in a turn.
 //!
 //! In a turn the door accepts one process at most, and reads a few frames, never one socket until it is empty. Users take turns at being
@@ -225,7 +225,7 @@ impl Door {
         }
     }
 
-    /// Hears a guest no more.
+    /// Stops serving a guest.
     fn close(&mut self, client: ClientId) {
         let begun = self.clock.now();
         if let Some(guest) = self.guests.leave(client) {

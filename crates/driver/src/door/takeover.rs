@@ -141,7 +141,7 @@ impl Door {
             .flat_map(|guest| guest.send_regions.values_mut().map(|(region, _)| region.make_cold()))
     }
 
-    /// Begins to hear clients, with all state there.
+    /// Begins to serve clients, with all state there.
     pub fn begin(&mut self) {
         let ids: Vec<_> = self.guests.iter().map(|(id, _)| id).collect();
         for id in ids {

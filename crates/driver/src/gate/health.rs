@@ -104,7 +104,7 @@ impl Watched {
     }
 
     /// Applies the result of a look. Returns whether the backend is up or down, if that has changed.
-    fn hear(&mut self, found: Option<u64>, slots: &Slots) -> Option<bool> {
+    fn note(&mut self, found: Option<u64>, slots: &Slots) -> Option<bool> {
         let slot = slots.slot(self.slot);
         let is_down = slot.is(ALL);
         if found.is_some() == is_down {
@@ -125,7 +125,7 @@ impl Watched {
     /// Applies the result of a look, and logs a change with its reason.
     fn conclude(&mut self, found: Option<u64>, why: &str, slots: &Slots) {
         let (service, backend) = (self.service, self.backend);
-        match self.hear(found, slots) {
+        match self.note(found, slots) {
             Some(true) => tracing::info!(%service, %backend, "a backend is up"),
             Some(false) => tracing::warn!(%service, %backend, "a backend is down: {why}"),
             None => {}
@@ -193,7 +193,7 @@ impl Health {
     }
 
     /// Reads the results of probes.
-    pub fn hear_replies(&mut self, slots: &Slots) {
+    pub fn take_replies(&mut self, slots: &Slots) {
         let Some(prober) = &self.prober else { return };
         let Ok(replies) = prober.replies() else { return self.lose() };
         for (id, verdict) in replies {
@@ -324,7 +324,7 @@ mod tests {
                     // The policy again, unchanged.
                     health.watch(&policy.services, &slots);
                 }
-                let news = health.watched[0].hear(found, &slots);
+                let news = health.watched[0].note(found, &slots);
                 row.push(found.is_some());
                 let last = |count: u32, is: bool| {
                     row.len() >= count as usize && row[row.len() - count as usize..].iter().all(|one| *one == is)
@@ -363,7 +363,7 @@ mod tests {
 
     fn reply(health: &mut Health, slots: &Slots, theirs: &OwnedFd, id: u64, verdict: Verdict) -> u64 {
         send(theirs, &verdict.encode(id), SendFlags::empty()).unwrap();
-        health.hear_replies(slots);
+        health.take_replies(slots);
         PARTS.into_iter().filter(|part| slots.slot(health.watched[0].slot).is(*part)).sum()
     }
 
@@ -402,7 +402,7 @@ mod tests {
         // The process ends: looks go on without it.
         open(&mut health, 10);
         drop(theirs);
-        health.hear_replies(&slots);
+        health.take_replies(&slots);
         assert!(health.replies().is_none() && health.watched[0].waits.is_none());
     }
 

@@ -87,7 +87,7 @@ pub struct Gate {
     inbox: Arc<Mailbox<ToGate>>,
     /// Numbers of messages sent to the keeper, and carried out by it.
     sent: Cell<u64>,
-    heard: Arc<AtomicU64>,
+    applied: Arc<AtomicU64>,
     /// Maps that go to the next driver.
     pub lasting: Lasting,
     /// Set if the maps are those of the driver whose place is taken.
@@ -120,7 +120,7 @@ pub struct Keeper {
     words: Arc<Words>,
     slots: Arc<Slots>,
     inbox: Arc<Mailbox<ToGate>>,
-    heard: Arc<AtomicU64>,
+    applied: Arc<AtomicU64>,
     conductor: Arc<Mailbox<ToConductor>>,
     root: PathBuf,
     spaces: Spaces,
@@ -159,7 +159,7 @@ impl Gate {
         let kernel_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         words.set_shift((EPOCH_NS + clock.now().as_nanos() as u64).wrapping_sub(kernel_ns));
         let (words, choices) = (Arc::new(words), Arc::clone(&maps.choices));
-        let (inbox, heard) = (Mailbox::new().map_err(|errno| errno.to_string())?, Arc::default());
+        let (inbox, applied) = (Mailbox::new().map_err(|errno| errno.to_string())?, Arc::default());
         let prober = prober.and_then(|program| {
             let started = Prober::start(program);
             started.inspect_err(|error| tracing::warn!(%error, "backends cannot be probed")).ok()
@@ -170,7 +170,7 @@ impl Gate {
             words: Arc::clone(&words),
             slots: Arc::clone(&slots),
             inbox: Arc::clone(&inbox),
-            heard: Arc::clone(&heard),
+            applied: Arc::clone(&applied),
             conductor,
             root: unified_hierarchy().unwrap_or_default(),
             spaces: Spaces::default(),
@@ -187,7 +187,7 @@ impl Gate {
             proxies_at: Instant::now(),
         };
         let sent = Cell::new(0);
-        Ok((Self { words, slots, inbox, sent, heard, lasting, is_heir, choices }, keeper))
+        Ok((Self { words, slots, inbox, sent, applied, lasting, is_heir, choices }, keeper))
     }
 
     /// Sends the keeper a message.
@@ -198,7 +198,7 @@ impl Gate {
 
     /// Tells whether the keeper has carried out all messages.
     pub fn is_settled(&self) -> bool {
-        self.heard.load(Ordering::Acquire) == self.sent.get()
+        self.applied.load(Ordering::Acquire) == self.sent.get()
     }
 
     /// Tells whether the maps are those of the driver whose place is taken.
@@ -242,8 +242,8 @@ impl Keeper {
         while !stop.load(Ordering::Acquire) {
             self.inbox.drain(&mut messages);
             for message in messages.drain(..) {
-                self.hear(message);
-                self.heard.fetch_add(1, Ordering::Release);
+                self.apply(message);
+                self.applied.fetch_add(1, Ordering::Release);
             }
             let now = Instant::now();
             for id in self.spaces.refresh(now) {
@@ -254,7 +254,7 @@ impl Keeper {
                 self.look();
                 self.conductor.send(ToConductor::KernelCounted);
             }
-            self.health.hear_replies(&self.slots);
+            self.health.take_replies(&self.slots);
             self.look_at_backends(now);
             while self.retired.front().is_some_and(|(at, _)| now >= *at) {
                 if let Some((_, mut generation)) = self.retired.pop_front() {
@@ -291,7 +291,7 @@ impl Keeper {
         let _ = rustix::io::read(self.inbox.fd(), &mut count);
     }
 
-    fn hear(&mut self, message: ToGate) {
+    fn apply(&mut self, message: ToGate) {
         match message {
             ToGate::Enrolled(names) => self.names.extend(names),
             ToGate::Stage { policy, world, goes_on } => {

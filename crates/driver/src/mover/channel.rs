@@ -45,7 +45,7 @@ pub struct Channel {
     waker: Waker,
     doorbell: OwnedFd,
     /// Set if the mover's epoll watches the doorbell. False if the doorbell could not be added.
-    is_heard: bool,
+    is_watched: bool,
     /// The driver's end of the wake pipe.
     pipe: Option<Arc<WakeEnd>>,
     /// Set while the mover looks at the channel: then `need_wakeup` is 0, and the scheduler has it.
@@ -124,8 +124,8 @@ impl Channel {
         Ok(Self { open: open.flatten(), waiting, pipe, ..fresh })
     }
 
-    /// Makes a channel that is not looked at yet. `is_heard`: the mover watches its doorbell.
-    pub fn new(requests: Requests, events: Events, doorbell: OwnedFd, is_heard: bool) -> Self {
+    /// Makes a channel that is not looked at yet. `is_watched`: the mover watches its doorbell.
+    pub fn new(requests: Requests, events: Events, doorbell: OwnedFd, is_watched: bool) -> Self {
         Self {
             requests,
             open: None,
@@ -137,7 +137,7 @@ impl Channel {
             waiting: VecDeque::new(),
             waker: Waker::default(),
             doorbell,
-            is_heard,
+            is_watched,
             pipe: None,
             active: false,
             dirty: false,
@@ -151,13 +151,13 @@ impl Channel {
     }
 
     /// Returns whether the mover watches the doorbell. A channel without a watched doorbell has to be looked at.
-    pub fn is_heard(&self) -> bool {
-        self.is_heard
+    pub fn is_watched(&self) -> bool {
+        self.is_watched
     }
 
     /// Records whether the doorbell is watched by now.
-    pub fn set_heard(&mut self, is_heard: bool) {
-        self.is_heard = is_heard;
+    pub fn set_watched(&mut self, is_watched: bool) {
+        self.is_watched = is_watched;
     }
 
     /// Sets the wake pipe of the reader, and wakes the reader. A reader that knew of the pipe before may have missed a wake-up.

@@ -114,12 +114,12 @@ impl Mover {
     fn add_channel(&mut self, new: Option<Box<NewChannel>>) {
         let Some(new) = new else { return };
         let NewChannel { client, channel, requests, events, doorbell } = *new;
-        let heard = self.doorbells.add(client, channel, &doorbell);
-        if let Err(error) = heard {
+        let watched = self.doorbells.add(client, channel, &doorbell);
+        if let Err(error) = watched {
             tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
         }
         let Some(state) = self.clients.get_mut(client) else { return };
-        state.add_channel(channel, Channel::new(requests, events, doorbell, heard.is_ok()));
+        state.add_channel(channel, Channel::new(requests, events, doorbell, watched.is_ok()));
         self.activate(client, channel);
     }
 

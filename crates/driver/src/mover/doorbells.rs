@@ -64,11 +64,11 @@ impl Doorbells {
     }
 
     /// Watches a channel's doorbell, if that could not be done before. Returns whether it is watched.
-    pub fn hear_channel(&self, client: ClientId, index: usize, channel: &mut Channel) -> bool {
-        if !channel.is_heard() {
-            channel.set_heard(self.add(client, index, channel.doorbell()).is_ok());
+    pub fn take_channel(&self, client: ClientId, index: usize, channel: &mut Channel) -> bool {
+        if !channel.is_watched() {
+            channel.set_watched(self.add(client, index, channel.doorbell()).is_ok());
         }
-        channel.is_heard()
+        channel.is_watched()
     }
 
     /// Removes a doorbell: the client's end may live on in another process.
@@ -76,7 +76,7 @@ impl Doorbells {
         let _ = epoll::delete(&self.epoll, doorbell);
     }
 
-    /// Waits in the kernel. Returns the events, for [`Self::hear`].
+    /// Waits in the kernel. Returns the events, for [`Self::take`].
     pub fn wait<'a>(&self, space: &'a mut Space, timeout: Option<Duration>) -> &'a [epoll::Event] {
         let timeout =
             timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
@@ -94,7 +94,7 @@ impl Doorbells {
     }
 
     /// Returns the doorbell that rang.
-    pub fn hear(&mut self, event: &epoll::Event) -> Rung {
+    pub fn take(&mut self, event: &epoll::Event) -> Rung {
         match event.data.u64() {
             TOKEN_INBOX => Rung::Other,
             TOKEN_EXTRA => {

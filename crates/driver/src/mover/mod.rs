@@ -64,7 +64,7 @@ use ticks::Ticks;
 /// Looks before a sleep for each one that is at the doorbells, too.
 const LOOKS_PER_POLL: u32 = 4;
 /// Longest sleep while a doorbell cannot be watched.
-const UNHEARD_POLL: Duration = Duration::from_millis(10);
+const UNWATCHED_POLL: Duration = Duration::from_millis(10);
 
 /// Settings of a mover.
 #[derive(Clone, Debug)]
@@ -186,7 +186,7 @@ impl Mover {
             self.look_at_drains();
         }
         if self.ticks.is_poll_due(self.now) {
-            // The mover has been busy for a while, and hears doorbells all the same.
+            // The mover has been busy for a while, and looks at doorbells all the same.
             self.wait(Some(Duration::ZERO));
             self.ticks.polled(self.now);
             self.node = Nodes::here();
@@ -243,7 +243,7 @@ impl Mover {
         asleep: &dyn Fn(bool),
         news: &dyn Fn() -> bool,
     ) -> Option<Option<Duration>> {
-        let all_heard = self.arm();
+        let all_watched = self.arm();
         asleep(true);
         self.inbox.set_asleep(true);
         // SYNC POINT: need-wakeup-dekker
@@ -252,7 +252,7 @@ impl Mover {
             return None;
         }
         let now = self.clock.now();
-        let next_look = (!all_heard).then(|| now + UNHEARD_POLL);
+        let next_look = (!all_watched).then(|| now + UNWATCHED_POLL);
         let until = [self.ticks.next(), self.drains.next(), wake_by, self.throttle.next(), next_look];
         let until = until.into_iter().flatten().min();
         Some(until.map(|until| until.saturating_sub(now).max(Duration::from_millis(1))))
@@ -283,29 +283,29 @@ impl Mover {
         let mut space = [MaybeUninit::uninit(); 64];
         let ready = self.doorbells.wait(&mut space, timeout);
         for event in ready {
-            if let Rung::Channel(client, channel) = self.doorbells.hear(event) {
+            if let Rung::Channel(client, channel) = self.doorbells.take(event) {
                 self.activate(client, channel);
             }
         }
         !ready.is_empty()
     }
 
-    /// Asks all clients that are looked at to ring, and blocked receivers to report room. Returns whether each ring would be heard.
+    /// Asks all clients that are looked at to ring, and blocked receivers to report room. Returns whether each ring would be noticed.
     fn arm(&mut self) -> bool {
         let number = self.doorbells.number_sleep();
-        let mut all_heard = true;
+        let mut all_watched = true;
         for (id, index) in self.scheduler.channels() {
             let Some(client) = self.clients.get_mut(id) else { continue };
             client.memory().set_need_wakeup(index, number);
-            all_heard &=
-                client.channel(index).is_none_or(|channel| self.doorbells.hear_channel(id, index, channel));
+            all_watched &=
+                client.channel(index).is_none_or(|channel| self.doorbells.take_channel(id, index, channel));
         }
         for id in self.scheduler.blocked() {
             if let Some(flow) = self.flows.used(id) {
                 flow.ask_for_room();
             }
         }
-        all_heard
+        all_watched
     }
 
     fn disarm(&mut self) {

@@ -125,7 +125,7 @@ impl Mover {
         let number = self.doorbells.number_sleep();
         let Some(state) = self.clients.get_mut(client) else { return true };
         if let Some(channel) = state.channel(index) {
-            if !self.doorbells.hear_channel(client, index, channel) {
+            if !self.doorbells.take_channel(client, index, channel) {
                 channel.restart_quiet();
                 return false;
             }

@@ -182,8 +182,8 @@ impl Mover {
                 return Err(wrong("a channel that is not there, or twice"));
             }
             let mut channel = Channel::resume(channel, index, &known.memory, fds)?;
-            let heard = self.doorbells.add(id, index, channel.doorbell());
-            channel.set_heard(heard.is_ok());
+            let watched = self.doorbells.add(id, index, channel.doorbell());
+            channel.set_watched(watched.is_ok());
             if channel.is_overflowing() {
                 self.outbox.add_overflowing((id, index));
             }

@@ -256,11 +256,11 @@ impl Mover {
         };
         old.doorbells.remove(channel.doorbell());
         self.doorbells.number_beyond(&old.doorbells);
-        let heard = self.doorbells.add(client, index, channel.doorbell());
-        if let Err(error) = heard {
+        let watched = self.doorbells.add(client, index, channel.doorbell());
+        if let Err(error) = watched {
             tracing::error!(%client, index, %error, "cannot watch a doorbell: its channel is looked at");
         }
-        channel.set_heard(heard.is_ok());
+        channel.set_watched(watched.is_ok());
         channel.leave();
         if channel.is_overflowing() {
             self.outbox.add_overflowing(place);

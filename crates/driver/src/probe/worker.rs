@@ -114,7 +114,7 @@ fn serve(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<()
             verdict.inspect(|verdict| reply(channel, probe.id, *verdict)).is_none()
         });
         while ready[0] && probes.len() < PROBES_MAX {
-            match hear(channel, home) {
+            match receive(channel, home) {
                 Ok(Some(probe)) => probes.push(probe),
                 Ok(None) => {}
                 Err(Errno::AGAIN | Errno::INTR) => break,
@@ -135,7 +135,7 @@ fn reply(channel: BorrowedFd<'_>, id: u64, verdict: Verdict) {
 ///
 /// # Errors
 /// `EPIPE`: there will be no more questions. `EAGAIN`: there is none now.
-fn hear(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<Option<Probe>> {
+fn receive(channel: BorrowedFd<'_>, home: BorrowedFd<'_>) -> rustix::io::Result<Option<Probe>> {
     let mut bytes = [0; QUESTION_BYTES_MAX + 1];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut along = RecvAncillaryBuffer::new(&mut space);

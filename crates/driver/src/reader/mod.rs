@@ -184,7 +184,7 @@ impl ColdRead {
             let Some(fd) = &self.file.fd else { return false };
             let (to, from) = (self.offset + done, self.from + done as u64);
             let read = simulated::readable(Call::ReadDisk, fd.as_fd(), self.len - done).and_then(|len| {
-                // SAFETY: the flow has reserved these bytes of its ring for the piece until it hears of the end.
+                // SAFETY: the flow has reserved these bytes of its ring for the piece until it learns of the end.
                 unsafe { self.map.read_file(to, len, fd, from, false) }
             });
             match read {

@@ -4,8 +4,8 @@ mod asking;
 mod attaching;
 mod calls;
 mod direct;
+mod events;
 mod files;
-mod hearing;
 mod streams;
 mod twins;
 

@@ -194,7 +194,7 @@ fn streams_go_on_while_clients_change_movers() {
 
 /// A doorbell that was rung at one mover counts at the next one as well.
 #[test]
-fn a_client_that_sleeps_is_heard_wherever_its_channel_went() {
+fn a_client_that_sleeps_is_noticed_wherever_its_channel_went() {
     let mut world = World::with_movers("cpu", 2);
     for round in 0..40 {
         let to = 1 - round % 2;

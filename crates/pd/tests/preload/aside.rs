@@ -65,7 +65,7 @@ while True:
     while part := connection.recv(1 << 16): connection.sendall(part)
 ";
 
-/// Asks for zero-copy sends, sends without and with them, and hears when its memory is free.
+/// Asks for zero-copy sends, sends without and with them, and learns when its memory is free.
 const ZERO_COPY: &str = "
 import select, socket, sys
 SO_ZEROCOPY, MSG_ZEROCOPY, MSG_ERRQUEUE = 60, 0x4000000, 0x2000

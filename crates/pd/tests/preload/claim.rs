@@ -121,7 +121,7 @@ for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
         print("threads" if way == "threads" else "poll", (with_threads if way == "threads" else with_poll)(sock))
 "#;
 
-/// Forks before the peer is heard of.
+/// Forks before the peer is learned of.
 const FORKED: &str = r#"
 import os, socket, sys
 host, path = sys.argv[1:]

@@ -1,4 +1,4 @@
-//! Requests that the program makes and hears of later: POSIX aio.
+//! Requests that the program makes and learns of later: POSIX aio.
 
 use super::{Site, PORT};
 

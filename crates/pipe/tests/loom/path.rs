@@ -12,7 +12,7 @@ struct Link {
     from: AtomicU64,
     left: AtomicU32,
     left_at: AtomicU64,
-    /// Number of the agent's sleep in which it wants to hear of the sender.
+    /// Number of the agent's sleep in which it wants to learn of the sender.
     need_wakeup: AtomicU32,
     sleep: TwoDoorbells,
 }

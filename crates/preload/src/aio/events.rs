@@ -1,4 +1,4 @@
-//! Events by which a program hears that a request, or a list of requests, is done: a signal, or a function in a thread of its own.
+//! Events by which a program learns that a request, or a list of requests, is done: a signal, or a function in a thread of its own.
 use libc::{c_int, c_void};
 use std::mem::MaybeUninit;
 
@@ -54,7 +54,7 @@ impl Event {
         }
     }
 
-    /// Returns whether the program hears of it.
+    /// Returns whether the program learns of it.
     pub(crate) fn is_told(&self) -> bool {
         [libc::SIGEV_SIGNAL, libc::SIGEV_THREAD].contains(&self.how)
     }

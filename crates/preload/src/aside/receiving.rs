@@ -155,7 +155,7 @@ pub(crate) fn reset_with(fd: c_int, twin: &Twin) {
     }
 }
 
-/// The program has heard of a reset that the kernel knows of, too.
+/// The program has learned of a reset that the kernel knows of, too.
 pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
     if twin.progress().sends() {
         entry.any_fd().map(|fd| address::option(fd, libc::SOL_SOCKET, libc::SO_ERROR));

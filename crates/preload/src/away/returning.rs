@@ -22,7 +22,7 @@ pub(super) fn look(away: &Away, fd: c_int, entry: &Arc<Entry>) {
     let Ok(mut look) = away.look.try_lock() else { return };
     let Some(socket) = entry.socket().filter(|socket| socket.is_away()) else { return };
     if let Some(offer) = look.offer.clone() {
-        if offer.has_heard() {
+        if offer.has_answer() {
             if away.counts.close() {
                 look.offer = None;
                 come_back(away, fd, entry, offer);

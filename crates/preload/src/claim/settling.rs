@@ -114,7 +114,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     let mut state = lock(&twin.pending_claim);
     let (Some(pending), Some(socket)) = (state.as_ref(), twin.current()) else { return true };
     let since = pending.since.elapsed();
-    if socket.has_heard() {
+    if socket.has_answer() {
         *state = None;
         claimed(entry, &socket);
         return true;

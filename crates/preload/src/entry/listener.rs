@@ -86,12 +86,12 @@ impl Listener {
         }
         if !joined {
             let (joined, refused) = match fabric::listen(fd) {
-                Ok(heard) => {
-                    if heard.is_some_and(|heard| heard.in_a_network) {
+                Ok(listens) => {
+                    if listens.is_some_and(|listens| listens.in_a_network) {
                         self.short.in_a_network.store(true, Ordering::Relaxed);
                         take_of_other_networks();
                     }
-                    (heard.is_some(), false)
+                    (listens.is_some(), false)
                 }
                 Err(_) => (false, true),
             };

@@ -46,7 +46,7 @@ pub(super) fn control_of(
     }
     let (flags, data) = event.ok_or(Failure::Errno(libc::EFAULT))?;
     if !set.is_of_this_thread() {
-        // A thread that waits already would hear nothing of how the connecting ends.
+        // A thread that waits already would learn nothing of how the connecting ends.
         begun::settle(entry);
     }
     let stands = twin.stands();

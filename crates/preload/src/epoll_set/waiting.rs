@@ -114,7 +114,7 @@ impl EpollSet {
         Ok(())
     }
 
-    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and hears why.
+    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and learns why.
     fn follow(&self, events: &mut Events<'_>) {
         let members: Vec<_> = lock(&self.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
         for (fd, entry) in members {
@@ -193,7 +193,7 @@ impl EpollSet {
     }
 
     /// A token has come, and nothing else.
-    fn hear(&self, told: Told) {
+    fn follow_told(&self, told: Told) {
         let armed =
             if told.own && self.hosted.load(Ordering::Relaxed) { self.fabric.arm().ok() } else { None };
         match armed {
@@ -294,7 +294,7 @@ fn wait_for(
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
-            set.hear(told);
+            set.follow_told(told);
             continue;
         }
         all_is_left = false;
@@ -326,7 +326,7 @@ fn wait_for(
             return Ok(events.len as c_int);
         }
         if told.other || told.own && set.is_empty() {
-            set.hear(told);
+            set.follow_told(told);
         }
     }
 }

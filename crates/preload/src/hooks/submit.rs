@@ -125,7 +125,7 @@ unsafe fn one(context: c_ulong, place: Place) -> isize {
         if refused != -(libc::EBADF as isize) {
             return refused.min(-1);
         }
-        as_done(context, place, carry_out(&request))
+        as_done(context, place, run(&request))
     }
 }
 
@@ -180,7 +180,7 @@ fn readiness(request: &Request, on_fabric: u32) -> Way {
 }
 
 /// Carries a request out that moves bytes. Returns a negative errno if it fails.
-unsafe fn carry_out(request: &Request) -> isize {
+unsafe fn run(request: &Request) -> isize {
     let buffer = std::ptr::with_exposed_provenance_mut::<c_void>(request.buffer as usize);
     let mut whole = iovec { iov_base: buffer, iov_len: request.len as usize };
     let (pieces, count) = match request.operation {

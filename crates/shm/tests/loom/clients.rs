@@ -207,7 +207,7 @@ fn direct_left() {
         let cells = Arc::new([(); 4].map(|()| AtomicU64::new(0)));
         let (previous, peer) = (cells.clone(), cells.clone());
         let handing_over = thread::spawn(move || {
-            // One thread for the previous client and the driver, which hears of the move after all that it wrote.
+            // One thread for the previous client and the driver, which learns of the move after all that it wrote.
             let [written, _, path, _] = &*previous;
             written.store(7, Relaxed);
             path.store(1, weak.order("direct: release of the word that it leaves", Release));

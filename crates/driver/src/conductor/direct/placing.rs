@@ -12,7 +12,7 @@
 //! All this is decided anew when the policy, a tenant or a socket changes. A connection that has no rings yet changes its path at once. A
 //! connection with rings is *recalled*. Each side writes nothing more into its ring and says so (`LEFT`). Its peer reads the ring to the
 //! end (`LAST`) and says so. Only then are the bytes delivered that came by the driver meanwhile. Until a side has said so, its peer reads
-//! no more of the ring than lay there when it heard of the recall. A client that does not obey thus reaches nobody.
+//! no more of the ring than lay there when it learned of the recall. A client that ignores that thus reaches nobody.
 use super::Direct;
 use crate::conductor::{Conductor, Connection};
 use crate::ids::{ClientId, ConnectionId, FlowId, Side, Slot, TenantId};

@@ -154,7 +154,7 @@ impl Conductor {
         });
         let (outgoing, incoming) = (index.flow(side), index.flow(side.other()));
         if claimed {
-            // Before the client hears that the side is its.
+            // Before the client learns that the side is its.
             self.tell_undrained(index, side);
             self.tell_incoming(&to, incoming, movers[side.other()]);
             self.movers.send(

@@ -38,7 +38,7 @@ pub(super) enum End {
 pub(in crate::conductor) struct Held {
     pub namespace: NamespaceId,
     pub wanted: Wanted,
-    /// Inode of the socket when it was first heard of.
+    /// Inode of the socket when it was first learned of.
     pub inode: u32,
     /// Set for AF_UNIX: the inode names the socket, and there are no addresses.
     pub unix: bool,

@@ -67,12 +67,12 @@ fn a_staged_policy_binds_when_it_is_in_force_and_a_dead_drivers_until_the_next()
     assert_eq!(gate.words.tenant(tenant).denied.load(Ordering::Relaxed), 1);
     // A discarded policy leaves no trace.
     keeper.stage_policy(rules(2), world(), None).unwrap();
-    keeper.hear(ToGate::Discard);
+    keeper.apply(ToGate::Discard);
     assert_eq!((errno(1), errno(2)), (libc::EACCES, libc::ECONNREFUSED));
     // A namespace that goes takes its entries along, and a new one brings them, without a new generation.
     let tell = |keeper: &mut Keeper, space: Option<Space>| {
         let spaces = vec![(id, space)];
-        keeper.hear(ToGate::Changed(Changes { spaces, ..Changes::default() }, None));
+        keeper.apply(ToGate::Changed(Changes { spaces, ..Changes::default() }, None));
     };
     let generation = gate.words.generation();
     tell(&mut keeper, None);

@@ -283,7 +283,7 @@ impl Honest {
         let (Some(call), Some(number)) = (&mut socket.calls[direction], socket.number) else { return };
         (call.stage, call.counts) = (Stage::Claimed, counts);
         if direction == SENDS && counts {
-            // The peer may receive them before the sender hears that they count.
+            // The peer may receive them before the sender learns that they count.
             let record = &mut book.sockets[number];
             record.sent = record.sent.max(socket.sent + call.len);
             record.uses_ring |= call.by_ring;

@@ -84,7 +84,7 @@ impl Honest {
     }
 
     /// Notes that this client does not have the end of a socket that is closed, unless another socket of its own has it. The client that has
-    /// taken it may have died before it heard of that.
+    /// taken it may have died before it learned of that.
     pub(super) fn disown(&self, at: usize, inode: u32) {
         let has = |socket: &Socket| socket.twin.is_some_and(|twin| twin.inode == inode && !twin.is_stale);
         let others = self.sockets.iter().enumerate().filter(|(other, _)| *other != at);
@@ -93,7 +93,7 @@ impl Honest {
         }
     }
 
-    /// Tells whether this client has the end of a socket, or is still to hear that it has not.
+    /// Tells whether this client has the end of a socket, or is still to learn that it has not.
     fn has_part(&self, socket: &Socket) -> bool {
         let Some(twin) = socket.twin.filter(|twin| !twin.is_stale) else { return false };
         let end = sockets(|all| all.end(twin.inode));

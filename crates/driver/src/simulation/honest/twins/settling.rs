@@ -13,9 +13,9 @@ impl Honest {
         let (Some(link), Some(socket)) = (&self.link, &self.sockets[at]) else { return };
         let (id, channel) = (socket.id, socket.channel);
         let is_claimed = link.line_u32(id, socket_status::PATH) & (path::CLAIMED | path::DIRECT) != 0;
-        let has_heard = link.line_u64(id, socket_status::RECV_PRODUCER) > 0
+        let has_received = link.line_u64(id, socket_status::RECV_PRODUCER) > 0
             || link.line_u32(id, socket_status::RECV_END) != 0;
-        if is_claimed || has_heard {
+        if is_claimed || has_received {
             self.settled(at);
         } else if self.ask(channel, Request::new(Operation::Withdraw, id, 0), Asked::Withdraw(at)) {
             self.lock(at);

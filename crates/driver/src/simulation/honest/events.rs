@@ -44,12 +44,12 @@ impl Honest {
         let mut trace = 44;
         for event in events {
             trace = trace * 31 + u64::from(event.kind) + u64::from(event.errno) * 7 + u64::from(event.socket);
-            self.hear(&event, channel, now, book);
+            self.take_event(&event, channel, now, book);
         }
         trace
     }
 
-    pub(super) fn hear(&mut self, event: &Event, channel: usize, _now: Duration, book: &mut Book) {
+    pub(super) fn take_event(&mut self, event: &Event, channel: usize, _now: Duration, book: &mut Book) {
         let id = SocketId(event.socket);
         let kind = EventKind::from_raw(event.kind).expect("an event");
         if kind == EventKind::Ready {
