@@ -160,6 +160,8 @@ impl Readiness for Numbered {
         match pipe.arm() {
             Ok(true) => holds,
             Ok(false) if pipe.check_driver().is_ok() => 0,
+            // A receive tells that frames are to be given back.
+            Err(errno) if errno.raw_os_error() == libc::ENOBUFS => holds | ready::ERR,
             // Calls tell which error.
             _ => holds | ready::ERR | ready::HUP,
         }
@@ -292,6 +294,13 @@ pub unsafe extern "C" fn pd_pipe_recv(pid: c_int, frames: *mut PdFrame, max: c_i
                 let (data, len) = match state.pipe.lend() {
                     Ok(frame) => frame,
                     Err(_) if count > 0 => break,
+                    // Nor would a wait find one.
+                    Err(errno) if errno.raw_os_error() == libc::EAGAIN && state.pipe.lends_too_much() => {
+                        return Err(Error::with_errno(
+                            libc::ENOBUFS,
+                            "lent frames leave too little of the ring",
+                        ))
+                    }
                     Err(errno) => return Err(errno.into()),
                 };
                 let frame = PdFrame { data: data.as_ptr().cast(), len: len.into(), to: BACK, reserved: 0 };

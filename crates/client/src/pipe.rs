@@ -49,7 +49,9 @@ impl From<Errno> for Error {
             Errno::NODEV => "the pipe's port was removed",
             Errno::CONNRESET => "the driver has gone",
             Errno::MSGSIZE => "no frame has this length, or the ring is smaller",
-            Errno::NOBUFS => "what is lent or unread fills the ring: give some back first",
+            Errno::NOBUFS => {
+                "what is lent or unread leaves too little of the ring to wait for more: give some back first"
+            }
             Errno::OPNOTSUPP => "not on this kind of pipe",
             Errno::BUSY => "frames are lent: give them back first",
             _ => return Self::new(errno, std::io::Error::from(errno).to_string()),
@@ -216,8 +218,8 @@ impl Pipe {
     /// Sleeps until there are unread bytes, at most `timeout`; without one for as long as it takes. What was read is given back before a sleep.
     ///
     /// # Errors
-    /// `EAGAIN` after the time; the pipe's own error once it has ended and all was read; `ENOBUFS` if lent frames fill the ring; `EOPNOTSUPP` on a
-    /// sending pipe.
+    /// `EAGAIN` after the time; the pipe's own error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room for the
+    /// longest frame; `EOPNOTSUPP` on a sending pipe.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.sleep(timeout, pd_pipe::Pipe::wait)
     }
@@ -225,7 +227,8 @@ impl Pipe {
     /// Sleeps until there are more unread bytes than are known of: where a message is there in part.
     ///
     /// # Errors
-    /// As for [`Self::wait`]; `EMSGSIZE` if unread bytes fill the ring: no message is longer. `ENOBUFS` if unread and lent frames do.
+    /// As for [`Self::wait`]; `EMSGSIZE` if unread bytes fill the ring: no message is longer. `ENOBUFS` if unread and lent frames leave too
+    /// little room for the longest frame.
     pub fn wait_more(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.sleep(timeout, pd_pipe::Pipe::wait_more)
     }

@@ -1,5 +1,6 @@
 //! The shape of a pipe: direction, unit, and size.
 use pd_abi::limits::LINE_BYTES;
+use pd_abi::pipe::{frame_stride, FRAME_BYTES_MAX};
 use pd_abi::pipe::{PIPE_PIECE_BYTES, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
 use pd_shm::byte_ring::offset_in;
 use rustix::io::{Errno, Result};
@@ -81,6 +82,15 @@ impl Shape {
     /// Returns the bytes after which the program gives space back.
     pub(crate) fn piece(self) -> u64 {
         PIPE_PIECE_BYTES.min(self.ring_bytes / 4)
+    }
+
+    /// Returns the free bytes of the ring that a sender waits for in `poll` and `epoll`: a quarter, and of frames room for the longest. A program
+    /// that waits for frames leaves as much.
+    pub fn headroom(self) -> u64 {
+        match self.unit {
+            Unit::Frames => frame_stride(FRAME_BYTES_MAX).max(self.ring_bytes / 4),
+            Unit::Bytes => self.ring_bytes / 4,
+        }
     }
 
     /// Returns the offset of a position in the ring.

@@ -14,7 +14,6 @@ use crate::intake::{Intake, IntakeCells, To};
 use crate::memory::{ClientMemory, Eventfds, PeerMemory, PeerOffer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
-use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, link_parts, pipe_control, pipe_status, LinkPath, FRAME_BYTES_MAX};
 use pd_shm::byte_ring::check_consumer;
 use pd_shm::wait::{self, SharedCells, SleeperCells, Waker};
@@ -470,21 +469,21 @@ impl Pipe {
         self.direct.as_ref().map(|peer| peer.intake.end().wrapping_sub(peer.intake.taken()))
     }
 
-    /// Returns whether frames that are lent, and on the direct path those that are unread, leave the sender no line of its ring. A sender that has
-    /// gone sends nothing to it either.
+    /// Returns whether frames that are lent, and on the direct path those that are unread, leave the sender too little of its ring. A sender that
+    /// has gone sends nothing to it either.
     pub(super) fn is_peer_full(&self) -> bool {
         let has_gone = || link_parts(self.load_link()).1 == LinkPath::Last;
         self.is_peer_lent()
             || self.direct.as_ref().is_some_and(|peer| {
                 let unread = peer.intake.end().wrapping_sub(peer.intake.taken());
-                let is_full = unread + peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
+                let is_full = unread + peer.intake.lent() + peer.shape.headroom() > peer.shape.ring_bytes();
                 is_full || unread > 0 && has_gone()
             })
     }
 
-    /// Returns whether frames that are lent leave the sender no line of its ring.
+    /// Returns whether frames that are lent leave the sender too little of its ring.
     pub(super) fn is_peer_lent(&self) -> bool {
-        let is_lent = |peer: &Peer| peer.intake.lent() + LINE_BYTES as u64 > peer.shape.ring_bytes();
+        let is_lent = |peer: &Peer| peer.intake.lent() + peer.shape.headroom() > peer.shape.ring_bytes();
         self.left.iter().chain(&self.direct).any(|peer| is_lent(peer))
     }
 

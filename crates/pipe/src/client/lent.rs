@@ -7,7 +7,6 @@
 //! sender's ring, then those of the own ring again. The next direct path begins when no frame of the last one is lent.
 use super::Pipe;
 use crate::shape::{Direction, Unit};
-use pd_abi::limits::LINE_BYTES;
 use pd_abi::pipe::{entry_offset, entry_parts, frame_stride, DROP, FRAME_BYTES_MIN};
 use rustix::io::{Errno, Result};
 use std::ptr::NonNull;
@@ -92,15 +91,16 @@ impl Pipe {
         self.waiting_direct().unwrap_or(self.reader.unread() - self.lent)
     }
 
-    /// Returns whether frames that are unread or lent leave no line of the ring that the next one would come to.
+    /// Returns whether frames that are unread or lent leave too little room in the ring that the next one would come to.
     pub(super) fn is_full_of_frames(&self) -> bool {
-        let is_own = self.reader.unread() + LINE_BYTES as u64 > self.shape.ring_bytes();
+        let is_own = self.reader.unread() + self.shape.headroom() > self.shape.ring_bytes();
         self.is_peer_full() || is_own && self.direct.is_none()
     }
 
-    /// Returns whether lent frames leave no room for another, so that none comes before some are given back.
-    pub fn is_all_lent(&self) -> bool {
-        let is_own = self.lent > 0 && self.lent + LINE_BYTES as u64 > self.shape.ring_bytes();
+    /// Returns whether lent frames leave less than [`crate::Shape::headroom`] of a ring, the sender's on the direct path: a long frame might not
+    /// come before some are given back, so that waits are refused.
+    pub fn lends_too_much(&self) -> bool {
+        let is_own = self.lent + self.shape.headroom() > self.shape.ring_bytes();
         self.is_peer_lent() || is_own && self.direct.is_none()
     }
 }

@@ -307,8 +307,8 @@ impl Pipe {
     /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. Read bytes are given back before a sleep.
     ///
     /// # Errors
-    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave no line of the
-    /// ring; `EOPNOTSUPP` on a sending pipe.
+    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room
+    /// ([`Self::lends_too_much`]); `EOPNOTSUPP` on a sending pipe.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
@@ -324,8 +324,7 @@ impl Pipe {
     ///
     /// # Errors
     /// As for [`Self::wait`]. What fills the ring is all that comes before some of it is given back: `EMSGSIZE` if unread bytes do, so that the message
-    /// is longer than the ring; `ENOBUFS` if unread and lent frames leave no line of it. A frame that needs more room than they leave does not
-    /// come either: they should leave room for the longest.
+    /// is longer than the ring; `ENOBUFS` if unread and lent frames leave less than [`Shape::headroom`] of it, so that a long frame might never come.
     pub fn wait_more(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
@@ -334,7 +333,7 @@ impl Pipe {
             return self.wait_for_stream(timeout);
         }
         if self.is_full_of_frames() && self.end().is_none() {
-            return Err(Errno::NOBUFS);
+            return if self.has_more_frames() { Ok(()) } else { Err(Errno::NOBUFS) };
         }
         let start = Instant::now();
         loop {
@@ -351,6 +350,18 @@ impl Pipe {
                 return done;
             }
         }
+    }
+
+    /// Looks whether there are more frames than are known.
+    fn has_more_frames(&mut self) -> bool {
+        if self.direct.is_some() {
+            return self.look_direct() == Ok(true);
+        }
+        let known = self.reader.known();
+        self.publish_left();
+        self.answer();
+        self.refresh();
+        self.reader.known() != known
     }
 
     /// Sleeps until the agent has announced more frames than are known.
@@ -399,18 +410,20 @@ impl Pipe {
     }
 
     /// Prepares a sleep in `poll` or `epoll` on [`Self::wake_fd`], and gives read bytes back. The descriptor becomes readable with the next
-    /// bytes, in a sending pipe when a quarter of the ring is free, and when the pipe ends. Returns whether there is work already.
+    /// bytes, in a sending pipe when a quarter of the ring is free ([`Shape::headroom`]), and when the pipe ends. Returns whether there is work already.
     ///
     /// # Errors
-    /// The pipe's error once it has ended and all was read.
+    /// The pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room ([`Self::lends_too_much`]).
     pub fn arm(&mut self) -> Result<bool> {
         // SYNC POINT: link-eventfd
         self.wakes.iter().for_each(Wakes::clear);
         let ready = if self.shape.receives() { self.arm_receiver() } else { self.arm_sender() };
-        if ready {
-            return Ok(true);
+        match self.end() {
+            _ if ready => Ok(true),
+            Some(end) => Err(end),
+            None if self.lends_too_much() => Err(Errno::NOBUFS),
+            None => Ok(false),
         }
-        self.end().map_or(Ok(false), Err)
     }
 
     fn arm_receiver(&mut self) -> bool {
@@ -442,8 +455,7 @@ impl Pipe {
 
     fn arm_sender(&mut self) -> bool {
         self.flush();
-        let ring = self.shape.ring_bytes();
-        let room = ring / 4;
+        let (ring, room) = (self.shape.ring_bytes(), self.shape.headroom());
         loop {
             if self.free(room) {
                 return true;

@@ -118,22 +118,119 @@ fn a_ring_that_is_lent_as_a_whole_is_known_on_every_path() {
         let mut stand = Stand::direct();
         let (mut loans, end) = (Loans::default(), stand.fill(0));
         for number in 0..end {
-            assert!(!stand.receiver.is_all_lent());
+            assert_eq!(
+                stand.receiver.lends_too_much(),
+                number * 64 > RING - stand.receiver.shape().headroom()
+            );
             loans.lend(&mut stand.receiver, frame(number, 64));
         }
         if leaves {
             stand.recall();
         }
         assert_eq!(stand.receiver.lend().err(), Some(Errno::AGAIN));
-        assert!(stand.receiver.is_all_lent() && stand.sender.send(&[1; 64], BACK).is_err());
+        assert!(stand.receiver.lends_too_much() && stand.sender.send(&[1; 64], BACK).is_err());
         let second = Duration::from_secs(1);
         assert_eq!(stand.receiver.wait(second), Err(Errno::NOBUFS));
         assert_eq!(stand.receiver.wait_more(second), Err(Errno::NOBUFS));
         loans.take_back(&mut stand.receiver);
         stand.receiver.flush_back();
         stand.agent.turn();
-        assert!(!stand.receiver.is_all_lent() && stand.sender.send(&[1; 64], BACK).is_ok());
+        assert!(stand.receiver.lends_too_much() && stand.sender.send(&[1; 64], BACK).is_ok());
     }
+}
+
+/// Kept frames leave room for small ones, and the next is the longest: no wait sleeps for it.
+#[test]
+fn a_wait_is_refused_where_kept_frames_leave_too_little_room_for_the_longest() {
+    #[derive(Debug)]
+    enum Path {
+        Agent,
+        Direct,
+        Left,
+    }
+    for path in [Path::Agent, Path::Direct, Path::Left] {
+        let mut stand = if matches!(path, Path::Agent) { Stand::new() } else { Stand::direct() };
+        let (mut loans, kept) = (Loans::default(), (RING - stand.receiver.shape().headroom()) / 64);
+        for number in 0..=kept {
+            // As many may be kept as leave room.
+            let waited = stand.receiver.wait(Duration::ZERO);
+            assert_eq!(waited, Err(Errno::AGAIN), "{number}");
+            stand.send(number);
+            stand.agent.turn();
+            assert_eq!(stand.receiver.wait(PATIENCE), Ok(()));
+            loans.lend(&mut stand.receiver, frame(number, 64));
+        }
+        if matches!(path, Path::Left) {
+            stand.recall();
+        }
+        let long = vec![7; FRAME_BYTES_MAX.into()];
+        while stand.sender.send(&long, BACK).is_ok() {
+            stand.sender.flush();
+        }
+        for _ in 0..4 {
+            stand.agent.turn();
+        }
+        let mut frames_behind = 0;
+        while let Ok((_, length)) = stand.receiver.lend() {
+            assert_eq!(length, FRAME_BYTES_MAX);
+            frames_behind += 1;
+        }
+        let (agent_end, own) = pd_shm::wake::pair().unwrap();
+        stand.receiver.set_wake_fd(own).unwrap();
+        assert_eq!(stand.receiver.wait(PATIENCE), Err(Errno::NOBUFS));
+        assert_eq!(stand.receiver.wait_more(PATIENCE), Err(Errno::NOBUFS));
+        assert_eq!(stand.receiver.arm(), Err(Errno::NOBUFS));
+        drop(agent_end);
+        while !loans.0.is_empty() {
+            loans.take_back(&mut stand.receiver);
+        }
+        for _ in 0..frames_behind {
+            stand.receiver.take_back(usize::MAX, BACK).unwrap();
+        }
+        stand.receiver.flush_back();
+        stand.agent.turn();
+        let _ = stand.sender.send(&long, BACK);
+        stand.sender.flush();
+        for _ in 0..4 {
+            stand.agent.turn();
+        }
+        assert_eq!(stand.receiver.wait(PATIENCE), Ok(()), "{path:?}");
+        assert_eq!(stand.receiver.lend().unwrap().1, FRAME_BYTES_MAX);
+    }
+}
+
+/// A forwarding program that keeps frames, and a port that loses what finds no room.
+#[test]
+fn a_wait_is_refused_in_a_forwarding_pipe_as_well() {
+    let mut agent = Agent::new().unwrap();
+    let ports = agent.add_link();
+    let (_to, mut forwards, _) = open(&mut agent, ports.1, Direction::Forward);
+    let (_from, mut sender, _) = open(&mut agent, ports.0, Direction::Send);
+    let kept = (RING - forwards.shape().headroom()) / 64 + 1;
+    for number in 0..kept {
+        assert_eq!(forwards.wait(Duration::ZERO), Err(Errno::AGAIN), "{number}");
+        sender.send(&frame(number, 64), BACK).unwrap();
+        sender.flush();
+        agent.turn();
+        forwards.lend().unwrap();
+    }
+    sender.send(&[7; FRAME_BYTES_MAX as usize], BACK).unwrap();
+    sender.flush();
+    for _ in 0..4 {
+        agent.turn();
+    }
+    assert_eq!(forwards.wait(PATIENCE), Err(Errno::NOBUFS));
+    assert_eq!(forwards.wait_more(PATIENCE), Err(Errno::NOBUFS));
+    assert_eq!(forwards.arm(), Err(Errno::NOBUFS));
+    for _ in 0..kept {
+        forwards.take_back(64, DROP).unwrap();
+    }
+    forwards.flush_back();
+    for _ in 0..4 {
+        agent.turn();
+    }
+    assert_eq!(forwards.wait(PATIENCE), Ok(()));
+    assert_eq!(forwards.lend().unwrap().1, FRAME_BYTES_MAX);
 }
 
 #[test]

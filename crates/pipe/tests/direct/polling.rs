@@ -340,7 +340,7 @@ proptest! {
                 prop_assert!(model.is_empty(), "{} frames are there, and nobody wakes", model.len());
             }
             if armed[0] && !is_readable(&stand.sender) {
-                prop_assert!(stand.sender.untaken() > RING - RING / 4, "there is room, and nobody wakes");
+                prop_assert!(stand.sender.untaken() > RING - stand.sender.shape().headroom(), "there is room, and nobody wakes");
             }
         }
     }
