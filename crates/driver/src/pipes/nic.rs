@@ -291,8 +291,11 @@ impl Nic {
     fn remove_port(&mut self, name: &str) -> Result<Option<pd_pipe::Port>, String> {
         let ends = [name.to_owned(), format!("{name}.0"), format!("{name}.1")];
         let gone: Vec<_> = ends.iter().filter_map(|end| Some((end, self.ports.get(end)?.id))).collect();
-        if gone.is_empty() || name.contains('.') {
-            return Err(format!("there is no port {name}"));
+        if let Some((link, _)) = name.rsplit_once('.').filter(|_| !gone.is_empty()) {
+            return Err(format!("port {name} is an end of a link: remove both by the name {link}"));
+        }
+        if gone.is_empty() {
+            return Err(no_port(name));
         }
         let copies = |port: &&Port| port.of.as_ref().is_some_and(|of| ends.contains(of));
         if let Some((mirror, _)) = self.ports.iter().find(|(_, port)| copies(port)) {
