@@ -1,9 +1,10 @@
 //! Questions and reports of administrators on ports and pipes.
 use super::steer::Steering;
 use pd_pipe::{Device, Gen, Memif, Pcap, Port, Recipe, Sink, TapDevice, Xsk};
+use rustix::fs::{open, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
@@ -106,14 +107,18 @@ impl PortSpec {
             }
             Self::Pcap { file } => {
                 let wrong = |why: &dyn std::fmt::Display| format!("capture {}: {why}", file.display());
-                let opened = File::open(file).map_err(|why| wrong(&why))?;
+                // The end of a pipe is opened without a wait for the other one, and then refused.
+                let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+                let opened = File::from(open(file, flags, Mode::empty()).map_err(|why| wrong(&why))?);
                 let facts = opened.metadata().map_err(|why| wrong(&why))?;
                 if !facts.is_file() || facts.len() > CAPTURE_BYTES_MAX {
                     return Err(wrong(&format!("not a file of at most {CAPTURE_BYTES_MAX} bytes")));
                 }
                 let mut bytes = Vec::new();
                 opened.take(CAPTURE_BYTES_MAX).read_to_end(&mut bytes).map_err(|why| wrong(&why))?;
-                Port::Pcap(Pcap::new(Some(Cursor::new(bytes)), None).map_err(|why| wrong(&why))?)
+                let (capture, counts) = Pcap::whole(bytes).map_err(|why| wrong(&why))?;
+                tracing::info!(file = %file.display(), frames = counts.read, skipped = counts.skipped, "capture read");
+                Port::Pcap(capture)
             }
         }))
     }
@@ -284,4 +289,21 @@ pub struct TenantPipes {
     /// Counts of all the tenant's pipes.
     #[serde(flatten)]
     pub counts: TenantCounts,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{mknodat, FileType, CWD};
+
+    #[test]
+    fn a_capture_is_a_file_and_nothing_that_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for file in [fifo, folder.path().to_owned(), "/dev/zero".into(), "/dev/tty".into(), "/nowhere".into()]
+        {
+            assert!(PortSpec::Pcap { file }.make(Vec::new()).is_err());
+        }
+    }
 }

@@ -6,7 +6,7 @@ use super::Frame;
 use pcap_parser::traits::PcapReaderIterator;
 use pcap_parser::{create_reader, Block, Linktype, PcapBlockOwned, PcapError};
 use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Cursor, Read, Write};
 
 /// Bytes of a capture that are read at a time; no block is longer.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -58,13 +58,29 @@ impl Pcap {
             Some(from) => Some(open(from)?),
         };
         let mut writer = to.map(BufWriter::new);
-        if let Some(writer) = &mut writer {
-            for word in [MAGIC, VERSION, 0, 0, FRAME_BYTES_MAX.into(), Linktype::ETHERNET.0 as u32] {
-                writer.write_all(&word.to_le_bytes())?;
-            }
-        }
+        writer.as_mut().map_or(Ok(()), write_head)?;
         let counts = PcapCounts::default();
         Ok(Self { reader, writer, frame: Vec::new(), ready: false, counts, error: None })
+    }
+
+    /// Reads a whole capture. Returns the frames that pipes carry as a capture, which no frame of another kind interrupts, and the counts.
+    ///
+    /// # Errors
+    /// `InvalidData` where `bytes` are no capture, one that is cut off or cannot be read, or one without such a frame.
+    pub fn whole(bytes: Vec<u8>) -> io::Result<(Self, PcapCounts)> {
+        let (mut from, mut to) = (Self::new(Some(Cursor::new(bytes)), None)?, Vec::new());
+        write_head(&mut to)?;
+        while let Some(frame) = from.peek() {
+            write_frame(&mut to, frame)?;
+            from.advance();
+        }
+        let counts = from.finish()?;
+        drop(from);
+        if counts.read == 0 {
+            let why = format!("no whole frame of Ethernet with {FRAME_BYTES_MIN} to {FRAME_BYTES_MAX} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        Ok((Self::new(Some(Cursor::new(to)), None)?, counts))
     }
 
     /// Returns the next frame of the capture, which [`Self::advance`] passes on; none at its end.
@@ -103,7 +119,7 @@ impl Pcap {
             }
             Err(PcapError::Incomplete(_)) => {
                 if reader.reader_exhausted() || reader.refill().is_err() {
-                    self.fail("the capture ends within a block");
+                    self.fail("the capture ends within a block: tcpdump -r FILE -w NEW copies what is whole");
                 }
             }
             Err(PcapError::Eof) => self.reader = None,
@@ -119,10 +135,7 @@ impl Pcap {
     /// Writes a frame, a private copy.
     pub fn write(&mut self, frame: &[u8]) {
         let Some(writer) = &mut self.writer else { return };
-        let length = (frame.len() as u32).to_le_bytes();
-        let written =
-            [&[0; 8], &length[..], &length[..], frame].iter().try_for_each(|part| writer.write_all(part));
-        match written {
+        match write_frame(writer, frame) {
             Ok(()) => self.counts.written += 1,
             Err(error) => {
                 self.writer = None;
@@ -144,6 +157,17 @@ impl Pcap {
         }
         Ok(self.counts)
     }
+}
+
+fn write_head(to: &mut impl Write) -> io::Result<()> {
+    [MAGIC, VERSION, 0, 0, FRAME_BYTES_MAX.into(), Linktype::ETHERNET.0 as u32]
+        .iter()
+        .try_for_each(|word| to.write_all(&word.to_le_bytes()))
+}
+
+fn write_frame(to: &mut impl Write, frame: &[u8]) -> io::Result<()> {
+    let length = (frame.len() as u32).to_le_bytes();
+    [&[0; 8], &length[..], &length[..], frame].iter().try_for_each(|part| to.write_all(part))
 }
 
 fn open<R: Read + Send + 'static>(from: R) -> io::Result<Box<dyn PcapReaderIterator + Send>> {
@@ -230,5 +254,28 @@ mod tests {
         assert_eq!(pcap.peek(), None);
         assert!(pcap.finish().is_err());
         assert!(Pcap::new(Some(io::Cursor::new(vec![7; 100])), None).is_err());
+    }
+
+    #[test]
+    fn a_whole_capture_has_the_frames_that_pipes_carry_and_no_others() {
+        let frames: Vec<Vec<u8>> = [13, 14, 9217, 64].map(|len| vec![len as u8; len]).to_vec();
+        let file = written(&frames);
+        let (mut pcap, counts) = Pcap::whole(file.clone()).unwrap();
+        assert_eq!(counts, PcapCounts { read: 2, skipped: 2, written: 0 });
+        for len in [14, 64] {
+            assert_eq!(pcap.peek(), Some(&vec![len as u8; len][..]));
+            pcap.advance();
+        }
+        assert_eq!(pcap.peek(), None);
+        assert_eq!(pcap.finish().unwrap().skipped, 0);
+        for broken in [&file[..file.len() - 1], &file[..30], &file[..24], &file[..10], &written(&frames[..1])]
+        {
+            assert!(Pcap::whole(broken.to_vec()).is_err(), "{} bytes", broken.len());
+        }
+        // A block that is longer than the buffer, and one that says so.
+        for said in [300_000u32, u32::MAX] {
+            let head = [&file[..32], &said.to_le_bytes(), &said.to_le_bytes()].concat();
+            assert!(Pcap::whole([&head[..], &[7; 300_000]].concat()).is_err());
+        }
     }
 }
