@@ -253,8 +253,9 @@ fn pipes_that_do_not_fit_their_port_are_refused() {
     let gen = agent.add_port(Port::Gen(Gen::new(recipe).unwrap()));
     let (near, far) = agent.add_link();
     let shape = |direction, unit| Shape::new(direction, unit, RING).unwrap();
+    let mut pipes = Vec::new();
     let mut open = |direction, unit, port, others: &[_], lease| {
-        agent.open(shape(direction, unit), port, others, lease).map(drop)
+        agent.open(shape(direction, unit), port, others, lease).map(|(id, _)| pipes.push(id))
     };
     use {Direction::*, Unit::*};
     assert_eq!(open(Receive, Frames, sink, &[], None), Err(Errno::INVAL));
@@ -267,6 +268,14 @@ fn pipes_that_do_not_fit_their_port_are_refused() {
     assert_eq!(open(Receive, Frames, far, &[], None), Err(Errno::INVAL));
     assert_eq!(open(Receive, Bytes, far, &[], None), Ok(()));
     assert_eq!(open(Forward, Bytes, far, &[], None), Err(Errno::ADDRINUSE));
+    // The unit is that of the pipes that are there, at either end.
+    let [sender, receiver] = pipes[..] else { panic!("{pipes:?}") };
+    agent.close(receiver);
+    assert_eq!(agent.open(shape(Send, Frames), far, &[], None).map(drop), Err(Errno::INVAL));
+    agent.end(sender, Errno::ACCESS);
+    let (_frames, _) = agent.open(shape(Send, Frames), sink, &[near], None).unwrap();
+    assert_eq!(agent.open(shape(Send, Bytes), far, &[], None).map(drop), Err(Errno::INVAL));
+    assert!(agent.open(shape(Receive, Frames), far, &[], None).is_ok());
 }
 
 /// A program fills its doorbell, empties it and has it block. The agent sleeps and wakes as before, and another program's doorbell is not

@@ -534,7 +534,7 @@ fn flow(request: &PipeRequest) -> Flow {
 
 fn advice(errno: Errno) -> &'static str {
     match errno {
-        Errno::INVAL => "port, direction, unit and flow do not fit each other",
+        Errno::INVAL => "port, direction, unit (frames or bytes) and flow do not fit each other",
         Errno::ADDRINUSE => "an unmarked stream has an end there already",
         Errno::MFILE => "no pipes left in the driver",
         Errno::NOSPC => "the port tells 64 flows apart, and has as many: share one of them",

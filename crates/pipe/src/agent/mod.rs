@@ -338,6 +338,26 @@ impl Agent {
         }
     }
 
+    /// Forgets the unit of ports that no pipe but `leaving` reaches, so that the next one settles it.
+    fn unsettle(&mut self, leaving: usize) {
+        let mut are_reached = vec![false; self.ports.len()];
+        for (number, slot) in self.pipes.iter().enumerate() {
+            let Some(slot) = slot.as_ref().filter(|slot| number != leaving && slot.end.ended().is_none())
+            else {
+                continue;
+            };
+            for &port in &slot.ports {
+                are_reached[port] = true;
+                if let Port::Link(peer) = self.ports[port].port {
+                    are_reached[peer] = true;
+                }
+            }
+        }
+        for (port, _) in self.ports.iter_mut().zip(are_reached).filter(|(_, is_reached)| !is_reached) {
+            port.unit = None;
+        }
+    }
+
     /// Seals the memory of a pipe that was opened here, after its program has mapped it, and starts the pipe.
     ///
     /// # Errors
@@ -478,6 +498,7 @@ impl Agent {
         let (port, shape) = (slot.ports[0], slot.end.shape());
         self.unlink(number);
         self.ports[port].leave(number, shape);
+        self.unsettle(number);
         self.look_who_watches(port);
     }
 

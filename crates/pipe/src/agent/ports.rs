@@ -58,7 +58,7 @@ pub(super) enum Choice {
 #[derive(Debug)]
 pub(super) struct PortSlot {
     pub(super) port: Port,
-    /// Unit of the pipes here; settled by the first one.
+    /// Unit of the pipes that reach the port; settled by the first one, until the last has gone.
     pub(super) unit: Option<Unit>,
     groups: Groups,
     /// Numbers of the port's receiving pipes, started or not, and of its sending pipes.
