@@ -14,6 +14,7 @@
 //! Everything in a frame is foreign: offsets are bounded by the frame, and tables by constants.
 #![forbid(unsafe_code)]
 
+mod arguments;
 pub mod frame;
 pub mod kv;
 pub mod logmon;
@@ -24,4 +25,5 @@ mod source;
 pub mod tcp;
 pub mod traffic;
 
+pub use arguments::{arguments, number};
 pub use source::{over_packets, over_pipe, App, Verdict};

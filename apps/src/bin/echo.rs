@@ -1,12 +1,14 @@
 //! `echo PORT`: sends each frame of a port back to its sender, where it lies in the ring.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Result};
+use pd_apps::arguments;
 use pd_client::pipe::{Direction, Options, Pipe};
 
 fn main() -> Result<()> {
-    let port = std::env::args().nth(1).context("usage: echo PORT")?;
-    let mut pipe = Pipe::open(&Options::new(Direction::Forward, &port))?;
+    let words = arguments("echo PORT");
+    let [port] = &words[..] else { bail!("usage: echo PORT") };
+    let mut pipe = Pipe::open(&Options::new(Direction::Forward, port))?;
     loop {
         pipe.wait(None)?;
         let mut frames = pipe.frames().map_err(pd_client::Error::from)?;

@@ -2,32 +2,47 @@
 //! from 9800 on, memcached's meta commands at ports from 11211 on.
 #![forbid(unsafe_code)]
 
-use anyhow::{bail, Result};
+use anyhow::{anyhow, bail, Result};
 use pd_apps::kv::store::Store;
 use pd_apps::kv::{Kv, MEMCACHED_PORT, PARTITIONS_MAX, PORT};
-use pd_apps::over_pipe;
+use pd_apps::{arguments, number, over_pipe};
 use pd_client::pipe::{Direction, Flow, Options, Pipe};
 use pd_client::Error;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::hash::{BuildHasher, RandomState};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::mpsc::channel;
 use std::thread;
 
 /// Bytes and buckets of all partitions together.
 const LOG_BYTES: usize = 64 << 20;
 const BUCKETS: usize = 1 << 17;
 
-fn serve(port: &str, partition: usize, partitions: usize) -> Result<()> {
+/// Pipes of a partition: requests of the own protocol, those of memcached, and answers that are longer than their requests.
+struct Pipes {
+    own: Pipe,
+    memcached: Pipe,
+    answers: Pipe,
+}
+
+impl Pipes {
+    fn open(port: &str, partition: usize) -> Result<Self> {
+        let open = |base: u16| {
+            let flow = Flow { protocol: 17, ports: [0, base + partition as u16], ..Flow::default() };
+            Pipe::open(&Options::new(Direction::Forward, port).flow(flow))
+        };
+        let (mut own, mut memcached) = (open(PORT)?, open(MEMCACHED_PORT)?);
+        own.fd()?;
+        memcached.fd()?;
+        Ok(Self { own, memcached, answers: Pipe::open(&Options::new(Direction::Send, port))? })
+    }
+}
+
+fn serve(pipes: Pipes, partition: usize, partitions: usize) -> Result<()> {
     let seed = RandomState::new().hash_one(partition);
     let mut app =
         Kv::new(Store::new(LOG_BYTES / partitions, BUCKETS / partitions, seed), partition, partitions);
-    let open = |base: u16| {
-        let flow = Flow { protocol: 17, ports: [0, base + partition as u16], ..Flow::default() };
-        Pipe::open(&Options::new(Direction::Forward, port).flow(flow))
-    };
-    let (mut own, mut memcached) = (open(PORT)?, open(MEMCACHED_PORT)?);
-    let mut answers = Pipe::open(&Options::new(Direction::Send, port))?;
-    own.fd()?;
-    memcached.fd()?;
+    let Pipes { mut own, mut memcached, mut answers } = pipes;
     loop {
         let mut idle = true;
         if own.arm().map_err(Error::from)? {
@@ -46,25 +61,24 @@ fn serve(port: &str, partition: usize, partitions: usize) -> Result<()> {
 }
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = arguments("kv PORT [PARTITIONS]");
     let (port, partitions) = match &words[..] {
         [port] => (port, 1),
-        [port, partitions] => (port, partitions.parse()?),
+        [port, partitions] => (port, number("PARTITIONS", partitions)?),
         _ => bail!("usage: kv PORT [PARTITIONS]"),
     };
     if !(1..=PARTITIONS_MAX).contains(&partitions) {
         bail!("there are 1 to {PARTITIONS_MAX} partitions");
     }
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..partitions)
-            .map(|partition| scope.spawn(move || serve(port, partition, partitions)))
-            .collect();
-        for thread in threads {
-            match thread.join() {
-                Ok(done) => done?,
-                Err(_) => bail!("a partition has panicked"),
-            }
-        }
-        Ok(())
-    })
+    let pipes = (0..partitions).map(|partition| Pipes::open(port, partition)).collect::<Result<Vec<_>>>()?;
+    // The store ends with its first partition that does.
+    let (ended, ends) = channel();
+    for (partition, pipes) in pipes.into_iter().enumerate() {
+        let ended = ended.clone();
+        thread::spawn(move || {
+            let served = catch_unwind(AssertUnwindSafe(|| serve(pipes, partition, partitions)));
+            let _ = ended.send(served.unwrap_or_else(|_| Err(anyhow!("partition {partition} has panicked"))));
+        });
+    }
+    ends.recv()?
 }

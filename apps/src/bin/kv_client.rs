@@ -6,8 +6,10 @@ use anyhow::{bail, ensure, Context, Result};
 use pd_apps::frame::Ends;
 use pd_apps::kv::client::Client;
 use pd_apps::kv::protocol::{Op, Status};
-use pd_apps::kv::store::VALUE_BYTES_MAX;
+use pd_apps::kv::store::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use pd_apps::kv::PARTITIONS_MAX;
 use pd_apps::random::{Random, Zipf};
+use pd_apps::{arguments, number};
 use pd_client::pipe::{Direction, Flow, Options, Pipe, BACK};
 use pd_client::Error;
 use std::time::{Duration, Instant};
@@ -22,6 +24,8 @@ const ENDS: Ends = Ends {
 const WINDOW: usize = 32;
 /// Answers that are timed, the first ones.
 const TIMES_MAX: u64 = 1 << 20;
+/// Most keys of a load.
+const KEYS_MAX: usize = 1 << 24;
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -51,7 +55,9 @@ impl Link {
 
     /// Waits for answers, and hands each to `each`.
     fn receive(&mut self, mut each: impl FnMut(u32, Status, &[u8])) -> Result<()> {
-        self.receive.wait(Some(PATIENCE)).context("the store does not answer")?;
+        self.receive
+            .wait(Some(PATIENCE))
+            .context("the store does not answer: is kv at the other end, with as many partitions?")?;
         let mut frames = self.receive.frames().map_err(Error::from)?;
         while let Some(frame) = frames.next() {
             if let Some(answer) = self.client.answer(frame.bytes()) {
@@ -141,17 +147,30 @@ impl Link {
 }
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    const USAGE: &str = "kv_client PORT PARTITIONS get KEY | set KEY VALUE | delete KEY | load KEYS REQUESTS";
+    let words = arguments(USAGE);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let [port, partitions, command @ ..] = &words[..] else {
-        bail!("usage: kv_client PORT PARTITIONS get KEY | set KEY VALUE | delete KEY | load KEYS REQUESTS");
+        bail!("usage: {USAGE}");
     };
-    let mut link = Link::open(port, partitions.parse()?)?;
+    let partitions = number("PARTITIONS", partitions)?;
+    ensure!((1..=PARTITIONS_MAX).contains(&partitions), "there are 1 to {PARTITIONS_MAX} partitions");
+    let open = || Link::open(port, partitions);
+    let fits = |key: &str, value: &str| {
+        let (key, value) = (key.len(), value.len());
+        ensure!((1..=KEY_BYTES_MAX).contains(&key), "a key has 1 to {KEY_BYTES_MAX} bytes, not {key}");
+        ensure!(value <= VALUE_BYTES_MAX, "a value has at most {VALUE_BYTES_MAX} bytes, not {value}");
+        Ok(())
+    };
     match command {
-        ["get", key] => link.ask(Op::Get, key, ""),
-        ["set", key, value] => link.ask(Op::Set, key, value),
-        ["delete", key] => link.ask(Op::Delete, key, ""),
-        ["load", keys, requests] => link.load(keys.parse::<usize>()?.max(1), requests.parse()?),
-        _ => bail!("commands are get, set, delete and load"),
+        ["get", key] => fits(key, "").and_then(|()| open()?.ask(Op::Get, key, "")),
+        ["set", key, value] => fits(key, value).and_then(|()| open()?.ask(Op::Set, key, value)),
+        ["delete", key] => fits(key, "").and_then(|()| open()?.ask(Op::Delete, key, "")),
+        ["load", keys, requests] => {
+            let (keys, requests) = (number("KEYS", keys)?, number("REQUESTS", requests)?);
+            ensure!((1..=KEYS_MAX).contains(&keys), "1 to {KEYS_MAX} keys");
+            open()?.load(keys, requests)
+        }
+        _ => bail!("usage: {USAGE}"),
     }
 }

@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use anyhow::{bail, Result};
+use pd_apps::arguments;
 use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::Error;
 use rustix::event::{poll, PollFd, PollFlags};
 
 fn main() -> Result<()> {
-    let ports: Vec<String> = std::env::args().skip(1).collect();
+    let ports = arguments("l2_forward PORT PORT");
     let [near, far] = &ports[..] else { bail!("usage: l2_forward PORT PORT") };
     let open = |from: &str, to: &str| Pipe::open(&Options::new(Direction::Forward, from).and_port(to));
     let mut pipes = [open(near, far)?, open(far, near)?];

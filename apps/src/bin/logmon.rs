@@ -4,22 +4,27 @@
 
 use anyhow::{bail, Context, Error, Result};
 use pd_apps::logmon::{Filters, Logmon, Rules, FILTERS};
+use pd_apps::{arguments, number};
 use pd_client::pipe::{Direction, Options, Pipe};
 use rustix::io::Errno;
 use std::io::Write;
 use std::time::Instant;
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = arguments("logmon PORT [LINES SECONDS [FILTERS]]");
     let (port, rules, filters) = match &words[..] {
         [port] => (port, Rules { threshold: 5, window_s: 600 }, None),
-        [port, lines, seconds, filters @ ..] if filters.len() < 2 => {
-            (port, Rules { threshold: lines.parse()?, window_s: seconds.parse()? }, filters.first())
-        }
+        [port, lines, seconds, filters @ ..] if filters.len() < 2 => (
+            port,
+            Rules { threshold: number("LINES", lines)?, window_s: number("SECONDS", seconds)? },
+            filters.first(),
+        ),
         _ => bail!("usage: logmon PORT [LINES SECONDS [FILTERS]]"),
     };
     let text = match filters {
-        Some(file) => std::fs::read_to_string(file).context("the file of filters")?,
+        Some(file) => {
+            std::fs::read_to_string(file).with_context(|| format!("the file of filters, {file}"))?
+        }
         None => FILTERS.to_owned(),
     };
     let filters = Filters::parse(&text).map_err(Error::msg)?;

@@ -4,7 +4,7 @@
 
 use anyhow::{bail, Context, Result};
 use pd_apps::maglev::{Backend, Maglev};
-use pd_apps::{over_pipe, Verdict};
+use pd_apps::{arguments, over_pipe, Verdict};
 use pd_client::pipe::{Direction, Options, Pipe};
 use std::net::SocketAddrV4;
 
@@ -13,20 +13,26 @@ fn backend(text: &str) -> Option<Backend> {
     let mut bytes = mac.split(':').map(|byte| u8::from_str_radix(byte, 16));
     let mut next = || bytes.next()?.ok();
     let mac = [next()?, next()?, next()?, next()?, next()?, next()?];
+    if bytes.next().is_some() {
+        return None;
+    }
     Some(Backend { address: address.parse().ok()?, mac })
 }
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let [port, service, backends, out @ ..] = &words[..] else {
-        bail!("usage: maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]");
+    let words = arguments("maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]");
+    let (port, service, backends, out) = match &words[..] {
+        [port, service, backends] => (port, service, backends, None),
+        [port, service, backends, out] => (port, service, backends, Some(out)),
+        _ => bail!("usage: maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]"),
     };
-    let service: SocketAddrV4 = service.parse().context("the service's address")?;
-    let parse = |text| backend(text).with_context(|| format!("a backend is ADDRESS/MAC, not {text}"));
+    let service: SocketAddrV4 =
+        service.parse().with_context(|| format!("a service is ADDRESS:PORT, not '{service}'"))?;
+    let parse = |text| backend(text).with_context(|| format!("a backend is ADDRESS/MAC, not '{text}'"));
     let backends = backends.split(',').map(parse).collect::<Result<Vec<_>>>()?;
     let mut options = Options::new(Direction::Forward, port);
     let mut to = Verdict::Back;
-    if let [out] = out {
+    if let Some(out) = out {
         (options, to) = (options.and_port(out), Verdict::To(1));
     }
     let mut app = Maglev::new(*service.ip(), service.port(), &backends, to);

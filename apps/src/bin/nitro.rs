@@ -4,7 +4,7 @@
 
 use anyhow::{bail, Result};
 use pd_apps::nitro::Nitro;
-use pd_apps::over_pipe;
+use pd_apps::{arguments, number, over_pipe};
 use pd_client::pipe::{Direction, Options, Pipe};
 use std::hash::{BuildHasher, RandomState};
 
@@ -13,10 +13,10 @@ const WEIGHT: u32 = 100;
 const SHARE: f64 = 0.001;
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = arguments("nitro PORT [FRAMES]");
     let (port, each) = match &words[..] {
         [port] => (port, 1_000_000),
-        [port, frames] => (port, frames.parse::<u64>()?.max(1)),
+        [port, frames] => (port, number::<u64>("FRAMES", frames)?.max(1)),
         _ => bail!("usage: nitro PORT [FRAMES]"),
     };
     let new = || Nitro::new(WEIGHT, SHARE, RandomState::new().hash_one(0));

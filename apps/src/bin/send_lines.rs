@@ -2,14 +2,16 @@
 //! port has taken everything.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Result};
+use pd_apps::arguments;
 use pd_client::pipe::{Direction, Options, Pipe, BACK};
 use pd_client::Error;
 use std::io::Read;
 
 fn main() -> Result<()> {
-    let port = std::env::args().nth(1).context("usage: send_lines PORT")?;
-    let mut pipe = Pipe::open(&Options::new(Direction::Send, &port).bytes())?;
+    let words = arguments("send_lines PORT");
+    let [port] = &words[..] else { bail!("usage: send_lines PORT") };
+    let mut pipe = Pipe::open(&Options::new(Direction::Send, port).bytes())?;
     let mut buffer = [0; 16 << 10];
     let mut input = std::io::stdin().lock();
     loop {

@@ -5,15 +5,16 @@
 use anyhow::{anyhow, bail, Context, Result};
 use pd_apps::tcp::echo::Echo;
 use pd_apps::tcp::{address, Host};
+use pd_apps::{arguments, number};
 
 /// Connections at once.
 const CONNECTIONS: usize = 64;
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = arguments("tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]");
     let (port, own, tcp_port) = match &words[..] {
         [port, own] => (port, own, 7),
-        [port, own, tcp_port] => (port, own, tcp_port.parse()?),
+        [port, own, tcp_port] => (port, own, number("TCP-PORT", tcp_port)?),
         _ => bail!("usage: tcp_echo PORT ADDRESS/PREFIX [TCP-PORT]"),
     };
     let mut host = Host::open(port, address(own).context("an address is as 10.0.0.2/24")?)?;

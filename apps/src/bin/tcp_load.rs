@@ -5,16 +5,22 @@
 use anyhow::{bail, ensure, Context, Result};
 use pd_apps::tcp::load::Load;
 use pd_apps::tcp::{address, Host};
+use pd_apps::{arguments, number};
 
 fn main() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words = arguments("tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES");
     let [port, own, server, connections, bytes] = &words[..] else {
         bail!("usage: tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES")
     };
-    let (connections, bytes) = (connections.parse()?, bytes.parse()?);
+    let (connections, bytes) = (number("CONNECTIONS", connections)?, number("BYTES", bytes)?);
     ensure!((1..=1000).contains(&connections) && bytes > 0, "1 to 1000 connections, at least a byte");
     let mut host = Host::open(port, address(own).context("an address is as 10.0.0.2/24")?)?;
-    let mut load = Load::begin(&mut host, server.parse()?, connections, bytes)?;
+    let mut load = Load::begin(
+        &mut host,
+        server.parse().with_context(|| format!("a server is ADDRESS:TCP-PORT, not '{server}'"))?,
+        connections,
+        bytes,
+    )?;
     loop {
         host.poll()?;
         if load.turn(&mut host.sockets)? {
