@@ -5,7 +5,7 @@
 mod accounts;
 
 use super::messages::{NewPort, NewTap, Opening, PipeName, TenantNow, ToNic};
-use super::report::{TapOf, TenantCounts};
+use super::report::{is_port_name, TapOf, TenantCounts, NAME_BYTES_MAX};
 use super::taps::Taps;
 use crate::admin::Answer;
 use crate::clock::Clock;
@@ -31,8 +31,6 @@ use std::time::Duration;
 
 /// Most ports of a driver.
 const PORTS_MAX: usize = 1024;
-/// Longest name of a port.
-const NAME_BYTES_MAX: usize = 15;
 
 #[derive(Debug)]
 struct Port {
@@ -244,8 +242,7 @@ impl Nic {
     }
 
     fn add_port(&mut self, name: &str, kind: &'static str, port: NewPort) -> Result<(), String> {
-        let good = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-        if !(1..=NAME_BYTES_MAX).contains(&name.len()) || !name.chars().all(good) {
+        if !is_port_name(name) {
             return Err(format!(
                 "'{name}' is no name for a port; use 1 to {NAME_BYTES_MAX} letters, digits, '-' or '_'"
             ));

@@ -11,6 +11,15 @@ use std::path::PathBuf;
 /// Largest capture. The whole file is read before the port exists, so that no pipe waits for a disk.
 const CAPTURE_BYTES_MAX: u64 = 256 << 20;
 
+/// Longest name of a port.
+pub const NAME_BYTES_MAX: usize = 15;
+
+/// Returns whether a port, or a link, may have this name.
+pub fn is_port_name(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(good)
+}
+
 /// Kind of a port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

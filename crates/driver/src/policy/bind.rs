@@ -14,6 +14,7 @@
 //!
 //! Without any binding the policy's default applies to pipes. Pipes on mirrors always need a binding.
 use super::{Action, DEFAULT_TENANT};
+use crate::pipes::report::is_port_name;
 use pd_pipe::{Flow, Lease, Net};
 use serde::Deserialize;
 use std::fmt;
@@ -198,7 +199,7 @@ impl BindTable {
         };
         Ok(Bind {
             tenants,
-            ports: Many::list(self.port, "port")?,
+            ports: Many::list(self.port, "port")?.into_iter().map(port).collect::<Result<_, _>>()?,
             protocol,
             addresses: addresses.iter().map(|text| net(text)).collect::<Result<_, _>>()?,
             l4_ports,
@@ -249,10 +250,27 @@ fn net(text: &str) -> Result<Net, String> {
     }
 }
 
+/// Reads the name of a port, or of an end of a link. A name that no port can have would deny what it is to allow.
+fn port(name: String) -> Result<String, String> {
+    let port = name.strip_suffix(".0").or(name.strip_suffix(".1")).unwrap_or(&name);
+    if is_port_name(port) {
+        return Ok(name);
+    }
+    Err(format!("bind: '{name}' is no port; write a name of pd port ls, as \"wan\" or \"wire.0\""))
+}
+
 fn mac(text: &str) -> Result<[u8; 6], String> {
-    let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    let byte = |text: &str| {
+        let are_digits = text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u8::from_str_radix(text, 16).ok().filter(|_| are_digits)
+    };
+    let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
     let bytes = bytes.and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
-    bytes.ok_or_else(|| format!("bind: '{text}' is no MAC address; write one like 02:00:00:00:00:07"))
+    match bytes {
+        Some(bytes) if bytes[0] & 1 == 0 => Ok(bytes),
+        Some(_) => Err(format!("bind: '{text}' is the address of a group, and no frame comes from one")),
+        None => Err(format!("bind: '{text}' is no MAC address; write one like 02:00:00:00:00:07")),
+    }
 }
 
 impl fmt::Display for Bind {
@@ -366,6 +384,11 @@ mod tests {
             ("protocol = \"udp\"\nl4_port = \"9-8\"", "no port"),
             ("address = \"10.0.0.1/8\"", "no network"),
             ("mac = \"02:00:00:00:00:07\"", "belong together"),
+            ("port = \"\"", "no port"),
+            ("port = [\"wan\", \"wire.2\"]", "no port"),
+            ("port = \"a-name-that-is-too-long.0\"", "no port"),
+            ("mac = \"03:00:00:00:00:07\"\nipv4 = \"10.0.0.1\"", "group"),
+            ("mac = \"+2:00:00:00:00:07\"\nipv4 = \"10.0.0.1\"", "no MAC"),
             ("mac = \"02\"\nipv4 = \"10.0.0.1\"", "no MAC"),
             ("colour = 1", "unknown field"),
         ] {
