@@ -127,3 +127,23 @@ fn a_killed_driver_leaves_the_interface_as_it_was() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn a_port_goes_with_its_interface() {
+    let Some((stand, cable)) = stand_with("veth", Cable::new) else { return };
+    stand.add("up", veth(), &cable.far()).unwrap();
+    stand.add("tun", PortSpec::Tap { interface: "tap0".to_owned() }, &cable.near()).unwrap();
+    let pipes =
+        ["up", "tun"].map(|port| Echo::start(stand.open(Direction::Forward, port, to_port(7)).unwrap()));
+    // An interface that is down is there.
+    for (namespace, name) in [(cable.far(), "wan"), (cable.near(), "tap0")] {
+        assert!(ip(&format!("-n {namespace} link set {name} down")));
+        assert_eq!(stand.report().ports.len(), 2);
+    }
+    assert!(
+        ip(&format!("-n {} link del wan", cable.far())) && ip(&format!("-n {} link del tap0", cable.near()))
+    );
+    stand.wait_for("the ports are gone", |report| report.ports.is_empty());
+    assert_eq!(pipes.map(Echo::ended), [Errno::NODEV; 2]);
+    assert!(stand.driver.is_running());
+}

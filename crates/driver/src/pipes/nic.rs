@@ -165,6 +165,9 @@ impl Nic {
             let of = self.pipes.iter().find(|(_, pipe)| pipe.id == broken).map(|(key, _)| *key);
             of.into_iter().for_each(|(client, number)| self.settle(client, number));
         }
+        for gone in self.agent.take_gone() {
+            self.remove_gone(gone);
+        }
         (busy, until.filter(|_| self.agent.lacks_tokens()))
     }
 
@@ -282,6 +285,22 @@ impl Nic {
             }
         }
         Ok(())
+    }
+
+    /// Removes a port whose interface was deleted. A port that has a mirror stays, without frames.
+    fn remove_gone(&mut self, gone: PortId) {
+        let named = self.ports.iter().find(|(_, port)| port.id == gone).map(|(name, _)| name.clone());
+        let Some(name) = named else { return };
+        match self.remove_port(&name) {
+            Ok(port) => {
+                tracing::warn!(
+                    port = name,
+                    "the port's interface has gone: its pipes end, and so does the port"
+                );
+                close(port, std::sync::mpsc::channel().0);
+            }
+            Err(why) => tracing::warn!(port = name, why, "the port's interface has gone"),
+        }
     }
 
     /// Removes a port. Returns the part of it that is left to close.

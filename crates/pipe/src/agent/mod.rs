@@ -176,6 +176,8 @@ pub struct Agent {
     first: usize,
     /// Pipes cut off that were not reported yet.
     broken: Vec<PipeId>,
+    /// See [`Self::take_gone`].
+    gone: Vec<PortId>,
     sleep: u32,
     burst: usize,
     scratch: Box<[u8]>,
@@ -199,6 +201,7 @@ impl Agent {
             shares: Shares::default(),
             first: 0,
             broken: Vec::new(),
+            gone: Vec::new(),
             sleep: 0,
             burst: TURN_FRAMES,
             scratch: vec![0; SCRATCH_BYTES].into(),

@@ -66,6 +66,8 @@ pub(super) struct PortSlot {
     counts: PortCounts,
     /// Set when the port was removed.
     free: bool,
+    /// Set when the other side of a port that leads out has gone.
+    has_gone: bool,
 }
 
 impl PortSlot {
@@ -77,6 +79,7 @@ impl PortSlot {
             ends: [0; 2],
             counts: PortCounts::default(),
             free: false,
+            has_gone: false,
         }
     }
 
@@ -149,6 +152,14 @@ impl PortSlot {
             Port::Device(device) => device.rest(),
             _ => false,
         }
+    }
+
+    /// Returns whether the other side of a port that leads out has gone since the last call.
+    fn goes(&mut self) -> bool {
+        let Port::Device(device) = &mut self.port else { return false };
+        let goes = !self.has_gone && device.has_gone();
+        self.has_gone |= goes;
+        goes
     }
 
     /// Returns whether the port loses frames for which a pipe has no room.
@@ -365,6 +376,22 @@ impl Agent {
             device.descriptors().into_iter().for_each(|fd| self.doorbells.remove(fd));
         }
         Some(std::mem::replace(&mut self.ports[id.0].port, Port::Sink(Default::default())))
+    }
+
+    /// Looks whether the other sides of ports that lead out are there. Returns whether one has gone.
+    pub(super) fn look_who_has_gone(&mut self) -> bool {
+        let before = self.gone.len();
+        for (number, port) in self.ports.iter_mut().enumerate() {
+            if port.goes() {
+                self.gone.push(PortId(number));
+            }
+        }
+        self.gone.len() > before
+    }
+
+    /// Returns ports whose other side has gone since the last call. They stay until they are removed.
+    pub fn take_gone(&mut self) -> Vec<PortId> {
+        std::mem::take(&mut self.gone)
     }
 
     /// Returns the port of a number that this agent gave out.

@@ -237,9 +237,10 @@ impl Agent {
         let sleep = self.sleep;
         self.ask_wakeup(|end| if end.waits() { sleep } else { 0 });
         let is_early = self.ports.iter_mut().fold(false, |is_early, port| port.rest() | is_early);
+        let has_gone = self.look_who_has_gone();
         // SYNC POINT: pipe-need-wakeup
         fence(Ordering::SeqCst);
-        if !self.turn() {
+        if !self.turn() && !has_gone {
             self.doorbells.wait(if is_early { timeout.min(LOOK_AGAIN) } else { timeout });
         }
         self.ask_wakeup(|_| 0);

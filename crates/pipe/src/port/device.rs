@@ -37,6 +37,11 @@ pub trait Device: std::fmt::Debug + Send {
         false
     }
 
+    /// Returns whether the other side has gone for good, as an interface that was deleted. Called before a sleep of the agent.
+    fn has_gone(&mut self) -> bool {
+        false
+    }
+
     /// Returns the descriptors whose edges mean that frames may have arrived.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 

@@ -19,6 +19,7 @@ pub struct Tap {
     /// Bytes of the frame that was read and not advanced over.
     len: Option<usize>,
     missed: u64,
+    has_gone: bool,
 }
 
 impl Tap {
@@ -30,7 +31,7 @@ impl Tap {
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         // The kernel cuts a longer frame, which its length shows.
         let frame = vec![0; usize::from(FRAME_BYTES_MAX) + 1].into();
-        Ok(Self { fd, frame, len: None, missed: 0 })
+        Ok(Self { fd, frame, len: None, missed: 0, has_gone: false })
     }
 }
 
@@ -40,7 +41,10 @@ impl Device for Tap {
             if self.len.is_some() {
                 break;
             }
-            let len = read(&self.fd, &mut self.frame[..]).ok()?;
+            let read = read(&self.fd, &mut self.frame[..]);
+            // The descriptor's interface was deleted.
+            self.has_gone = read == Err(Errno::BADFD);
+            let len = read.ok()?;
             let possible = (usize::from(FRAME_BYTES_MIN)..=FRAME_BYTES_MAX.into()).contains(&len);
             self.len = possible.then_some(len);
             self.missed += u64::from(!possible);
@@ -63,6 +67,10 @@ impl Device for Tap {
 
     fn flush(&mut self) -> bool {
         false
+    }
+
+    fn has_gone(&mut self) -> bool {
+        self.has_gone
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

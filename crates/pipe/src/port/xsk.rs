@@ -238,6 +238,11 @@ impl Device for Xsk {
         false
     }
 
+    fn has_gone(&mut self) -> bool {
+        // The kernel's word for a socket whose interface was deleted: an interface that is down says nothing.
+        matches!(sockopt::socket_error(&self.socket), Ok(Err(Errno::NETDOWN)))
+    }
+
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.socket.as_fd()]
     }
