@@ -19,10 +19,15 @@ pub(crate) fn confine() {
     CONFINED.store(true, Ordering::Relaxed);
 }
 
+/// Tells whether the driver's socket is out of reach by the program's own doing.
+pub(crate) fn is_hidden() -> bool {
+    CONFINED.load(Ordering::Relaxed) && !is_driver_near()
+}
+
 /// A child is about to be forked. One of a process that attached before it changed its root cannot attach.
 pub(crate) fn before_fork() {
     OF_ATTACHED.store(is_attached(), Ordering::Relaxed);
-    if CONFINED.load(Ordering::Relaxed) && !is_driver_near() {
+    if is_hidden() {
         BARREN.store(true, Ordering::Relaxed);
     }
 }

@@ -61,6 +61,22 @@ pub(crate) fn before_loss_of_root() {
     confined::confine();
 }
 
+/// The program has changed its root. A child could not take over what comes on the fabric: where the driver's socket is hidden,
+/// connections leave before there is one. Those that are made later stay until a fork.
+pub(crate) fn after_loss_of_root() {
+    if !table::enabled() || closed::is_closed() || !is_attached() {
+        return;
+    }
+    call::aside(|| {
+        if confined::is_hidden() {
+            for_each_twin(|entry, twin| {
+                leaving::leave(entry, twin, KernelReason::NoDriver);
+            });
+            (0..table::end()).for_each(crate::away::calls::stays);
+        }
+    });
+}
+
 /// Tells whether the process was started with a listener.
 fn has_listener() -> bool {
     (0..table::end()).any(|fd| table::look(fd) == table::INHERITED && address::listens(fd))

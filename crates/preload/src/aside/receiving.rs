@@ -5,7 +5,7 @@ use super::ending::settle;
 use super::leaving::leave;
 use super::mark::{await_mark, is_readable, take_mark, Mark};
 use super::{MARKED, UNMARKED};
-use crate::call::Outcome;
+use crate::call::{Outcome, AGAIN};
 use crate::entry::Entry;
 use crate::sleep::kernel_poll;
 use crate::twin::Twin;
@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 /// Longest wait for bytes of which the driver has said that they are on their way.
 const COMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Time between looks of a process that makes few system calls.
-const SANDBOX_LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Time between looks where nothing tells of a change.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The kernel says that the descriptor of one that leaves is ready so: without what is there for the mark alone, which is taken off.
 pub(crate) fn told_by_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, told: u32) -> u32 {
@@ -115,7 +115,7 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
             return true;
         }
         if closed::is_closed() {
-            let _ = kernel_poll(&mut [], Some(SANDBOX_LOOK_EVERY), std::ptr::null());
+            let _ = kernel_poll(&mut [], Some(LOOK_EVERY), std::ptr::null());
         } else if end.pause_recv(Duration::from_millis(50), 0) == Pause::Signal && are_put_off() {
             // Handlers run where the call holds nothing.
             return false;
@@ -134,6 +134,25 @@ pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
         }
         Ok(())
     });
+}
+
+/// Waits, for a while, until the peer has followed, and the descriptor is the kernel's: a child that cannot attach is about to have it.
+/// Not if bytes lie unread on the fabric.
+pub(crate) fn await_end(entry: &Arc<Entry>, twin: &Twin) {
+    let until = Instant::now() + COMES_WITHIN;
+    while !twin.progress().is_over() && Instant::now() < until {
+        let state = twin.with(entry, |end| {
+            end.pause_recv(Duration::from_millis(5), 0);
+            Ok((end.received() > 0, end.ends_elsewhere(0)))
+        });
+        match state {
+            Ok((false, true)) if received_all(entry, twin, false, None) != Err(AGAIN) => return,
+            // Its end is there already, and the mark alone is waited for.
+            Ok((false, true)) => drop(kernel_poll(&mut [], Some(LOOK_EVERY), std::ptr::null())),
+            Ok((false, false)) => {}
+            _ => return,
+        }
+    }
 }
 
 /// Bytes of the program's lie unread in the kernel.

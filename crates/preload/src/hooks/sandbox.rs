@@ -14,7 +14,11 @@ hooks! {
 
     fn chroot(path: *const c_char) -> c_int {
         sandbox::before_loss_of_root();
-        real::chroot(path)
+        let result = real::chroot(path);
+        if result == 0 {
+            sandbox::after_loss_of_root();
+        }
+        result
     }
 
     fn setuid(user: uid_t) -> c_int {

@@ -88,6 +88,10 @@ impl Twin {
             leaving::leave(entry, self, KernelReason::NoMemory);
         } else if confined::is_barren() {
             leaving::leave(entry, self, KernelReason::NoDriver);
+            receiving::await_end(entry, self);
+            if self.is_abandoned() {
+                return;
+            }
         }
         if self.slot.get().is_none() {
             if let Some(slot) = Slot::new() {
