@@ -1,6 +1,6 @@
 //! Ends of connections that threads and the kernel's calls bring about.
 
-use super::{Site, With};
+use super::{Site, With, PORT};
 
 /// Compares a program that has both ends in the given ways, with or without short connections. Returns nothing: panics on a difference, or if
 /// fewer than `made_min` connections were on the fabric each time.
@@ -68,4 +68,51 @@ fn an_end_that_leaves_and_is_closed_at_once_loses_nothing() {
     let command = [program.as_str(), path.to_str().unwrap()];
     let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
     compare_alone(&site, &command, &whole, 8);
+}
+
+/// Bytes that no process has read reset a connection, whoever closes it last: a child that refuses its client before it has read a word, as
+/// nrpe's, or the parent of one that has read a part.
+#[test]
+fn the_last_of_several_processes_resets_what_nobody_has_read() {
+    const SERVER: &str = "
+import os, select, socket, sys
+listener = socket.create_server(('', int(sys.argv[1])))
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    way = connection.recv(1)
+    if way != b'e': select.select([connection], [], [])
+    goes, go = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(go)
+        os.read(goes, 1)
+        if way in b'pe': connection.recv(2)
+        if way in b'ce': connection.close()
+        os._exit(0)
+    os.close(goes)
+    if way == b'p':
+        os.close(go)
+        os.waitpid(child, 0)
+        connection.close()
+    else:
+        connection.close()
+        os.close(go)
+        os.waitpid(child, 0)
+";
+    const CLIENT: &str = "
+import socket, sys
+for way in 'cpecpe':
+    connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    connection.sendall(way.encode())
+    connection.sendall(b'ab' if way == 'e' else b'abcd')
+    try: print(way, connection.recv(1), flush=True)
+    except OSError as error: print(way, error, flush=True)
+";
+    let mut site = Site::new(192);
+    let ip = site.address(2);
+    for preload in ["--preload=all", "--preload"] {
+        site.preload = preload;
+        site.compare_moving(&["python3", "-c", SERVER, PORT], &["python3", "-c", CLIENT, &ip, PORT]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Reasons for which calls have a twin's connection go on in the kernel, and the part of a call that is left for it.
 use super::pieces::{total, Rest};
+use super::taking::has_ended;
 use super::{Twin, LINGERS};
 use crate::aside::{self, leaving, receiving};
 use crate::back::Back;
@@ -106,8 +107,20 @@ impl Twin {
         }
     }
 
+    /// Another process had the end, and no other one holds it any more.
+    fn is_left_to_this(&self) -> bool {
+        !self.progress().is_over() && self.slot.get().is_some_and(|slot| !slot.is_mine() && slot.is_sole())
+    }
+
     /// Its last descriptor is about to be closed: who lingers for no time at all resets it, and so does who has not read all.
     pub(crate) fn note_reset(&self, entry: &Arc<Entry>, fd: c_int) {
+        if self.is_left_to_this() && !closed::is_closed() && !has_ended(fd) {
+            // Its last holder answers for what nobody has read. Without the end it is the driver's to close, in order.
+            let _ = self.with_present(entry, |end| {
+                end.await_inherited();
+                Ok(())
+            });
+        }
         let lingers = || LINGERS.load(Ordering::Relaxed) && !self.unix && address::lingers_never(fd);
         if let (Some(back), Some(end)) = (self.window(), self.current()) {
             back.finish_receiving(&end);

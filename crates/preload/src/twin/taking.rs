@@ -28,7 +28,7 @@ const PEER_SENDS: [c_int; 3] = [1, 4, 5];
 const TURN_BYTES: u64 = 512 << 10;
 
 /// Tells whether receiving from the kernel's socket has ended.
-fn has_ended(fd: c_int) -> bool {
+pub(super) fn has_ended(fd: c_int) -> bool {
     let mut one = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
     // SAFETY: one valid entry.
     unsafe { real::poll(&mut one, 1, 0) > 0 && one.revents & libc::POLLRDHUP != 0 }
