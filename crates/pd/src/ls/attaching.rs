@@ -56,7 +56,8 @@ impl Facts {
             (_, _, Some(program)) => format!("the library is not loaded: the program {program}"),
             _ if self.asked_for => {
                 "the library is not loaded: LD_PRELOAD names it, but it was not there, or not \
-                                    readable, when the program started"
+                                    readable, when the program started, or the process had two users, a real and \
+                                    an effective one"
                     .to_owned()
             }
             _ => "the library is not loaded: LD_PRELOAD does not name it".to_owned(),
