@@ -503,17 +503,24 @@ impl Conductor {
         if request.value & STEP_ASIDE_BY_CHOICE != 0 && self.is_mediated_by_policy(connection) {
             return Err(Errno::ACCESS);
         }
+        let other = side.other();
+        // Who was killed cannot decline it.
+        let due = self.connection(connection).and_then(|entry| entry.twin.as_ref());
+        let is_vain = due.is_some_and(|twin| twin.waits_for_mark(other)) && self.is_let_go(connection, other);
         let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };
         let movers = entry.movers;
         // Both sides of a connection that was cut have learnt more.
-        let peer = entry.owner(side.other()).filter(|_| !entry.is_cut());
+        let peer = entry.owner(other).filter(|_| !entry.is_cut());
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_CLAIM_MARK {
             let answer = done(socket).with_number(twin.claim_mark(side));
             self.answer((client, channel), socket, request.tag, Ok(answer));
             return Ok(());
+        }
+        if is_vain {
+            twin.decline_mark(other);
         }
         let unmarked = request.value & STEP_ASIDE_UNMARKED != 0;
         let learnt = twin.step_aside(side, unmarked).ok_or(Errno::NOTCONN)?;

@@ -116,3 +116,58 @@ for way in 'cpecpe':
         site.compare_moving(&["python3", "-c", SERVER, PORT], &["python3", "-c", CLIENT, &ip, PORT]);
     }
 }
+
+/// A process is killed that went on in the kernel by its own doing, as its peer has not. The peer's mark would find a socket that nobody
+/// holds: the kernel would answer it with a reset, and drop what the process has sent.
+#[test]
+fn a_process_that_is_killed_beside_the_fabric_has_sent_what_it_has_sent() {
+    const SERVER: &str = "
+import socket, sys
+listener = socket.create_server(('', int(sys.argv[1])))
+print('ready', flush=True)
+while True:
+    connection = listener.accept()[0]
+    end = listener.accept()[0]
+    total = int(b''.join(iter(lambda: end.recv(100), b'')))
+    end.close()
+    again = listener.accept()[0]
+    count = 0
+    try:
+        while got := connection.recv(65536): count += len(got)
+        how = 'in order'
+    except OSError as error: how = str(error)
+    again.sendall(f'{total - count} missing, ended {how}'.encode())
+    again.close()
+    connection.close()
+";
+    const CLIENT: &str = "
+import fcntl, os, signal, socket, sys
+address = sys.argv[1], int(sys.argv[2])
+for _ in range(3):
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        connection = socket.create_connection(address)
+        connection.sendall(b'begin')
+        fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+        connection.setblocking(False)
+        count = 5
+        try:
+            while True: count += connection.send(bytes(100000))
+        except BlockingIOError: pass
+        os.write(tell, str(count).encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.close(tell)
+    os.waitpid(child, 0)
+    end = socket.create_connection(address)
+    end.sendall(os.read(told, 100))
+    end.close()
+    print(socket.create_connection(address).recv(200, socket.MSG_WAITALL).decode(), flush=True)
+";
+    let mut site = Site::new(193);
+    let ip = site.address(2);
+    for preload in ["--preload=all", "--preload"] {
+        site.preload = preload;
+        site.compare_moving(&["python3", "-c", SERVER, PORT], &["python3", "-c", CLIENT, &ip, PORT]);
+    }
+}

@@ -3,6 +3,7 @@ use super::twin::Held;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
 use crate::ids::{ConnectionId, Side};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -140,6 +141,16 @@ impl Conductor {
         let accepted = side == Side::Connecting || twin.is_claimed();
         let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
         matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
+    }
+
+    /// Tells whether the kernel says that no process holds a TCP side's socket any more. A mark there would be answered with a reset.
+    pub(in crate::conductor) fn is_let_go(&self, index: ConnectionId, side: Side) -> bool {
+        let twin = self.connection(index).and_then(|connection| connection.twin.as_ref());
+        let Some(&Held { namespace, wanted, unix: false, .. }) = twin.map(|twin| twin.side(side)) else {
+            return false;
+        };
+        let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
+        matches!(found, Some(Err(Errno::NOENT | Errno::STALE)))
     }
 
     /// Closes the diagnostic sockets of network namespaces that have neither clients nor parked sides any more.

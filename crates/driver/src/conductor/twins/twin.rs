@@ -203,6 +203,16 @@ impl Twin {
         left | if was_unmarked { UNMARKED } else { 0 }
     }
 
+    /// Tells whether a side has left that is still to get a mark, and its peer has not.
+    pub(in crate::conductor) fn waits_for_mark(&self, side: Side) -> bool {
+        self.aside[side] && !self.aside[side.other()] && !self.unmarked[side]
+    }
+
+    /// Sends no mark to a side.
+    pub(in crate::conductor) fn decline_mark(&mut self, side: Side) {
+        self.unmarked[side] = true;
+    }
+
     /// Tells whether the flow that starts at a side ends because the side goes on in the kernel.
     pub(in crate::conductor) fn is_aside(&self, side: Side) -> bool {
         self.aside[side]
