@@ -239,6 +239,26 @@ fn a_policy_changes_under_traffic_on_three_movers() {
     reload_under_traffic(3);
 }
 
+/// Connections by the hundred under rules by the thousand are judged in many steps. The answer counts all that ended, and those that
+/// are allowed go on.
+#[test]
+fn many_connections_are_judged_by_many_rules() {
+    let mut stage = stage(|_| {});
+    for port in [7107, 7108] {
+        stage.a.ok(&format!("listen l{port} 10.77.0.1:{port} 1024"));
+        stage.b.ok(&format!("connect-many c{port}- 10.77.0.1:{port} 400"));
+        stage.a.ok(&format!("accept-many s{port}- l{port} 400"));
+    }
+    let rule = |port: u16| format!("[[rule]]\nport = {port}\naddress = \"10.1.0.0/16\"\naction = \"deny\"\n");
+    let rules: String = (10_000..16_000).map(rule).collect();
+    assert_eq!(stage.apply("", &(rules + "[[rule]]\nport = 7107\naction = \"deny\"")), 400);
+    stage.driver.wait_for("the others are left", |report| report.metrics["connections_cut"] == 400);
+    assert_eq!(stage.b.errno("send c7107-1 7 0 1 1"), libc::ECONNRESET);
+    stage.b.ok("send c7108-1 7 0 1000 1000");
+    stage.a.ok("recv s7108-1 7 0 1000");
+    assert_eq!(stage.apply("", ""), 0);
+}
+
 /// A control group, removed when dropped.
 struct Group(PathBuf);
 

@@ -122,6 +122,11 @@ impl Connections {
     }
 
     /// Iterates over all numbers, free ones as well.
+    /// Returns the number of places in the table, free ones included.
+    pub fn places(&self) -> usize {
+        self.table.len()
+    }
+
     pub fn ids(&self) -> impl Iterator<Item = ConnectionId> {
         self.table.ids()
     }

@@ -2,12 +2,12 @@
 //!
 //! The gate learns of arrivals and departures as they happen. The whole view comes only with a policy.
 use super::names::NetworkId;
-use super::tenants::{places, Facts};
+use super::selectors::{Facts, Selectors};
 use super::Conductor;
 use crate::admin::{Answer, KernelHalf};
 use crate::door::Registration;
 use crate::gate::{
-    binds, unbound, Changes, Gate, InForce, Sealed, Space, Staged, ToGate, Words, World, RULES,
+    binds, unbound, Changes, Gate, InForce, Outcome, Sealed, Space, Staged, ToGate, Words, World, RULES,
 };
 use crate::hash::HashMap;
 use crate::identity::NamespaceId;
@@ -180,9 +180,15 @@ impl Conductor {
             if let Some(why) = &not_on_kernel {
                 tracing::warn!("the policy does not bind connections on the kernel: {why}");
             }
-            let applied = self.apply(policy).map_err(|why| why.to_string());
-            let applied = applied.map(|cut| (cut, not_on_kernel));
-            return tell(reply, applied);
+            match self.apply(policy) {
+                Ok(cut) => {
+                    let outcome = Outcome::new(reply, not_on_kernel);
+                    outcome.add_cut(cut);
+                    self.judge_all(Arc::new(outcome));
+                }
+                Err(why) => refuse(reply, why.to_string()),
+            }
+            return;
         }
         self.gate.applying.push_back(Applying { policy, reply, is_here: false, goes_on: None });
         if self.gate.applying.len() == 1 {
@@ -226,7 +232,7 @@ impl Conductor {
             let (policy, goes_on) = (policy.clone(), *goes_on);
             if let Err(why) = self.check_reserves(&policy).and_then(|()| self.assign_slots(&policy)) {
                 let refused = self.gate.applying.pop_front();
-                tell(refused.and_then(|refused| refused.reply), Err(why.to_string()));
+                refuse(refused.and_then(|refused| refused.reply), why.to_string());
                 continue;
             }
             // The world names tenants by number.
@@ -244,7 +250,7 @@ impl Conductor {
         let Some(applying) = self.gate.applying.pop_front() else { return };
         match staged {
             Ok(staged) => self.put_in_force(applying, staged),
-            Err(why) => tell(applying.reply, Err(format!("the kernel does not take it: {why}"))),
+            Err(why) => refuse(applying.reply, format!("the kernel does not take it: {why}")),
         }
         self.stage_next();
     }
@@ -261,12 +267,17 @@ impl Conductor {
                 self.tenants.set_kernel_hits((staged.generation != 0).then_some(staged.hits));
                 let twins = self.connections.iter().filter_map(|(_, connection)| connection.twin.as_ref());
                 let twins = twins.flat_map(|twin| twin.inodes()).collect();
-                self.gate.send(ToGate::InForce(InForce { cut, twins, reply }));
+                let outcome = Arc::new(Outcome::new(reply, None));
+                outcome.add_cut(cut);
+                self.gate.send(ToGate::InForce(InForce { twins, outcome: Arc::clone(&outcome) }));
                 self.tell_meanwhile();
+                if !is_here {
+                    self.judge_all(outcome);
+                }
             }
             Err(why) => {
                 self.gate.send(ToGate::Discard);
-                tell(reply, Err(why.to_string()));
+                refuse(reply, why.to_string());
             }
         }
     }
@@ -406,8 +417,8 @@ impl Conductor {
     fn world(&mut self, policy: &Policy) -> World {
         let networks = self.networks_by(policy);
         let numbers = self.number_networks(policy);
-        let places = places(policy);
-        let find = |facts: &Facts<'_>| self.tenants.find_by(policy, &places, facts);
+        let selectors = Selectors::new(policy);
+        let find = |facts: &Facts<'_>| self.tenants.find_by(policy, &selectors, facts);
         // Clients still have the tenants of the policy in force.
         let mut residents = Residents::default();
         for (_, client) in self.clients.iter().filter(|(_, client)| client.is_present()) {
@@ -474,18 +485,12 @@ fn registered(registration: Option<&Registration>) -> (Option<String>, Vec<IpAdd
     registration.map(|r| (Some(r.name.clone()), r.addresses.clone())).unwrap_or_default()
 }
 
-fn tell(reply: Option<Sender<Answer>>, applied: Result<(u64, Option<String>), String>) {
-    let answer = match applied {
-        Ok((cut, not_on_kernel)) => {
-            Answer::Applied { cut, cut_on_kernel: 0, kept_on_kernel: 0, not_on_kernel }
-        }
-        Err(why) => Answer::Error(why),
-    };
-    match (reply, answer) {
+/// Reports why a policy is not in force.
+fn refuse(reply: Option<Sender<Answer>>, why: String) {
+    match reply {
         // The asker may have gone.
-        (Some(reply), answer) => drop(reply.send(answer)),
-        (None, Answer::Error(why)) => tracing::error!("the policy stays as it is: {why}"),
-        (None, _) => tracing::info!("policy applied"),
+        Some(reply) => drop(reply.send(Answer::Error(why))),
+        None => tracing::error!("the policy stays as it is: {why}"),
     }
 }
 

@@ -23,7 +23,9 @@ mod payers;
 mod pipes;
 mod queues;
 mod report;
+mod review;
 mod rings;
+mod selectors;
 mod services;
 mod sidecars;
 mod sockets;
@@ -115,6 +117,7 @@ pub struct Conductor {
     balance: Balance,
     kernel: Kernel,
     deferred: Deferred,
+    review: review::Review,
     /// The kernel's half of the policy.
     gate: gate::Teller,
     /// The agent of pipes.
@@ -233,6 +236,7 @@ impl Conductor {
             balance: Balance::default(),
             kernel: Kernel::default(),
             deferred: Deferred::default(),
+            review: review::Review::default(),
             serial: 0,
             epoll,
             messages: VecDeque::new(),
@@ -280,6 +284,7 @@ impl Conductor {
         }
         worked |= self.replay();
         worked |= self.serve_waiting();
+        worked |= self.review_some();
         if worked {
             self.set_gauges();
         }

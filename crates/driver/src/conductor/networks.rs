@@ -5,7 +5,7 @@
 //! network has the same name.
 use super::connections::Mapped;
 use super::names::{canonical, NetworkId};
-use super::tenants::{places, Facts};
+use super::selectors::{Facts, Selectors};
 use super::Conductor;
 use crate::admin::{MapReport, NetworkReport};
 use crate::door::Registration;
@@ -115,7 +115,7 @@ impl Conductor {
         if policy.networks.is_empty() {
             return found;
         }
-        let (tenants, files) = (places(policy), NetworkPlaces::look(&policy.networks));
+        let (tenants, files) = (Selectors::new(policy), NetworkPlaces::look(&policy.networks));
         let tenant = |facts: &Facts<'_>| self.tenants.name(self.tenants.find_by(policy, &tenants, facts));
         let network = |member: &Member<'_>| Some(&*files.find(&policy.networks, member)?.name);
         for (id, _, said) in self.names.known() {

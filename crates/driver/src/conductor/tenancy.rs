@@ -1,6 +1,7 @@
 //! Policy applied to clients and connections: their tenants, and the effects of a change.
+use super::selectors::Facts;
 use super::sidecars::Chains;
-use super::tenants::{Facts, Reached};
+use super::tenants::Reached;
 use super::Conductor;
 use crate::admin::PolicyReport;
 use crate::door::{Registration, ToDoor};
@@ -89,7 +90,8 @@ impl Conductor {
         Ok((tenants, self.tenants.decide_leg(from, to, reached, |hop| own.contains(&hop.at)).0))
     }
 
-    /// Puts a policy in force: limits, tenants of clients and connections, and denials. Returns the number of connections that it ended.
+    /// Puts a policy in force: limits, tenants of clients and connections, and who may attach. Returns the number of connections that it
+    /// ended. Rules that open connections are to be judged by follow: [`Self::judge_all`].
     ///
     /// # Errors
     /// Resources that it reserves, or slots of its services, are not there. Nothing has changed then.
@@ -112,15 +114,8 @@ impl Conductor {
         self.tell_pipes();
         self.sort_clients();
         self.place_namespaces();
-        let mut cut = self.turn_out_denied();
-        for index in self.connections.ids() {
-            if self.is_denied(index) {
-                self.cut(index);
-                cut += 1;
-            }
-        }
+        let cut = self.turn_out_denied();
         Metrics::add(&self.metrics.connections_cut, cut);
-        self.place_all();
         Ok(cut)
     }
 
@@ -176,7 +171,7 @@ impl Conductor {
         self.place_all();
     }
 
-    fn is_denied(&mut self, index: ConnectionId) -> bool {
+    pub(super) fn is_denied(&mut self, index: ConnectionId) -> bool {
         let Some(connection) = self.connection(index).filter(|c| !c.is_cut()) else { return false };
         let [from, to] = connection.owners().map(|side| self.client(side?.0));
         let (Some(from), Some(to)) = (from, to) else { return false };

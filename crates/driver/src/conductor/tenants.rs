@@ -1,5 +1,6 @@
 //! Tenants: their numbers, their accounts, and the policy in force with its counts.
 use super::payers::Payers;
+use super::selectors::{Facts, Selectors};
 use super::Connection;
 use crate::admin::{Account, HoldingReport, KernelHalf, PolicyReport, RuleReport, TenantReport};
 use crate::gate::{TenantWords, Words};
@@ -11,12 +12,10 @@ use crate::pipes::TenantNow;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use crate::policy::via::{Decision, Hop};
-use crate::policy::{
-    is_below, Action, Attempt, Limits, Path, Policy, Tenant, DEFAULT_TENANT, WEIGHT_DEFAULT,
-};
+use crate::policy::{is_below, Action, Attempt, Limits, Path, Policy, DEFAULT_TENANT, WEIGHT_DEFAULT};
 #[cfg(any(test, fuzzing, feature = "testing"))]
 use crate::policy::{rate::Bucket, Rate};
-use crate::process::{has_exited, namespace_of_file};
+use crate::process::has_exited;
 use pd_abi::counters::FlowCounters;
 use pd_shm::counters::CounterRegion;
 use rustix::io::Errno;
@@ -103,15 +102,6 @@ impl From<FlowCounters> for Traffic {
     }
 }
 
-/// Facts by which a client's tenant is found. All of them come from the kernel or from `pd run`.
-#[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
-    pub namespace: NamespaceId,
-    pub cgroup: Option<&'a str>,
-    /// Container and tenant that `pd run` registered.
-    pub container: Option<(&'a str, &'a str)>,
-}
-
 /// Destination of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Reached {
@@ -136,7 +126,7 @@ pub struct Tenants {
     /// Hits of each rule, and of the default.
     hits: Vec<u64>,
     /// Existing namespaces that the policy names, each with its tenant's index in the policy.
-    places: Vec<(NamespaceId, usize)>,
+    selectors: Selectors,
     numbers: HashMap<String, TenantId>,
     entries: Vec<Entry>,
     /// Words shared with the gate: the kernel's counts, and limits. `None`: the kernel does not hold the policy.
@@ -172,7 +162,7 @@ impl Tenants {
             policy: Policy::default(),
             path,
             hits: vec![0],
-            places: Vec::new(),
+            selectors: Selectors::default(),
             numbers: HashMap::default(),
             entries: Vec::new(),
         };
@@ -314,7 +304,7 @@ impl Tenants {
 
     /// Looks up which namespaces of the policy exist by now. Comes before [`Self::find`], once for many calls.
     pub fn look(&mut self) {
-        self.places = places(&self.policy);
+        self.selectors = Selectors::new(&self.policy);
     }
 
     /// Returns the policy in force.
@@ -356,19 +346,13 @@ impl Tenants {
     /// Finds a client's tenant. The first tenant of the policy that selects it by container or control group comes first. The next is one
     /// that selects it by namespace, which a privileged client can change. The last is the one that `pd run` registered.
     pub fn find(&self, facts: &Facts<'_>) -> TenantId {
-        self.find_by(&self.policy, &self.places, facts)
+        self.find_by(&self.policy, &self.selectors, facts)
     }
 
-    /// Finds a client's tenant by another policy. `places` are its namespaces, as from [`places`].
-    pub fn find_by(&self, policy: &Policy, places: &[(NamespaceId, usize)], facts: &Facts<'_>) -> TenantId {
-        let surely = |tenant: &&Tenant| {
-            facts.container.is_some_and(|(name, _)| tenant.containers.iter().any(|own| own == name))
-                || facts.cgroup.is_some_and(|path| tenant.has_cgroup(path))
-        };
-        let there = || places.iter().find(|(id, _)| *id == facts.namespace).map(|(_, index)| *index);
-        let tenants = &policy.tenants;
-        let selected =
-            tenants.iter().find(surely).or_else(|| tenants.get(there()?)).map(|tenant| &*tenant.name);
+    /// Finds a client's tenant by another policy, which has the selectors.
+    pub fn find_by(&self, policy: &Policy, selectors: &Selectors, facts: &Facts<'_>) -> TenantId {
+        let tenant = selectors.find(facts).and_then(|index| policy.tenants.get(index));
+        let selected = tenant.map(|tenant| &*tenant.name);
         let name = selected.or(facts.container.map(|(_, tenant)| tenant));
         name.and_then(|name| self.numbers.get(name).copied()).unwrap_or_default()
     }
@@ -577,13 +561,6 @@ impl Tenants {
     pub fn forget_spending(&self) {
         self.entries.iter().filter_map(|entry| entry.budget.bytes.as_ref()).for_each(Bucket::fill);
     }
-}
-
-/// Lists the existing namespaces that a policy names, each with its tenant's index in the policy.
-pub fn places(policy: &Policy) -> Vec<(NamespaceId, usize)> {
-    let tenants = policy.tenants.iter().enumerate();
-    let files = tenants.flat_map(|(index, tenant)| tenant.namespaces.iter().map(move |file| (file, index)));
-    files.filter_map(|(file, index)| Some((namespace_of_file(file).ok()?, index))).collect()
 }
 
 impl Entry {

@@ -3,6 +3,7 @@ use super::generation::Generation;
 use super::health::Health;
 use super::known::{Change, Whose};
 use super::lasting::Lasting;
+use super::outcome::Outcome;
 use super::plan::{binds, Verdict};
 use super::program::{self, Loaded, Maps, Programs};
 use super::scene::{Changes, Scene, World};
@@ -54,11 +55,10 @@ pub struct Sealed {
 /// A policy that is now in force on the fabric.
 #[derive(Debug)]
 pub struct InForce {
-    /// Connections that it ended on the fabric.
-    pub cut: u64,
     /// Kernel sockets whose bytes went by the fabric, which counts them.
     pub twins: HashSet<u32>,
-    pub reply: Option<Sender<Answer>>,
+    /// Gets the number of connections that it ends on the kernel.
+    pub outcome: Arc<Outcome>,
 }
 
 /// Messages of the conductor to the keeper.
@@ -473,7 +473,7 @@ impl Keeper {
         Ok(staged)
     }
 
-    fn settle(&mut self, InForce { cut, twins, reply }: InForce) {
+    fn settle(&mut self, InForce { twins, outcome }: InForce) {
         let Some(kept) = self.staged.take() else { return };
         let is_bound = kept.is_some();
         let is_news = is_bound || self.in_force.is_some();
@@ -498,18 +498,9 @@ impl Keeper {
             self.spaces = Spaces::default();
             self.unseal();
         }
-        match reply {
-            Some(reply) => {
-                // The asker may be gone.
-                let _ = reply.send(Answer::Applied {
-                    cut,
-                    cut_on_kernel,
-                    kept_on_kernel: kept,
-                    not_on_kernel: None,
-                });
-            }
-            None if is_news => tracing::info!(cut, cut_on_kernel, kept, "policy applied"),
-            None => {}
+        outcome.add_on_kernel(cut_on_kernel, kept);
+        if !is_news {
+            outcome.silence();
         }
     }
 

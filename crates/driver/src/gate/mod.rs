@@ -24,6 +24,7 @@ mod health;
 mod keeper;
 mod known;
 mod lasting;
+mod outcome;
 mod plan;
 mod program;
 mod scene;
@@ -36,6 +37,7 @@ mod words;
 
 pub(crate) use keeper::{Gate, InForce, Keeper, Sealed, ToGate};
 pub(crate) use lasting::Lasting;
+pub(crate) use outcome::Outcome;
 pub(crate) use plan::binds;
 pub use plan::unbound;
 pub use program::unavailable;

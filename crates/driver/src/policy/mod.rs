@@ -192,6 +192,13 @@ impl Policy {
         }
     }
 
+    /// Returns the number of parts of rules that a connection may be compared with.
+    pub fn parts(&self) -> usize {
+        let parts =
+            |rule: &Rule| 1 + rule.from.len() + rule.to.len() + rule.addresses.len() + rule.ports.len();
+        self.rules.iter().map(parts).sum()
+    }
+
     /// Tells whether the total covers all reserves of the policy.
     ///
     /// # Errors
@@ -238,13 +245,6 @@ impl Rule {
     /// Tells whether the rule matches the destination, with any connecting side.
     fn leads_to(&self, attempt: &Attempt<'_>) -> bool {
         is_in(&self.to, attempt.to) && self.names(attempt.address, attempt.port)
-    }
-}
-
-impl Tenant {
-    /// Tells whether a control group is one of the tenant's, or below one.
-    pub fn has_cgroup(&self, cgroup: &str) -> bool {
-        self.cgroups.iter().any(|own| is_below(cgroup, own))
     }
 }
 

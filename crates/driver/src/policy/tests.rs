@@ -232,11 +232,9 @@ fn reserves_that_do_not_fit_are_named() {
 
 #[test]
 fn control_groups_hold_what_is_below() {
-    let tenant = Tenant { cgroups: vec!["/red.slice".into()], ..Tenant::default() };
-    assert!(tenant.has_cgroup("/red.slice") && tenant.has_cgroup("/red.slice/a/b"));
-    assert!(
-        !tenant.has_cgroup("/red.slice2") && !tenant.has_cgroup("/") && !tenant.has_cgroup("/a/red.slice")
-    );
+    let is_held = |path| is_below(path, "/red.slice");
+    assert!(is_held("/red.slice") && is_held("/red.slice/a/b"));
+    assert!(!is_held("/red.slice2") && !is_held("/") && !is_held("/a/red.slice"));
 }
 
 /// A rule as written: tenants by number, (address, prefix length), ports first to last.

@@ -100,12 +100,6 @@ impl Conductor {
     }
 
     /// Puts all open connections on the paths that policy and sockets ask for by now.
-    pub(in crate::conductor) fn place_all(&mut self) {
-        for index in self.connections.ids() {
-            self.place(index);
-        }
-    }
-
     /// Puts an open connection on the path that policy and sockets ask for by now.
     pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {

@@ -89,7 +89,7 @@ impl Conductor {
         if !self.deferred.is_empty() {
             return Err(Hindrance::passing("requests wait for addresses of a network namespace"));
         }
-        if self.gate.is_applying() {
+        if self.gate.is_applying() || self.review.is_under_way() {
             return Err(Hindrance::passing("a policy is being put in force"));
         }
         if self.pipes.is_started() {

@@ -57,7 +57,7 @@ fn a_staged_policy_binds_when_it_is_in_force_and_a_dead_drivers_until_the_next()
         let text = format!("[[rule]]\naddress = \"{PLACE}\"\nport = {port}\naction = \"deny\"\n");
         Arc::new(Policy::parse(&text).unwrap())
     };
-    let in_force = || InForce { cut: 0, twins: HashSet::new(), reply: None };
+    let in_force = || InForce { twins: HashSet::new(), outcome: Arc::new(Outcome::new(None, None)) };
     let staged = keeper.stage_policy(rules(1), world(), None).unwrap();
     assert_eq!(errno(1), libc::ECONNREFUSED, "staged only");
     gate.words.flip(staged.generation);
