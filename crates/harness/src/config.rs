@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{anyhow, bail, Context, Result};
-use pd_driver::policy::Path as BytesPath;
+use pd_driver::policy::{read_policy_file, Path as BytesPath};
 use pd_driver::{Bytes, HugepageUse, Namespaces, Policy, Settings};
 use serde::{Deserialize, Serialize};
 
@@ -373,7 +373,7 @@ impl Config {
 /// Reads and checks a policy file. Returns its text, too.
 pub fn read_policy(path: &Path) -> Result<(String, Policy)> {
     let text =
-        fs::read_to_string(path).with_context(|| format!("cannot read the policy {}", path.display()))?;
+        read_policy_file(path).map_err(|why| anyhow!("cannot read the policy {}: {why}", path.display()))?;
     let policy =
         Policy::parse(&text).map_err(|why| anyhow!("the policy {} is not usable: {why}", path.display()))?;
     Ok((text, policy))

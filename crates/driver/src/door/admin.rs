@@ -9,7 +9,7 @@ use crate::mailbox::Mailbox;
 use crate::mirror::{Copies, Frames, OF_CONNECTIONS};
 use crate::peer::{accept_descriptors, Peer};
 use crate::pipes::{NewPort, NewTap};
-use crate::policy::Policy;
+use crate::policy::{Policy, POLICY_BYTES_MAX};
 use crate::process::{container_group, network_namespace};
 use crate::takeover::{offer, pack};
 use pd_pipe::Made;
@@ -26,8 +26,8 @@ use std::sync::mpsc::channel;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest line that the admin socket takes.
-const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Longest line that the admin socket takes: with a policy, whose ends of lines and quotes take two letters each.
+const LINE_BYTES_MAX: u64 = 4 * POLICY_BYTES_MAX as u64;
 /// Time that an administrator may take to ask, and to read the answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Most administrators that are served at once.
@@ -82,6 +82,10 @@ impl Desk {
         stream.set_write_timeout(Some(TIMEOUT))?;
         let mut line = String::new();
         BufReader::new(stream.take(LINE_BYTES_MAX)).read_line(&mut line)?;
+        if line.len() as u64 == LINE_BYTES_MAX {
+            let why = format!("a question is longer than {LINE_BYTES_MAX} bytes");
+            return write_line(stream, &Answer::Error(why));
+        }
         let asked =
             serde_json::from_str::<Ask>(&line).map_err(|error| format!("not a question of ours: {error}"));
         if let Ok(Ask::Tap { of, snap_bytes }) = asked {

@@ -65,11 +65,12 @@ use super::many::Many;
 use super::map::{self, MapTable};
 use super::network::{NetworkTable, Taken};
 use super::service::{fits, loops, ServiceTable};
+use super::text;
 use super::via::{self, Hop, OnFailure};
 use super::{Action, Limits, Path, Policy, Rule, Source, Tenant, DEFAULT_TENANT, WEIGHT_MAX};
 use crate::memory::{Cap, Caps};
 use crate::size::Bytes;
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -80,6 +81,12 @@ use toml::Spanned;
 
 /// Most tenants that a policy may name.
 const TENANTS_MAX: usize = 1024;
+/// Most rules of a policy.
+const RULES_MAX: usize = 65_535;
+/// Most names of tenants and of what selects them. The conductor goes through all of them when a policy comes into force.
+const SELECTORS_MAX: usize = 16_384;
+/// Bits before an address of IPv4 in one of IPv6.
+const MAPPED_BITS: u8 = 96;
 /// Least default burst of a rate of bytes.
 const BURST_BYTES_MIN: u64 = 64 << 10;
 /// Least tokens of bytes worth waiting for: those of a short copy.
@@ -91,9 +98,9 @@ const LEAST_BYTES: u64 = 4 << 10;
 pub struct PolicyError(String);
 
 impl PolicyError {
-    /// Makes an error that is not found by reading the file.
-    pub(crate) fn of(why: String) -> Self {
-        Self(why)
+    /// Makes an error with this text.
+    pub(crate) fn of(why: impl AsRef<str>) -> Self {
+        Self(text::shown(why.as_ref()))
     }
 }
 
@@ -172,10 +179,18 @@ impl FromStr for Network {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let net = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
-        net.map(Self).map_err(|_| {
+        net.map(|net| Self(canonical(net))).map_err(|_| {
             format!("'{text}' is no network; write one like 10.88.0.0/16, 10.88.0.2 or fd00::/8")
         })
     }
+}
+
+/// Returns the network by which connections to its addresses are judged: those of IPv4 in IPv6 are addresses of IPv4.
+fn canonical(net: IpNet) -> IpNet {
+    let IpNet::V6(six) = net else { return net };
+    let four = six.addr().to_ipv4_mapped().filter(|_| six.prefix_len() >= MAPPED_BITS);
+    let four = four.and_then(|ip| Ipv4Net::new(ip, six.prefix_len() - MAPPED_BITS).ok());
+    four.map_or(net, IpNet::V4)
 }
 
 struct Ports(RangeInclusive<u16>);
@@ -198,9 +213,10 @@ impl Policy {
     /// # Errors
     /// Line, key and remedy.
     pub fn parse(text: &str) -> Result<Self, PolicyError> {
-        let file: File = toml::from_str(text).map_err(|e| PolicyError(e.to_string()))?;
+        text::check_length(text.len()).map_err(PolicyError::of)?;
+        let file: File = toml::from_str(text).map_err(|error| text::misread(&error, text))?;
         let at = |start: usize, why: String| {
-            PolicyError(format!("line {}: {why}", text[..start].matches('\n').count() + 1))
+            PolicyError::of(format!("line {}: {why}", text[..start].matches('\n').count() + 1))
         };
         let source = Source(Some(text.into()));
         let mut policy = Self { default: file.default, path: file.path, source, ..Self::default() };
@@ -209,10 +225,22 @@ impl Policy {
             let start = table.span().start;
             let tenant = tenant(table.into_inner()).map_err(|why| at(start, why))?;
             claim(&mut taken, &tenant).map_err(|why| at(start, why))?;
+            if taken.len() > SELECTORS_MAX {
+                return Err(at(
+                    start,
+                    format!(
+                        "tenants have more than {SELECTORS_MAX} names, containers, cgroups and namespaces in all; \
+                         write cgroups above several of them"
+                    ),
+                ));
+            }
             policy.tenants.push(tenant);
         }
         if policy.tenants.len() > TENANTS_MAX {
-            return Err(PolicyError(format!("more than {TENANTS_MAX} tenants; join some")));
+            return Err(PolicyError::of(format!("more than {TENANTS_MAX} tenants; join some")));
+        }
+        if let Some(table) = file.rule.get(RULES_MAX) {
+            return Err(at(table.span().start, format!("more than {RULES_MAX} rules; join some")));
         }
         let mut of_rules = Vec::new();
         for (index, table) in file.rule.into_iter().enumerate() {
@@ -230,7 +258,7 @@ impl Policy {
             policy.binds.rules.push(bind.map_err(|why| at(start, why))?);
         }
         if policy.binds.rules.len() > BINDS_MAX {
-            return Err(PolicyError(format!("more than {BINDS_MAX} bindings; join some")));
+            return Err(PolicyError::of(format!("more than {BINDS_MAX} bindings; join some")));
         }
         let mut starts = Vec::new();
         for table in file.service {

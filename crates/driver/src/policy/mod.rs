@@ -14,6 +14,7 @@ mod map;
 mod network;
 pub mod rate;
 mod service;
+mod text;
 pub mod via;
 
 pub use crate::memory::{Cap, Caps};
@@ -25,6 +26,7 @@ pub use network::{Member, Network, NetworkPlaces};
 pub use service::{
     Backend, Balance, Health, Probe, Service, BACKENDS_MAX, BACKENDS_TOTAL_MAX, PATH_BYTES_MAX, SERVICES_MAX,
 };
+pub use text::{read_policy_file, POLICY_BYTES_MAX};
 
 use crate::memory::{Amounts, Resource};
 use ipnet::IpNet;

@@ -350,3 +350,30 @@ fn more_probes_in_a_second_than_may_be_are_refused() {
     Policy::parse(&(full + "[[service]]\naddress = \"10.96.0.3:80\"\nbackends = [\"10.0.3.1:80\"]\n"))
         .unwrap();
 }
+
+#[test]
+fn a_rule_on_an_address_of_ipv4_in_ipv6_is_one_on_ipv4() {
+    let text = "[[rule]]\naddress = [\"::ffff:10.0.0.1\", \"::ffff:10.1.0.0/112\", \"::ffff:0:0/96\"]\nport = 1\naction = \"deny\"\n\
+                [[rule]]\naddress = \"::ffff:10.0.0.0/104\"\nport = 2\naction = \"deny\"";
+    let policy = Policy::parse(text).unwrap();
+    let nets: Vec<_> =
+        policy.rules.iter().flat_map(|rule| &rule.addresses).map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.0.0.1/32", "10.1.0.0/16", "0.0.0.0/0", "10.0.0.0/8"]);
+    let attempt = |port| Attempt { from: "default", to: "default", address: [10, 0, 0, 1].into(), port };
+    assert_eq!(
+        [1, 2, 3].map(|port| policy.decide(&attempt(port)).0),
+        [Action::Deny, Action::Deny, Action::Allow]
+    );
+}
+
+#[test]
+fn what_a_policy_may_have_is_bounded() {
+    let groups: Vec<_> = (0..20_000).map(|number| format!("\"/{number}\"")).collect();
+    let tenant =
+        format!("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"b\"\ncgroups = [{}]", groups.join(", "));
+    let rules = "[[rule]]\naction = \"deny\"\n".repeat(65_536);
+    for (text, parts) in [(&tenant, ["line 3", "16384"]), (&rules, ["line 131071", "65535 rules"])] {
+        let error = Policy::parse(text).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
