@@ -409,6 +409,42 @@ fn a_container_is_confined_unless_told_otherwise() {
     net.assert_clean();
 }
 
+/// Gifts of its caller that a container must not have: the working directory, where that is a folder of the host that the container has another
+/// one of, and descriptors. Each led to the host's `/proc`, and so to code run by the host's root.
+#[test]
+fn a_container_begins_with_nothing_of_its_callers() {
+    let net = Net::new(19);
+    let name = net.name("a");
+    let run = |folder: &str, script: &str| {
+        let words = ["run", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2)];
+        let pd = pd(&words);
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" 8</", "sh"]).arg(pd.get_program()).args(pd.get_args());
+        command.args(["--", "sh", "-c", script]).current_dir(folder).output().unwrap()
+    };
+    for (folder, file) in [
+        ("/proc", "sys/kernel/core_pattern"),
+        ("/proc/sys/kernel", "core_pattern"),
+        ("/dev", "kmsg"),
+        ("/run/pipedevice/containers", "*.json"),
+        ("/", "/proc/self/fd/8/proc/sys/kernel/core_pattern"),
+    ] {
+        let output = run(folder, &format!("pwd >&2; for file in {file}; do [ -w $file ] || exit 1; done"));
+        assert!(!output.status.success(), "{folder}");
+        assert_eq!(stderr(&output).lines().next(), Some(folder));
+    }
+    // One is the shell's list of them.
+    assert_eq!(stdout(&run("/", "ls /proc/self/fd | wc -l")), "4\n");
+    let holder = net.sleeper("s", Some(&net.ip(3)));
+    let words = ["exec", &net.name("s"), "--", "sh", "-c", "ls /proc/self/fd | wc -l"];
+    let exec = pd(&words);
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$@\" 8</", "sh"]).arg(exec.get_program()).args(exec.get_args());
+    assert_eq!(stdout(&command.output().unwrap()), "4\n");
+    drop(holder);
+    net.assert_clean();
+}
+
 #[test]
 fn a_program_that_the_library_cannot_serve_is_named() {
     let net = Net::new(15);

@@ -55,9 +55,10 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::KILL)
     .union(CapabilitySet::AUDIT_WRITE);
 
-/// Makes a command begin with the rights of a container's processes.
+/// Makes a command begin with the rights of a container's processes, and with no descriptor of the caller's but the standard streams.
 pub fn confine_command(command: &mut Command) -> Result<()> {
     drop_capabilities()?;
+    sys::keep_standard_streams_only().context("cannot close descriptors")?;
     sys::under_filter(command, filter::program());
     Ok(())
 }
@@ -78,15 +79,19 @@ fn drop_capabilities() -> Result<()> {
 const PLAIN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
 /// Folders and files of the kernel's that tell of the host or change it.
-const HIDDEN: [&str; 12] = [
+const HIDDEN: [&str; 16] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/kcore",
     "/proc/keys",
+    "/proc/kpagecgroup",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
     "/proc/latency_stats",
     "/proc/sched_debug",
     "/proc/scsi",
     "/proc/timer_list",
+    "/sys/devices/virtual/powercap",
     "/sys/firmware",
     "/sys/fs/bpf",
     "/sys/kernel/debug",
@@ -119,6 +124,15 @@ pub fn confine(inside: &Inside) -> Result<()> {
         hide(&path).with_context(|| format!("cannot hide {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Returns the calling process's working directory to the folder of that path, as it is by now: it may be one that is covered, or a `/proc` of
+/// the host's.
+pub fn return_to(folder: std::io::Result<PathBuf>) -> Result<()> {
+    match folder.and_then(std::env::set_current_dir) {
+        Ok(()) => Ok(()),
+        Err(_) => std::env::set_current_dir("/").context("cannot leave the folder of the caller"),
+    }
 }
 
 /// Covers `path` by an empty folder or file, if it exists.

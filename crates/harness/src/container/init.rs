@@ -54,11 +54,13 @@ pub fn main(args: &InitArgs) -> Result<i32> {
 }
 
 fn start(args: &InitArgs, inside: Inside) -> Result<Pid> {
+    let folder = std::env::current_dir();
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .context("cannot separate the mount namespace")?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", flags, None).context("cannot mount /proc")?;
     confine::confine(&inside)?;
+    confine::return_to(folder)?;
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let mut command = Command::new(program);
     command.args(arguments).envs(inside.environment);
