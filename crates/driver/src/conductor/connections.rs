@@ -121,12 +121,12 @@ impl Connections {
         self.table.get_mut(id)
     }
 
-    /// Iterates over all numbers, free ones as well.
     /// Returns the number of places in the table, free ones included.
     pub fn places(&self) -> usize {
         self.table.len()
     }
 
+    /// Iterates over all numbers, free ones as well.
     pub fn ids(&self) -> impl Iterator<Item = ConnectionId> {
         self.table.ids()
     }

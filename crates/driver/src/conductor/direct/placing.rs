@@ -99,7 +99,6 @@ impl Conductor {
         connection.direct = Some(direct);
     }
 
-    /// Puts all open connections on the paths that policy and sockets ask for by now.
     /// Puts an open connection on the path that policy and sockets ask for by now.
     pub(in crate::conductor) fn place(&mut self, index: ConnectionId) {
         let Some(connection) = self.connection(index).filter(|connection| !connection.is_cut()) else {
