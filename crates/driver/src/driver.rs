@@ -80,6 +80,11 @@ fn prepare(settings: &Settings) -> Result<(), StartError> {
     // Each client takes several descriptors. Without free descriptors, clients wait.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+    // Memory of clients is locked: see [`crate::memory`]. Fails without CAP_SYS_RESOURCE, and then less is.
+    let locked = getrlimit(Resource::Memlock);
+    if setrlimit(Resource::Memlock, Rlimit { current: None, maximum: None }).is_err() {
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: locked.maximum, ..locked });
+    }
     Ok(())
 }
 

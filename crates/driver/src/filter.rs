@@ -40,6 +40,7 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_madvise,
     libc::SYS_membarrier,
     libc::SYS_memfd_create,
+    libc::SYS_mlock2,
     libc::SYS_mremap,
     libc::SYS_munmap,
     // Descriptors.

@@ -1,7 +1,9 @@
 use crate::copy::copy;
 use crate::Pod;
 use rustix::io::{Errno, Result};
-use rustix::mm::{madvise, mmap, mmap_anonymous, munmap, Advice, MapFlags, ProtFlags};
+use rustix::mm::{
+    madvise, mlock_with, mmap, mmap_anonymous, munmap, Advice, MapFlags, MlockFlags, ProtFlags,
+};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -349,6 +351,14 @@ impl<A: Access> Region<A> {
             return Ok(());
         }
         Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
+
+    /// Keeps pages from being swapped out, from the moment at which this mapping has them. What a peer has made is charged to the peer's
+    /// control group, which would otherwise choose when it is swapped out: reading it would then wait for a disk, and for that group.
+    /// Returns whether the process may lock so much (`RLIMIT_MEMLOCK`).
+    pub fn keep_in_memory(&self) -> bool {
+        // SAFETY: the range is this mapping; locking changes no byte.
+        unsafe { mlock_with(self.base.as_ptr(), self.len, MlockFlags::ONFAULT) }.is_ok()
     }
 
     /// Brings the pages of a range into being, so that later accesses neither fault nor fail.

@@ -132,6 +132,7 @@ impl Pool {
             }
             may(Call::Map)?;
             let index = Region::<Theirs>::new(&fd, ring_offset)?;
+            index.keep_in_memory();
             may(Call::Populate)?;
             index.populate(0, PAGE_BYTES)?;
             Ok((fd, index))
@@ -158,6 +159,7 @@ impl UnpaidRing {
         }
         memfd::check(&fd, len, pages, sealed)?;
         let index = Region::<Theirs>::new(&fd, ring_offset)?;
+        index.keep_in_memory();
         index.populate(0, PAGE_BYTES)?;
         Ok(Self(RingFile { fd: Arc::new(fd), index, pages, bytes, sealed }))
     }

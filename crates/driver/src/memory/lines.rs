@@ -80,6 +80,7 @@ impl ClientMemory {
         };
         may(Call::Map)?;
         let control = Region::<Theirs>::new(&control_fd, bytes)?;
+        control.keep_in_memory();
         may(Call::Map)?;
         let status = Region::<Own>::new(&status_fd, bytes)?;
         if readable.is_none() {
@@ -107,6 +108,7 @@ impl ClientMemory {
         memfd::check(&files[0], bytes, Pages::Ordinary, true)?;
         shelf::check(&files[1], bytes, Pages::Ordinary)?;
         let control = Region::<Theirs>::new(&files[0], bytes)?;
+        control.keep_in_memory();
         let status = Region::<Own>::new(&files[1], bytes)?;
         let lines = pages_of_lines.checked_mul(PAGE_BYTES).filter(|lines| *lines <= bytes - socket_offset(0));
         let lines = lines.ok_or(Errno::INVAL)?;
@@ -378,5 +380,30 @@ impl Lent for ClientMemory {
     fn is_let_go(&self) -> bool {
         // Simulated clients run in this process, and their mappings outlive them.
         simulated::is_on() || self.files.iter().all(memfd::is_let_go)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+
+    /// Memory that the client may have made first is charged to the client's control group, which then chooses when it is swapped out.
+    #[test]
+    fn what_a_client_writes_is_kept_in_memory() {
+        let limit = getrlimit(Resource::Memlock);
+        let _ = setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, ..limit });
+        let (memory, _fds) = ClientMemory::new(1, None).unwrap();
+        if !memory.control.keep_in_memory() {
+            eprintln!("SKIPPED: RLIMIT_MEMLOCK is too low");
+            return;
+        }
+        drop(memory);
+        let (memory, _fds) = ClientMemory::new(1, None).unwrap();
+        let start = format!("{:x}-", memory.control.address(0, 1).as_ptr() as usize);
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = maps.lines().skip_while(|line| !line.starts_with(&start));
+        let flags = own.into_iter().find(|line| line.starts_with("VmFlags:")).unwrap();
+        assert!(flags.split(' ').any(|flag| flag == "lo"), "{flags}");
     }
 }
