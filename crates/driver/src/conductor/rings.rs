@@ -284,9 +284,7 @@ impl Conductor {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
         let is_first = !client.growth.is_limited();
-        let has_none = client.regions.is_empty() && client.emptied.is_empty();
-        let generous = if bytes >= HUGEPAGE_BYTES as u64 || !is_first || has_none {
-            // Many processes have one connection, and never more than one ring.
+        let generous = if bytes >= HUGEPAGE_BYTES as u64 || !is_first {
             bytes
         } else {
             // Half as much again as there is, so that regions stay few.

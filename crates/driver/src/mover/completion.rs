@@ -152,10 +152,10 @@ impl Mover {
         }
         let source = flow.source().client;
         let payer = self.clients.payer(source);
-        let share = self.division.take(&mut self.scheduler, payer);
-        let Some(flow) = self.flows.get(id) else { return };
-        flow.set_ring_payer(payer);
-        let bytes_max = flow.ring_bytes_wanted(share);
+        let bytes_max = self.division.take(&mut self.scheduler, payer);
+        if let Some(flow) = self.flows.get(id) {
+            flow.set_ring_payer(payer);
+        }
         self.tell_conductor(ToConductor::NeedRing { flow: id, bytes_max });
     }
 

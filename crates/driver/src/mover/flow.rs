@@ -228,11 +228,6 @@ impl Flow {
         self.sink.set_payer(payer);
     }
 
-    /// Returns the bytes of a ring to ask for, of `share` bytes at most.
-    pub fn ring_bytes_wanted(&mut self, share: u64) -> u64 {
-        self.sink.first_or_share(self.pending, share)
-    }
-
     /// Notes that the ring that was asked for does not come. Returns whether any was asked for.
     pub fn take_ring_asked(&mut self) -> bool {
         self.sink.take_asked()

@@ -1,15 +1,10 @@
 //! Size of a flow's receive ring: whether the ring has the size that it should have by now. A ring gets the share that there is when it is
 //! asked for. A flow whose ring is larger than that of others gets more than its share of the engine, too.
 //!
-//! A flow begins with a small ring: most that begin carry little, and the pages of a ring cost more than thousands of messages. The first time
-//! that it is full, it is exchanged for one of the flow's share as soon as its receiver has emptied it.
-//!
 //! Shares are those of [`super::division`]: a flow shares with the others of its payer.
 
 /// Least factor by which a ring that was full grows when there are fewer flows.
 const GROWTH: u64 = 4;
-/// Bytes of the ring of a flow that has filled none yet, unless more than half of that is pending.
-pub const FIRST_BYTES: u64 = 256 << 10;
 
 /// Shares in bytes for each ring.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +28,6 @@ enum State {
     TooSmall,
     /// No more bytes go into the ring until it is empty.
     TooLarge,
-    /// The flow has filled its first ring. No more bytes go into it until it is empty, or until the next look.
-    Outgrown,
     /// The receiver did not empty the ring from one look to the next, and may wait for more bytes than there are. The ring stays.
     Kept,
 }
@@ -45,32 +38,13 @@ pub struct RingSizing {
     state: State,
     /// Set if the ring was full since the last look.
     filled: bool,
-    /// Set if the present ring, or the one that is asked for, is smaller than the flow's share.
-    is_first: bool,
-    /// Set if the flow has filled such a ring.
-    has_grown: bool,
     /// Bytes delivered until the last look.
     delivered: u64,
 }
 
 impl RingSizing {
-    /// Returns the bytes of a ring to ask for, of a flow with `pending` bytes to deliver whose share is `share` bytes.
-    pub fn first_or_share(&mut self, pending: u64, share: u64) -> u64 {
-        let first = (2 * pending.min(share)).next_power_of_two().max(FIRST_BYTES);
-        self.is_first = !self.has_grown && first < share;
-        if self.is_first {
-            first
-        } else {
-            share
-        }
-    }
-
     pub fn note_full(&mut self) {
         self.filled = true;
-        if self.is_first && self.state == State::Fits {
-            self.state = State::Outgrown;
-            (self.is_first, self.has_grown) = (false, true);
-        }
     }
 
     /// Begins with a ring that the flow has just got.
@@ -81,12 +55,12 @@ impl RingSizing {
     /// Tells whether the ring is to be exchanged as soon as it is empty.
     #[inline]
     pub fn is_to_be_resized(&self) -> bool {
-        matches!(self.state, State::TooSmall | State::TooLarge | State::Outgrown)
+        matches!(self.state, State::TooSmall | State::TooLarge)
     }
 
     /// Tells whether bytes go into the ring only when it is empty.
     pub fn is_closed(&self) -> bool {
-        matches!(self.state, State::TooLarge | State::Outgrown)
+        self.state == State::TooLarge
     }
 
     /// Updates the state at each tick. The ring has `bytes`, its receiver wishes for `wished`, and `delivered` bytes have gone through it.
@@ -100,7 +74,6 @@ impl RingSizing {
             State::Fits if busy && bytes > shares.by_busy.next_power_of_two() => State::TooLarge,
             State::Fits if filled && bytes < wished && bytes <= shares.by_rings / GROWTH => State::TooSmall,
             State::TooLarge => State::Kept,
-            State::Outgrown => State::TooSmall,
             state => state,
         };
         busy
@@ -136,28 +109,6 @@ mod tests {
         assert_eq!(after(RING, &[(8 * RING, 8)]), (true, false));
         assert_eq!(after(RING, &[(RING - 1, 64), (0, 64)]), (false, true), "not busy");
         assert_eq!(after(RING, &[(8 * RING, 8), (0, 8), (8 * RING, 8)]), (false, true), "kept");
-    }
-
-    #[test]
-    fn a_first_ring_is_small_until_it_was_full() {
-        const SHARE: u64 = 4 << 20;
-        let mut sizing = RingSizing::default();
-        assert_eq!(sizing.first_or_share(0, SHARE), FIRST_BYTES);
-        assert_eq!(sizing.first_or_share(FIRST_BYTES, SHARE), 2 * FIRST_BYTES, "twice what is pending");
-        assert_eq!(sizing.first_or_share(u64::MAX, SHARE), SHARE);
-        assert_eq!(sizing.first_or_share(1, FIRST_BYTES / 2), FIRST_BYTES / 2, "never more than its share");
-        sizing.begin();
-        sizing.note_full();
-        assert!(!sizing.is_to_be_resized(), "a ring of its share");
-        assert_eq!(sizing.first_or_share(1, SHARE), FIRST_BYTES);
-        sizing.begin();
-        sizing.note_full();
-        assert!(sizing.is_to_be_resized() && sizing.is_closed());
-        let shares = Shares::new((SHARE, 1), (SHARE, 1));
-        sizing.look((FIRST_BYTES, SHARE), 0, shares);
-        assert!(sizing.is_to_be_resized() && !sizing.is_closed(), "its receiver may wait for more bytes");
-        sizing.begin();
-        assert_eq!(sizing.first_or_share(1, SHARE), SHARE, "from now on");
     }
 
     #[test]

@@ -12,7 +12,7 @@ const FOUND: [u64; 19] = [
 const SEEDS: u64 = 400;
 const THREADS: u64 = 4;
 /// Runs in which a deliberate fault has to be found.
-const MUTATED_SEEDS: u64 = 100;
+const MUTATED_SEEDS: u64 = 40;
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;

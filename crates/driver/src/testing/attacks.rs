@@ -167,40 +167,12 @@ fn a_ring_that_was_full_is_exchanged_when_it_is_empty() {
     world.finish();
 }
 
-/// Makes a world in which B and C have exchanged more than a ring holds, and a full ring of B's flow was exchanged for a larger one.
-fn outgrown() -> World {
+/// Makes a world in which B and C have exchanged more than a ring holds, and B's ring is full, when many other flows become busy.
+fn busy_beside_others() -> World {
     let mut world = World::new("cpu");
     world.exchange(3 * RING_BYTES);
-    fill(&mut world);
-    while world.receive(1, 0, 1000) > 0 {
-        world.rest();
-    }
-    world
-}
-
-fn fill(world: &mut World) {
     while world.send(0, 0, 3000) {}
     world.rest();
-}
-
-#[test]
-fn a_first_ring_is_emptied_and_exchanged_once_it_was_full() {
-    let mut world = outgrown();
-    assert_eq!(world.rings_given[2], 1);
-    fill(&mut world);
-    while world.receive(1, 0, 1000) > 0 {
-        world.rest();
-    }
-    assert_eq!(world.rings_given[2], 1, "no first ring any more");
-    world.exchange(20_000);
-    world.finish();
-}
-
-/// Makes a world in which B's ring is full, when many other flows become busy.
-fn busy_beside_others() -> World {
-    let mut world = outgrown();
-    world.rings_given[2] = 0;
-    fill(&mut world);
     world.mover.pretend_busy(4096);
     world.pass(Duration::from_millis(200));
     assert_eq!(world.rings_given[2], 0, "it is not empty");

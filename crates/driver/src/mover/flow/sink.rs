@@ -172,11 +172,6 @@ impl Sink {
         self.payer
     }
 
-    /// Returns the bytes of a ring to ask for: its share, or fewer for its first one.
-    pub fn first_or_share(&mut self, pending: u64, share: u64) -> u64 {
-        self.sizing.first_or_share(pending, share)
-    }
-
     /// Asks for a ring. Returns whether one was asked for already.
     pub fn ask(&mut self) -> bool {
         std::mem::replace(&mut self.asked, true)
