@@ -292,7 +292,6 @@ impl Pool {
         };
         may(Call::Map)?;
         let map = Mapping::new(&fd, bytes, Protection::ReadWrite)?;
-        map.keep_in_memory();
         nodes::place(&map, near);
         may(Call::Populate)?;
         map.populate(0, map.len())?;
@@ -331,7 +330,9 @@ impl Region {
 
     fn resume(fd: OwnedFd, lease: Lease, pages: Pages, protection: Protection) -> rustix::io::Result<Self> {
         let map = Mapping::new(&fd, lease.bytes() as usize, protection)?;
-        map.keep_in_memory();
+        if protection == Protection::Read {
+            map.keep_in_memory();
+        }
         let map = Arc::new(map);
         Ok(Self { map, pages, fd, readable: None, is_emptiable: false, warming: None, lease })
     }
