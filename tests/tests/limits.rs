@@ -214,7 +214,7 @@ fn idle_receive_memory_goes_to_a_client_that_has_none() {
         driver.wait_for("memory is used up", |_| driver.metrics().rings_denied > round);
         let mut left: BTreeSet<usize> = (0..count as usize).collect();
         while !left.is_empty() {
-            // Those first whose bytes are there: others wait for the rings that hold them, and overtake each other there.
+            // Connections first whose bytes are there: others wait for the rings that hold them, and overtake each other there.
             let arrived = |r: &Report| -> Vec<usize> {
                 let counts: BTreeMap<u64, u64> =
                     r.connections.iter().map(|one| (one.serial, one.messages[0])).collect();
