@@ -127,6 +127,14 @@ impl Twins {
         self.diags.get(&namespace)
     }
 
+    /// Asks the kernel for the inode of a TCP socket, as [`SocketDiag::inode`] does.
+    ///
+    /// # Errors
+    /// Those of it; `EOPNOTSUPP` if nothing asks in that namespace.
+    fn inode(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
+        self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(wanted)
+    }
+
     /// Iterates over unclaimed connections of AF_UNIX.
     pub(super) fn unclaimed_unix(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         let unix = self.unclaimed.iter().filter(|(key, _)| matches!(key, Key::Unix(_)));
@@ -475,10 +483,10 @@ impl Conductor {
                 continue;
             }
             let wanted = Wanted { local: remote, peer: local, cookie: wanted.cookie };
-            match self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted)) {
-                Some(Ok(found)) if found == inode || found == 0 => {}
+            match self.twins.inode(namespace, &wanted) {
+                Ok(found) if found == inode || found == 0 => {}
                 // The socket is closed by now. No other socket can have had the name meanwhile: the twin still waits here.
-                Some(Err(Errno::NOENT)) => {}
+                Err(Errno::NOENT) => {}
                 _ => continue,
             }
             if let Some(connection) = self.connections.get_mut(index) {
@@ -511,7 +519,7 @@ impl Conductor {
         let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;
-        let found = self.twins.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(&wanted)?;
+        let found = self.twins.inode(namespace, &wanted)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
@@ -521,7 +529,7 @@ impl Conductor {
     /// Checks that a client holds the kernel's socket of a side, in whatever network namespace.
     fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
         let inode = self.inode_asked(id, asked)?;
-        let found = self.twins.diags.get(&held.namespace).ok_or(Errno::OPNOTSUPP)?.inode(&held.wanted)?;
+        let found = self.twins.inode(held.namespace, &held.wanted)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }

@@ -139,8 +139,7 @@ impl Conductor {
                 && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
         }
         let accepted = side == Side::Connecting || twin.is_claimed();
-        let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
-        matches!(found, Some(Ok(inode)) if inode != 0 || !accepted)
+        matches!(self.twins.inode(namespace, &wanted), Ok(inode) if inode != 0 || !accepted)
     }
 
     /// Tells whether the kernel says that no process holds a TCP side's socket any more. A mark there would be answered with a reset.
@@ -149,8 +148,7 @@ impl Conductor {
         let Some(&Held { namespace, wanted, unix: false, .. }) = twin.map(|twin| twin.side(side)) else {
             return false;
         };
-        let found = self.twins.diags.get(&namespace).map(|diag| diag.inode(&wanted));
-        matches!(found, Some(Err(Errno::NOENT | Errno::STALE)))
+        matches!(self.twins.inode(namespace, &wanted), Err(Errno::NOENT | Errno::STALE))
     }
 
     /// Closes the diagnostic sockets of network namespaces that have neither clients nor parked sides any more.
