@@ -7,9 +7,11 @@ use pd_client::pipe::{Direction, Options, Pipe};
 use pd_pipe::Pcap;
 use std::io::ErrorKind;
 
+const USAGE: &str = "capture PORT FRAMES";
+
 fn main() -> Result<()> {
-    let words = arguments("capture PORT FRAMES");
-    let [port, count] = &words[..] else { bail!("usage: capture PORT FRAMES") };
+    let words = arguments(USAGE);
+    let [port, count] = &words[..] else { bail!("usage: {USAGE}") };
     let mut left: u64 = number("FRAMES", count)?;
     let mut file = Pcap::new(None::<&[u8]>, Some(Box::new(std::io::stdout())))?;
     let mut pipe = Pipe::open(&Options::new(Direction::Receive, port))?;

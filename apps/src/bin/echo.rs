@@ -5,9 +5,11 @@ use anyhow::{bail, Result};
 use pd_apps::arguments;
 use pd_client::pipe::{Direction, Options, Pipe};
 
+const USAGE: &str = "echo PORT";
+
 fn main() -> Result<()> {
-    let words = arguments("echo PORT");
-    let [port] = &words[..] else { bail!("usage: echo PORT") };
+    let words = arguments(USAGE);
+    let [port] = &words[..] else { bail!("usage: {USAGE}") };
     let mut pipe = Pipe::open(&Options::new(Direction::Forward, port))?;
     loop {
         pipe.wait(None)?;

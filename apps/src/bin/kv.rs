@@ -60,12 +60,14 @@ fn serve(pipes: Pipes, partition: usize, partitions: usize) -> Result<()> {
     }
 }
 
+const USAGE: &str = "kv PORT [PARTITIONS]";
+
 fn main() -> Result<()> {
-    let words = arguments("kv PORT [PARTITIONS]");
+    let words = arguments(USAGE);
     let (port, partitions) = match &words[..] {
         [port] => (port, 1),
         [port, partitions] => (port, number("PARTITIONS", partitions)?),
-        _ => bail!("usage: kv PORT [PARTITIONS]"),
+        _ => bail!("usage: {USAGE}"),
     };
     if !(1..=PARTITIONS_MAX).contains(&partitions) {
         bail!("there are 1 to {PARTITIONS_MAX} partitions");

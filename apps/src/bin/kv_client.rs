@@ -146,8 +146,9 @@ impl Link {
     }
 }
 
+const USAGE: &str = "kv_client PORT PARTITIONS get KEY | set KEY VALUE | delete KEY | load KEYS REQUESTS";
+
 fn main() -> Result<()> {
-    const USAGE: &str = "kv_client PORT PARTITIONS get KEY | set KEY VALUE | delete KEY | load KEYS REQUESTS";
     let words = arguments(USAGE);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let [port, partitions, command @ ..] = &words[..] else {

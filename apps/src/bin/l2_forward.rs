@@ -7,9 +7,11 @@ use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::Error;
 use rustix::event::{poll, PollFd, PollFlags};
 
+const USAGE: &str = "l2_forward PORT PORT";
+
 fn main() -> Result<()> {
-    let ports = arguments("l2_forward PORT PORT");
-    let [near, far] = &ports[..] else { bail!("usage: l2_forward PORT PORT") };
+    let ports = arguments(USAGE);
+    let [near, far] = &ports[..] else { bail!("usage: {USAGE}") };
     let open = |from: &str, to: &str| Pipe::open(&Options::new(Direction::Forward, from).and_port(to));
     let mut pipes = [open(near, far)?, open(far, near)?];
     for pipe in &mut pipes {

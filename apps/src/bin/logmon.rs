@@ -10,8 +10,10 @@ use rustix::io::Errno;
 use std::io::Write;
 use std::time::Instant;
 
+const USAGE: &str = "logmon PORT [LINES SECONDS [FILTERS]]";
+
 fn main() -> Result<()> {
-    let words = arguments("logmon PORT [LINES SECONDS [FILTERS]]");
+    let words = arguments(USAGE);
     let (port, rules, filters) = match &words[..] {
         [port] => (port, Rules { threshold: 5, window_s: 600 }, None),
         [port, lines, seconds, filters @ ..] if filters.len() < 2 => (
@@ -19,7 +21,7 @@ fn main() -> Result<()> {
             Rules { threshold: number("LINES", lines)?, window_s: number("SECONDS", seconds)? },
             filters.first(),
         ),
-        _ => bail!("usage: logmon PORT [LINES SECONDS [FILTERS]]"),
+        _ => bail!("usage: {USAGE}"),
     };
     let text = match filters {
         Some(file) => {

@@ -19,12 +19,14 @@ fn backend(text: &str) -> Option<Backend> {
     Some(Backend { address: address.parse().ok()?, mac })
 }
 
+const USAGE: &str = "maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]";
+
 fn main() -> Result<()> {
-    let words = arguments("maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]");
+    let words = arguments(USAGE);
     let (port, service, backends, out) = match &words[..] {
         [port, service, backends] => (port, service, backends, None),
         [port, service, backends, out] => (port, service, backends, Some(out)),
-        _ => bail!("usage: maglev PORT ADDRESS:PORT ADDRESS/MAC,... [OUT]"),
+        _ => bail!("usage: {USAGE}"),
     };
     let service: SocketAddrV4 =
         service.parse().with_context(|| format!("a service is ADDRESS:PORT, not '{service}'"))?;

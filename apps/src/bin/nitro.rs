@@ -12,12 +12,14 @@ use std::hash::{BuildHasher, RandomState};
 const WEIGHT: u32 = 100;
 const SHARE: f64 = 0.001;
 
+const USAGE: &str = "nitro PORT [FRAMES]";
+
 fn main() -> Result<()> {
-    let words = arguments("nitro PORT [FRAMES]");
+    let words = arguments(USAGE);
     let (port, each) = match &words[..] {
         [port] => (port, 1_000_000),
         [port, frames] => (port, number::<u64>("FRAMES", frames)?.max(1)),
-        _ => bail!("usage: nitro PORT [FRAMES]"),
+        _ => bail!("usage: {USAGE}"),
     };
     let new = || Nitro::new(WEIGHT, SHARE, RandomState::new().hash_one(0));
     let mut pipe = Pipe::open(&Options::new(Direction::Forward, port))?;

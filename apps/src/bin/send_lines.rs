@@ -8,9 +8,11 @@ use pd_client::pipe::{Direction, Options, Pipe, BACK};
 use pd_client::Error;
 use std::io::Read;
 
+const USAGE: &str = "send_lines PORT";
+
 fn main() -> Result<()> {
-    let words = arguments("send_lines PORT");
-    let [port] = &words[..] else { bail!("usage: send_lines PORT") };
+    let words = arguments(USAGE);
+    let [port] = &words[..] else { bail!("usage: {USAGE}") };
     let mut pipe = Pipe::open(&Options::new(Direction::Send, port).bytes())?;
     let mut buffer = [0; 16 << 10];
     let mut input = std::io::stdin().lock();

@@ -7,11 +7,11 @@ use pd_apps::tcp::load::Load;
 use pd_apps::tcp::{address, Host};
 use pd_apps::{arguments, number};
 
+const USAGE: &str = "tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES";
+
 fn main() -> Result<()> {
-    let words = arguments("tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES");
-    let [port, own, server, connections, bytes] = &words[..] else {
-        bail!("usage: tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES")
-    };
+    let words = arguments(USAGE);
+    let [port, own, server, connections, bytes] = &words[..] else { bail!("usage: {USAGE}") };
     let (connections, bytes) = (number("CONNECTIONS", connections)?, number("BYTES", bytes)?);
     ensure!((1..=1000).contains(&connections) && bytes > 0, "1 to 1000 connections, at least a byte");
     let mut host = Host::open(port, address(own).context("an address is as 10.0.0.2/24")?)?;
