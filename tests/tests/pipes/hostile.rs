@@ -61,7 +61,7 @@ fn a_client_that_hangs_up_at_any_step_leaves_nothing() {
             if step >= 5 {
                 match direction {
                     PipeDirection::Send => {
-                        // Nobody receives there: the frame waits for ever.
+                        // A frame waits for ever where nobody receives.
                         pipe.send(&[1; 64], 1).unwrap();
                         pipe.flush();
                     }
