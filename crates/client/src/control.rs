@@ -153,18 +153,18 @@ impl Socket {
         if let Some(anywhere) = Self::has_address(&control) {
             self.bind_at(&mut control, anywhere)?;
         }
-        let ear = self.listen_by_kernel(&mut control, backlog)?;
+        let kernel_listener = self.listen_by_kernel(&mut control, backlog)?;
         let request = control.listen_request(backlog);
         let answer = control.call(request, || match control.local {
             Some(local) => format!("cannot listen on {local}"),
             None => "cannot listen".to_owned(),
         });
-        let answer = answer.inspect_err(|_| self.unlisten(ear.clone()))?;
+        let answer = answer.inspect_err(|_| self.unlisten(kernel_listener.clone()))?;
         control.local = answer.address().to_socket_addr().or(control.local);
         control.backlog = backlog;
         control.state = State::Listening;
         self.recv.lock().listening = true;
-        self.listens(ear);
+        self.set_kernel_listener(kernel_listener);
         drop(control);
         self.watch.notify();
         Ok(())

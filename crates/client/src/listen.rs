@@ -30,7 +30,7 @@ impl Socket {
             let side = self.recv.lock();
             let deadline = *deadline.get_or_insert_with(|| Deadline::after(side.timeout));
             let Some(timeout) = deadline.next_sleep() else { return result };
-            if self.ear.get().is_some() {
+            if self.kernel_listener.get().is_some() {
                 drop(side);
                 match self.sleep_for_both(timeout) {
                     // The driver has gone: the next round attaches again.
@@ -57,7 +57,7 @@ impl Socket {
         if !self.is_listening() {
             return Err(Error::invalid("the socket does not listen; call pd_listen first"));
         }
-        if self.hears_kernel_first() {
+        if self.looks_at_kernel_first() {
             if let Some(socket) = self.accept_by_kernel()? {
                 return Ok(socket);
             }

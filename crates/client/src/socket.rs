@@ -47,7 +47,7 @@ pub struct Socket {
     /// Of a connection that the kernel carries.
     pub(crate) kernel: OnceLock<Arc<Carrier>>,
     /// Of a listener: what listens in the kernel.
-    pub(crate) ear: OnceLock<Arc<Carrier>>,
+    pub(crate) kernel_listener: OnceLock<Arc<Carrier>>,
     /// Where accepts wait for both.
     pub(crate) acceptor: OnceLock<Arc<Epoll>>,
     pub(crate) accepts: AtomicU32,
@@ -182,7 +182,7 @@ impl Socket {
             watch: Arc::default(),
             registrations: Mutex::default(),
             kernel: OnceLock::new(),
-            ear: OnceLock::new(),
+            kernel_listener: OnceLock::new(),
             acceptor: OnceLock::new(),
             accepts: AtomicU32::new(0),
             came_back: AtomicU8::new(NOT_BACK),

@@ -179,17 +179,17 @@ pub(crate) fn listen_short(
 
 /// A listener that the driver knows of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Listens {
+pub(crate) struct Listening {
     /// The listener is in a network of the policy's: connections may come to it that the kernel cannot bring.
     pub(crate) in_a_network: bool,
 }
 
 /// The kernel listener also takes connections with twins. None if that cannot be, for now; the driver's errno if it refuses.
-pub(crate) fn listen(fd: c_int) -> Result<Option<Listens>, c_int> {
+pub(crate) fn listen(fd: c_int) -> Result<Option<Listening>, c_int> {
     if unavailable().is_some() {
         return Ok(None);
     }
-    twin::listen(borrow(fd)).map(|in_a_network| Some(Listens { in_a_network })).map_err(|error| {
+    twin::listen(borrow(fd)).map(|in_a_network| Some(Listening { in_a_network })).map_err(|error| {
         note!("descriptor {fd} listens on kernel TCP only: {error}");
         error.errno()
     })

@@ -212,7 +212,9 @@ impl Socket {
         self.check_usable()?;
         let mut control = lock(&self.control);
         let wanted = (level, option, value);
-        for carrier in self.kernel.get().iter().chain(self.ear.get().iter()).copied().chain(&control.bound) {
+        for carrier in
+            self.kernel.get().iter().chain(self.kernel_listener.get().iter()).copied().chain(&control.bound)
+        {
             let set = carrier.set_option(wanted);
             set.map_err(|errno| failed(errno, || format!("cannot set option {option} of level {level}")))?;
         }

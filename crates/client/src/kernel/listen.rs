@@ -19,7 +19,7 @@ use std::time::Duration;
 const FABRIC_FIRST: u32 = 8;
 
 impl Socket {
-    /// Listens in the kernel, before the driver is asked. Returns what [`Self::listens`] makes the listener's.
+    /// Listens in the kernel, before the driver is asked. Returns what [`Self::set_kernel_listener`] makes the listener's.
     pub(crate) fn listen_by_kernel(
         &self,
         control: &mut Control,
@@ -28,30 +28,30 @@ impl Socket {
         if !control.has_kernel() {
             return Ok(None);
         }
-        let ear = match self.ear.get() {
-            Some(ear) => ear.clone(),
+        let kernel_listener = match self.kernel_listener.get() {
+            Some(kernel_listener) => kernel_listener.clone(),
             None => control.kernel_socket()?,
         };
-        ear.listen(backlog).map_err(|errno| {
+        kernel_listener.listen(backlog).map_err(|errno| {
             failed(errno, || match control.local {
                 Some(local) => format!("cannot listen on {local}"),
                 None => "cannot listen".to_owned(),
             })
         })?;
-        Ok(Some(ear))
+        Ok(Some(kernel_listener))
     }
 
     /// A wish to listen that was not granted: the kernel socket is closed, and a later one listens on another.
-    pub(crate) fn unlisten(&self, ear: Option<Arc<Carrier>>) {
-        if let Some(ear) = ear.filter(|_| self.ear.get().is_none()) {
-            ear.close(false);
+    pub(crate) fn unlisten(&self, kernel_listener: Option<Arc<Carrier>>) {
+        if let Some(kernel_listener) = kernel_listener.filter(|_| self.kernel_listener.get().is_none()) {
+            kernel_listener.close(false);
         }
     }
 
     /// The socket listens in both.
-    pub(crate) fn listens(&self, ear: Option<Arc<Carrier>>) {
-        if let Some(ear) = ear {
-            let _ = self.ear.set(ear);
+    pub(crate) fn set_kernel_listener(&self, kernel_listener: Option<Arc<Carrier>>) {
+        if let Some(kernel_listener) = kernel_listener {
+            let _ = self.kernel_listener.set(kernel_listener);
             self.join_all();
         }
     }
@@ -62,16 +62,16 @@ impl Socket {
     }
 
     /// Returns whether this accept looks at the kernel first.
-    pub(crate) fn hears_kernel_first(&self) -> bool {
-        self.ear.get().is_some()
+    pub(crate) fn looks_at_kernel_first(&self) -> bool {
+        self.kernel_listener.get().is_some()
             && self.accepts.fetch_add(1, Ordering::Relaxed) % FABRIC_FIRST == FABRIC_FIRST - 1
     }
 
     /// Takes a connection that has come by the kernel; none: there is none.
     pub(crate) fn accept_by_kernel(&self) -> Result<Option<Arc<Socket>>> {
-        let Some(ear) = self.ear.get() else { return Ok(None) };
+        let Some(kernel_listener) = self.kernel_listener.get() else { return Ok(None) };
         loop {
-            return match ear.accept() {
+            return match kernel_listener.accept() {
                 Ok((fd, Some(peer))) => Ok(Some(self.accepted_by_kernel(fd, peer))),
                 // The peer has gone again.
                 Ok((_, None)) | Err(Errno::CONNABORTED | Errno::PROTO) => continue,
@@ -100,12 +100,14 @@ impl Socket {
 
     /// Returns whether a connection has come by the kernel.
     pub(crate) fn kernel_has_arrived(&self) -> bool {
-        self.ear.get().is_some_and(|ear| ear.wait(PollFlags::IN, Duration::ZERO).contains(PollFlags::IN))
+        self.kernel_listener.get().is_some_and(|kernel_listener| {
+            kernel_listener.wait(PollFlags::IN, Duration::ZERO).contains(PollFlags::IN)
+        })
     }
 
     /// Sleeps until a connection may have come by either way. False: there is one way only.
     pub(crate) fn sleep_for_both(&self, timeout: Duration) -> Result<bool> {
-        if self.ear.get().is_none() {
+        if self.kernel_listener.get().is_none() {
             return Ok(false);
         }
         let acceptor = match self.acceptor.get() {
@@ -131,7 +133,7 @@ impl Socket {
             };
             (control.bound.take(), reaching)
         };
-        let carried = self.kernel.get().into_iter().chain(self.ear.get());
+        let carried = self.kernel.get().into_iter().chain(self.kernel_listener.get());
         carried.chain(&bound).chain(&reaching).for_each(|carrier| carrier.close(resets));
         if let Some(acceptor) = self.acceptor.get() {
             acceptor.poke();

@@ -21,7 +21,7 @@ const BITS: [(PollFlags, u32); 5] = [
 impl Socket {
     /// Makes the kernel's descriptor a member of an item's instance, if there is one.
     pub(crate) fn join(&self, item: &Arc<Item>, epoll: &Epoll) -> Result<()> {
-        let Some(carrier) = self.kernel.get().or(self.ear.get()) else { return Ok(()) };
+        let Some(carrier) = self.kernel.get().or(self.kernel_listener.get()) else { return Ok(()) };
         epoll.join(self.serial(), carrier.fd()?, item)
     }
 

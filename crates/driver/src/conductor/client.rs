@@ -48,7 +48,7 @@ pub struct Client {
     pub emptied: BTreeMap<u32, Region>,
     pub growth: Growth,
     /// Send regions that some movers have not learned of, each with the number of these movers.
-    unknown: Vec<(u16, usize)>,
+    unannounced: Vec<(u16, usize)>,
     /// Number of movers that have still to forget the client, once it leaves.
     remembered: usize,
     /// Stays with its family's mover: see [`super::balance`].
@@ -183,7 +183,7 @@ impl Client {
             regions: BTreeMap::new(),
             emptied: BTreeMap::new(),
             growth: Growth::default(),
-            unknown: Vec::new(),
+            unannounced: Vec::new(),
             remembered: 0,
             is_bound: false,
             passes_files: false,
@@ -286,17 +286,19 @@ impl Client {
     /// Notes that all movers of the client are to learn of a send region. Returns these movers.
     pub fn tell_of_region(&mut self, region: u16) -> Vec<MoverId> {
         let movers = self.movers();
-        self.unknown.push((region, movers.len()));
+        self.unannounced.push((region, movers.len()));
         movers
     }
 
     /// Notes that one more mover has learned of a send region. Returns whether all have.
-    pub fn is_known(&mut self, region: u16) -> bool {
-        let Some(at) = self.unknown.iter().position(|(unknown, _)| *unknown == region) else { return true };
-        self.unknown[at].1 -= 1;
-        let all = self.unknown[at].1 == 0;
+    pub fn note_known(&mut self, region: u16) -> bool {
+        let Some(at) = self.unannounced.iter().position(|(unannounced, _)| *unannounced == region) else {
+            return true;
+        };
+        self.unannounced[at].1 -= 1;
+        let all = self.unannounced[at].1 == 0;
         if all {
-            self.unknown.swap_remove(at);
+            self.unannounced.swap_remove(at);
         }
         all
     }
@@ -403,7 +405,7 @@ impl Client {
 
     /// Tells whether no region is being made for the client, and no mover has still to learn of one.
     pub fn is_settled(&self) -> bool {
-        self.unknown.is_empty() && !self.growth.is_making()
+        self.unannounced.is_empty() && !self.growth.is_making()
     }
 
     /// Returns the slots in use.

@@ -359,7 +359,7 @@ impl Conductor {
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),
             ToConductor::RegionAdded { client, region } => {
-                if self.client_mut(client).is_some_and(|client| client.is_known(region)) {
+                if self.client_mut(client).is_some_and(|client| client.note_known(region)) {
                     self.tell_client(client, &Frame::new(FrameKind::Ready).with_id(region.into()), None);
                 }
             }

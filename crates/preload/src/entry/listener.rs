@@ -86,12 +86,12 @@ impl Listener {
         }
         if !joined {
             let (joined, refused) = match fabric::listen(fd) {
-                Ok(listens) => {
-                    if listens.is_some_and(|listens| listens.in_a_network) {
+                Ok(listening) => {
+                    if listening.is_some_and(|listening| listening.in_a_network) {
                         self.short.in_a_network.store(true, Ordering::Relaxed);
                         take_of_other_networks();
                     }
-                    (listens.is_some(), false)
+                    (listening.is_some(), false)
                 }
                 Err(_) => (false, true),
             };
