@@ -310,8 +310,6 @@ pub enum ToMover {
         #[expect(dead_code, reason = "counts until its drop")]
         permit: Permit,
     },
-    /// Memory is available again.
-    Resume { flow: FlowId },
     /// Has the mover give back empty rings: memory is short.
     Reclaim,
     /// The conductor asks for the mover itself.

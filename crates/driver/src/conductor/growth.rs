@@ -1,31 +1,18 @@
-//! Growth of a client's receive memory: the region that is being made, the flows that wait for it, and the size that was not to be had.
-use crate::ids::FlowId;
+//! Growth of a client's receive memory: the region that is being made, and the size that was not to be had.
 use pd_abi::limits::PAGE_BYTES;
-use std::collections::VecDeque;
-
-/// A flow that asks for a receive ring of `bytes_max` bytes at most.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    pub flow: FlowId,
-    /// Serial number of its connection: the flow may be over, and its number reused.
-    pub serial: u64,
-    pub bytes_max: u64,
-}
 
 /// See the module.
 #[derive(Debug)]
 pub struct Growth {
     /// Size of the ring, in bytes, for which a receive region is being made.
     making: Option<u64>,
-    /// Flows that wait for that region, in the order of their requests.
-    asked: VecDeque<Asked>,
     /// Limit of ring sizes, in bytes, since a larger ring was not to be had.
     bytes_max: u64,
 }
 
 impl Default for Growth {
     fn default() -> Self {
-        Self { making: None, asked: VecDeque::new(), bytes_max: u64::MAX }
+        Self { making: None, bytes_max: u64::MAX }
     }
 }
 
@@ -66,67 +53,15 @@ impl Growth {
         self.bytes_max = (bytes / 2).max(PAGE_BYTES as u64);
     }
 
-    /// Forgets the region that is being made. Returns the flows that waited for it.
-    pub fn stop(&mut self) -> VecDeque<Asked> {
+    /// Forgets the region that is being made.
+    pub fn stop(&mut self) {
         self.making = None;
-        std::mem::take(&mut self.asked)
-    }
-
-    /// Tells whether a flow has to wait. `is_first`: it was the first of those that wait.
-    pub fn holds_up(&self, is_first: bool) -> bool {
-        self.is_making() || !is_first && !self.asked.is_empty()
-    }
-
-    /// Lets a flow wait behind the others.
-    pub fn wait(&mut self, asked: Asked) {
-        self.asked.push_back(asked);
-    }
-
-    /// Returns the number of flows that wait.
-    pub fn waiting(&self) -> usize {
-        self.asked.len()
-    }
-
-    /// Takes the flow that waits first, unless a region is being made.
-    pub fn next(&mut self) -> Option<Asked> {
-        if self.is_making() {
-            return None;
-        }
-        self.asked.pop_front()
-    }
-
-    /// Makes a flow the first again that was taken and waits again. `before`: number of flows that waited behind it. Returns whether it does.
-    pub fn put_back(&mut self, before: usize) -> bool {
-        let waits = self.asked.len() > before;
-        if waits {
-            self.asked.rotate_right(1);
-        }
-        waits
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{ConnectionId, Side};
-
-    fn asked(number: u32) -> Asked {
-        Asked { flow: ConnectionId::new(number).flow(Side::Connecting), serial: 1, bytes_max: 4096 }
-    }
-
-    #[test]
-    fn a_flow_that_waits_again_is_the_first_again() {
-        let mut growth = Growth::default();
-        (1..4).for_each(|number| growth.wait(asked(number)));
-        growth.begin(1 << 20);
-        assert!(growth.next().is_none() && growth.holds_up(true));
-        growth.made();
-        let first = growth.next().unwrap();
-        assert!(growth.holds_up(false) && !growth.holds_up(true));
-        growth.wait(first);
-        assert!(growth.put_back(2) && growth.next().unwrap().flow == first.flow);
-        assert!(!growth.put_back(2) && growth.stop().len() == 2);
-    }
 
     #[test]
     fn a_ring_that_is_not_to_be_had_is_asked_for_at_half_the_size() {

@@ -422,6 +422,7 @@ impl Conductor {
     }
 
     fn flow_done(&mut self, flow: FlowId) {
+        self.stop_waiting(flow);
         let index = flow.connection();
         for end in [FlowEnd::Source, FlowEnd::Destination] {
             self.drained(flow, end, u32::MAX);

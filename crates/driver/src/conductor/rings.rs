@@ -1,6 +1,5 @@
 //! Receive rings: carved from a client's receive regions on first use, given back when idle.
 use super::client::Client;
-use super::growth::Asked;
 use super::queues::Queues;
 use super::Conductor;
 use crate::door::ToDoor;
@@ -11,14 +10,14 @@ use crate::metrics::Metrics;
 use pd_abi::limits::{HUGEPAGE_BYTES, PAGE_BYTES};
 use rustix::io::Errno;
 use std::collections::btree_map::Entry;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
 const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
 
-/// Flows that are answered, or ask again, in one turn. An event may concern any number of flows.
+/// Flows that are answered in one turn. An event may concern any number of flows.
 const WAITING_PER_TURN: usize = 16;
 /// Interval at which flows that wait for memory are tried again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -27,17 +26,30 @@ const RECLAIM_EVERY: Duration = Duration::from_millis(5);
 /// Clients whose regions are looked at in one search for idle ones.
 const EMPTIED_LOOKS: usize = 256;
 
+/// A flow that waits for a receive ring.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// Client that is to receive by the ring.
+    client: ClientId,
+    /// Size of the largest ring that the mover takes, in bytes.
+    bytes_max: u64,
+}
+
 /// Flows that wait for memory, and the times at which they are tried again.
+///
+/// The flows towards a client wait in one queue. The first gets the memory that comes back, and no flow overtakes it: a program that reads
+/// its connections in the order in which bytes were sent never waits for a later one. Payers of the senders take turns in the queue. A
+/// client whose queue is not empty has a region made for it, is in `due`, or is in `denied`.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// Flows that were denied a ring.
-    denied: Queues<FlowId>,
-    /// Denied flows that ask again in the next turns.
-    retried: Queues<FlowId>,
-    /// Set if the flows in `denied` are to ask again after those in `retried`.
+    asked: HashMap<FlowId, Asked>,
+    queues: HashMap<ClientId, Queues<FlowId>>,
+    /// Clients whose first flow is to be answered in the next turns.
+    due: Queues<ClientId>,
+    /// Clients whose first flow was denied a ring.
+    denied: Queues<ClientId>,
+    /// Set if the clients in `denied` are due after those in `due`.
     retry_wanted: bool,
-    /// Clients whose waiting flows are to be answered: a region has been made, or is not to be had.
-    grown: Queues<ClientId>,
     next_retry: Duration,
     next_reclaim: Duration,
     reclaim_wanted: bool,
@@ -50,59 +62,103 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the number of flows that were denied a ring.
-    fn len(&self) -> usize {
-        self.denied.len() + self.retried.len()
+    /// Puts a flow at the end of the queue of its receiver.
+    fn push(&mut self, payer: Payer, flow: FlowId, asked: Asked) {
+        self.remove(flow);
+        self.asked.insert(flow, asked);
+        self.queues.entry(asked.client).or_default().push(payer, flow);
+    }
+
+    /// Takes a flow out of its queue. Returns what it asked for, if it waited.
+    fn remove(&mut self, flow: FlowId) -> Option<Asked> {
+        let asked = self.asked.remove(&flow)?;
+        self.queues.get_mut(&asked.client)?.remove(flow);
+        self.drop_empty(asked.client);
+        Some(asked)
+    }
+
+    /// Takes the flow that waits first for a ring of the client.
+    fn pop(&mut self, client: ClientId) -> Option<(FlowId, Asked)> {
+        let (_, flow) = self.queues.get_mut(&client)?.pop()?;
+        self.drop_empty(client);
+        Some((flow, self.asked.remove(&flow)?))
+    }
+
+    fn drop_empty(&mut self, client: ClientId) {
+        if self.queues.get(&client).is_some_and(Queues::is_empty) {
+            self.queues.remove(&client);
+        }
+    }
+
+    /// Returns the flow that waits first for a ring of the client.
+    fn first(&self, client: ClientId) -> Option<FlowId> {
+        self.queues.get(&client)?.first()
     }
 
     /// Returns the time of the next attempt without any news. `None`: no flow waits.
     fn next(&self) -> Option<Duration> {
         let next = if self.reclaim_wanted { self.next_reclaim.min(self.next_retry) } else { self.next_retry };
-        (self.len() > 0).then_some(next)
+        (!self.denied.is_empty()).then_some(next)
     }
 }
 
 impl Conductor {
-    /// Finds a ring for a flow that has bytes to deliver. The mover asks for at most `bytes_max` bytes.
+    /// Finds a ring for a flow that has bytes to deliver, or lets it wait. The mover takes at most `bytes_max` bytes, and does not ask again.
     pub(super) fn need_ring(&mut self, flow: FlowId, bytes_max: u64) {
-        self.give_or_await(flow, bytes_max, false);
-    }
-
-    /// Gives a flow a ring, or lets it wait. `is_first`: it was the first of the flows that wait for its client's region. Others wait
-    /// behind them.
-    fn give_or_await(&mut self, flow: FlowId, bytes_max: u64, is_first: bool) {
         let Some(mover) = self.source_mover(flow) else { return };
-        let Some((client, slot)) = self.destination(flow) else {
+        let Some((id, _)) = self.destination(flow) else {
             // An unclaimed twin has no receiver yet. The mover asks again after the claim.
             return self.movers.send(mover, ToMover::Ring { flow, ring: None });
         };
-        let Some(state) = self.client(client) else { return };
-        let Some(wished) = state.socket(slot).map(|socket| socket.receive_ring_bytes) else { return };
-        if state.growth.holds_up(is_first) {
-            return self.await_region(client, flow, bytes_max);
+        let Some(client) = self.client(id) else { return };
+        let (payer, is_making) = (client.payer(), client.growth.is_making());
+        let is_first = self.waiting.first(id).is_none() && !is_making;
+        if is_first && self.give_ring(flow, id, bytes_max) {
+            return;
         }
-        let ring = self.allocate_ring(client, wished.min(bytes_max)).map(|ring| Ring { wished, ..ring });
-        if ring.is_none() {
-            if self.client(client).is_some_and(|client| client.growth.is_making()) {
-                return self.await_region(client, flow, bytes_max);
-            }
+        self.waiting.push(self.payer_of_flow(flow), flow, Asked { client: id, bytes_max });
+        if is_first {
+            self.note_denied(payer, id);
+        } else if self.waiting.denied.holds(id) {
             Metrics::add(&self.metrics.rings_denied, 1);
-            let payer = self.payer_of_flow(flow);
-            if !self.waiting.retried.holds(flow) {
-                self.waiting.denied.push(payer, flow);
-            }
-            self.reclaim();
         }
-        self.movers.send(mover, ToMover::Ring { flow, ring });
     }
 
-    fn await_region(&mut self, id: ClientId, flow: FlowId, bytes_max: u64) {
-        let Some(serial) = self.connection(flow.connection()).map(|connection| connection.serial) else {
-            return;
-        };
-        if let Some(client) = self.client_mut(id) {
-            client.growth.wait(Asked { flow, serial, bytes_max });
+    /// Gives the flow that waits first for a client's memory a ring, and schedules the next flow. A flow that is denied a ring stays the
+    /// first.
+    fn answer_first(&mut self, payer: Payer, id: ClientId) {
+        let Some(flow) = self.waiting.first(id) else { return };
+        let Some(asked) = self.waiting.asked.get(&flow).copied() else { return };
+        if !self.give_ring(flow, id, asked.bytes_max) {
+            return self.note_denied(payer, id);
         }
+        self.waiting.pop(id);
+        if self.waiting.first(id).is_some() {
+            self.waiting.due.push(payer, id);
+        }
+    }
+
+    /// Gives a flow towards a client a ring. Returns false if it has to wait: there is no memory, or a region is being made first.
+    fn give_ring(&mut self, flow: FlowId, id: ClientId, bytes_max: u64) -> bool {
+        let receiver = self.destination(flow).filter(|(client, _)| *client == id);
+        let socket = receiver.and_then(|(_, slot)| self.client(id)?.socket(slot));
+        // A flow to a closed socket needs no ring: its mover learns of the end.
+        let Some(wished) = socket.map(|socket| socket.receive_ring_bytes) else { return true };
+        let Some(ring) = self.allocate_ring(id, wished.min(bytes_max)) else { return false };
+        if let Some(mover) = self.source_mover(flow) {
+            self.movers.send(mover, ToMover::Ring { flow, ring: Some(Ring { wished, ..ring }) });
+        }
+        true
+    }
+
+    /// Has the first flow of a client tried again when there may be memory, unless a region is being made for it.
+    fn note_denied(&mut self, payer: Payer, id: ClientId) {
+        if self.client(id).is_none_or(|client| client.growth.is_making()) {
+            return;
+        }
+        Metrics::add(&self.metrics.rings_denied, 1);
+        self.waiting.denied.push(payer, id);
+        self.reclaim();
     }
 
     /// Returns the payer of the client that sends into a flow.
@@ -111,30 +167,18 @@ impl Conductor {
         source.and_then(|(id, _)| self.client(id)).map_or(DRIVER, Client::payer)
     }
 
-    /// Schedules answers to the flows that wait for a client's region. The region has been made, or is not to be had.
+    /// Schedules an answer to the flow that waits first for a client's region. The region has been made, or is not to be had.
     /// [`Self::serve_waiting`] answers.
     pub(super) fn grown(&mut self, id: ClientId) {
-        let Some(client) = self.client_mut(id) else { return };
+        let Some(client) = self.client(id) else { return };
         let payer = client.payer();
-        if client.growth.waiting() > 0 {
-            self.waiting.grown.push(payer, id);
+        if self.waiting.first(id).is_some() {
+            self.waiting.due.push(payer, id);
         }
         self.retry_rings();
     }
 
-    /// Answers the first flow that waits for a client's region. Schedules the next one, unless the first has to wait for another region.
-    fn answer_asked(&mut self, payer: Payer, id: ClientId) {
-        let Some(client) = self.client_mut(id) else { return };
-        let Some(asked) = client.growth.next() else { return };
-        let before = client.growth.waiting();
-        self.ask_again(asked);
-        let Some(client) = self.client_mut(id) else { return };
-        if !client.growth.put_back(before) && before > 0 {
-            self.waiting.grown.push(payer, id);
-        }
-    }
-
-    /// Gives some flows rings, or has them ask again. Payers take turns. Returns whether there were any flows.
+    /// Gives some flows rings that wait for them. Payers of their receivers take turns. Returns whether there were any clients to look at.
     pub(super) fn serve_waiting(&mut self) -> bool {
         if self.retry_at().is_some_and(|at| self.clock.now() >= at) {
             if self.waiting.reclaim_wanted {
@@ -144,38 +188,38 @@ impl Conductor {
         }
         let mut served = 0;
         while served < WAITING_PER_TURN {
-            let Some((payer, client)) = self.waiting.grown.pop() else { break };
-            self.answer_asked(payer, client);
-            served += 1;
-        }
-        while served < WAITING_PER_TURN {
-            if self.waiting.retried.is_empty() && std::mem::take(&mut self.waiting.retry_wanted) {
-                // Flows that are denied again wait in the same order.
-                std::mem::swap(&mut self.waiting.retried, &mut self.waiting.denied);
+            if self.waiting.due.is_empty() && std::mem::take(&mut self.waiting.retry_wanted) {
+                // Clients that are denied again wait in the same order.
+                std::mem::swap(&mut self.waiting.due, &mut self.waiting.denied);
             }
-            let Some((_, flow)) = self.waiting.retried.pop() else { break };
-            if let Some(mover) = self.source_mover(flow) {
-                self.movers.send(mover, ToMover::Resume { flow });
+            let Some((payer, client)) = self.waiting.due.pop() else { break };
+            if self.client(client).is_some_and(|client| !client.growth.is_making()) {
+                self.answer_first(payer, client);
             }
             served += 1;
         }
         served > 0
     }
 
-    /// Forgets the region that was being made for a client that has gone. Flows that waited for it ask again for the present owners of
-    /// their ends.
-    pub(super) fn stop_growing(&mut self, id: ClientId) {
-        let Some(client) = self.client_mut(id) else { return };
-        client.growth.stop().into_iter().for_each(|asked| self.ask_again(asked));
+    /// Has a flow that waits for a ring ask again, for the present owner of its end.
+    pub(super) fn ask_again(&mut self, flow: FlowId) {
+        if let Some(asked) = self.waiting.remove(flow) {
+            self.need_ring(flow, asked.bytes_max);
+        }
     }
 
-    fn ask_again(&mut self, asked: Asked) {
-        if self
-            .connection(asked.flow.connection())
-            .is_some_and(|connection| connection.serial == asked.serial)
-        {
-            self.give_or_await(asked.flow, asked.bytes_max, true);
-        }
+    /// Forgets a flow that may wait for a ring: it is over.
+    pub(super) fn stop_waiting(&mut self, flow: FlowId) {
+        self.waiting.remove(flow);
+    }
+
+    /// Forgets the region that was being made for a client that has gone. Flows that waited for its memory ask again for the present owners
+    /// of their ends.
+    pub(super) fn stop_growing(&mut self, id: ClientId) {
+        let Some(client) = self.client_mut(id) else { return };
+        client.growth.stop();
+        let waiting: Vec<_> = std::iter::from_fn(|| self.waiting.pop(id)).collect();
+        waiting.into_iter().for_each(|(flow, asked)| self.need_ring(flow, asked.bytes_max));
     }
 
     /// Takes a ring of at most `wanted` bytes. `None` if there is no memory, or a region is being made first.
@@ -327,10 +371,10 @@ impl Conductor {
 
     /// Returns the number of flows that wait for memory.
     pub(super) fn rings_waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.asked.len()
     }
 
-    /// Has each flow that waits for a ring ask again in its turn ([`Self::serve_waiting`]): there may be memory.
+    /// Has the first flow of each client that was denied a ring tried again in its turn ([`Self::serve_waiting`]): there may be memory.
     pub(super) fn retry_rings(&mut self) {
         self.waiting.retry_wanted = !self.waiting.denied.is_empty();
         if self.waiting.retry_wanted {

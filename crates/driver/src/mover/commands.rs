@@ -91,7 +91,7 @@ impl Mover {
                 self.post_ready(client, slot);
             }
             ToMover::NudgeSource { flow, .. } => self.nudge_source(flow),
-            ToMover::Space { flow, .. } | ToMover::Resume { flow } => self.resume(flow),
+            ToMover::Space { flow, .. } => self.resume(flow),
             ToMover::Reclaim => self.tick(RING_IDLE_SHORT),
             ToMover::ComeBack => self.called_back = true,
             ToMover::Drain { client } => self.drain(client),

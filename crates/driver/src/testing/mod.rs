@@ -32,7 +32,9 @@ use crate::clock::Clock;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
-use crate::messages::{payer, Endpoint, Finish, NewChannel, NewFlow, Ring, ToConductor, ToMover, Violation};
+use crate::messages::{
+    payer, Endpoint, Finish, NewChannel, NewFlow, Permit, Ring, ToConductor, ToMover, Violation,
+};
 use crate::metrics::Metrics;
 use crate::mover::{Mover, MoverSettings};
 use crate::policy::WEIGHT_MAX;

@@ -107,7 +107,6 @@ impl Inboxes {
             | Release { flow, .. }
             | SetTenant { flow, .. }
             | Space { flow, .. }
-            | Resume { flow }
             | FileRead { flow, .. } => self.of_flow(flow),
             Reclaim | ComeBack | FileOpened(_) => MoverId::default(),
         };

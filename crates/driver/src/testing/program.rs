@@ -208,12 +208,12 @@ impl World {
             }),
             3 => self.inbox.send(ToMover::Ready { client: A, slot: FIRST }),
             4 => self.deny = program.byte() % 4,
-            5 => {
-                for flow in std::mem::take(&mut self.denied) {
-                    self.inbox.send(ToMover::Resume { flow });
-                }
+            5 => std::mem::take(&mut self.denied).into_iter().for_each(|flow| self.grant(flow)),
+            6 => {
+                let flow = FlowId::new(u32::from(program.byte()) % 6);
+                let permit = Permit::new(&self.parties[0].memory);
+                self.inbox.send(ToMover::Space { flow, permit });
             }
-            6 => self.inbox.send(ToMover::Resume { flow: FlowId::new(u32::from(program.byte()) % 6) }),
             7 if !self.disconnected && !std::mem::replace(&mut self.closed, true) => self.end_sides(None),
             8 if program.byte() % 8 == 0 => self.disconnect(),
             9 => {

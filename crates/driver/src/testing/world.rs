@@ -238,7 +238,6 @@ impl World {
                 ToConductor::NeedRing { flow, .. } if self.deny > 0 => {
                     self.deny -= 1;
                     self.denied.push(flow);
-                    self.inbox.send(ToMover::Ring { flow, ring: None });
                 }
                 ToConductor::NeedRing { flow, .. } => self.grant(flow),
                 ToConductor::FreeRing { ring } => {
@@ -260,6 +259,7 @@ impl World {
                     assert!(flow < B_TO_C, "a flow of clients that live is over");
                     assert!(!self.rings[flow.index()], "flow {flow} is over and keeps its ring");
                     assert!(!std::mem::replace(&mut self.flows_done[flow.index()], true));
+                    self.denied.retain(|denied| *denied != flow);
                 }
                 ToConductor::RegionAdded { .. }
                 | ToConductor::Released { .. }
@@ -333,9 +333,7 @@ impl World {
     /// Checks the conditions that hold after any program.
     pub(super) fn finish(mut self) {
         self.deny = 0;
-        for flow in std::mem::take(&mut self.denied) {
-            self.inbox.send(ToMover::Resume { flow });
-        }
+        std::mem::take(&mut self.denied).into_iter().for_each(|flow| self.grant(flow));
         // Requests in A's rings are seen even if A has not rung.
         (0..CHANNELS_OF_A).for_each(|channel| self.parties[0].ring_doorbell(channel));
         self.pass(Duration::from_millis(10));

@@ -172,6 +172,7 @@ impl Conductor {
                     })),
                 },
             );
+            self.ask_again(incoming);
         }
         self.movers.send(
             movers[side],
