@@ -1,5 +1,5 @@
 // A thread ends a connection at a random moment of another thread's send on it, by close, dup2, close_range or shutdown: `close_beside PATH ROUNDS`.
-// Both ends are in this process. All that a send says it has sent reaches the peer, and then an orderly end. Prints lines that do not depend on
+// Both ends are in this process. In some rounds a third thread has one of the ends leave the fabric about then (`O_ASYNC`). All that a send says it has sent reaches the peer, and then an orderly end. Prints lines that do not depend on
 // the transport.
 #define _GNU_SOURCE
 #include "both_ends.h"
@@ -35,6 +35,21 @@ static void *sends(void *argument) {
     return NULL;
 }
 
+struct leaver {
+    int fd;
+    unsigned wait_us;
+    pthread_barrier_t *start;
+};
+
+static void *leaves(void *argument) {
+    struct leaver *leaver = argument;
+    pthread_barrier_wait(leaver->start);
+    if (leaver->wait_us) usleep(leaver->wait_us);
+    // Fails if the descriptor is closed already.
+    if (fcntl(leaver->fd, F_SETFL, O_ASYNC) && errno != EBADF) die("fcntl");
+    return NULL;
+}
+
 static uint32_t state = 12345;
 
 static uint32_t next(void) {
@@ -45,13 +60,17 @@ static uint32_t next(void) {
 // Returns what is wrong, or NULL.
 static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
     int ends[2];
-    pthread_t thread;
+    pthread_t thread, third;
     pthread_barrier_t start;
-    pthread_barrier_init(&start, NULL, 2);
+    unsigned who = next() % 4;
+    bool is_left = who < 2;
+    pthread_barrier_init(&start, NULL, is_left ? 3 : 2);
     connected(path, is_unix, greets, ends);
     struct sender sender = {.fd = ends[next() % 2], .start = &start};
     int peer = sender.fd == ends[0] ? ends[1] : ends[0];
+    struct leaver leaver = {.fd = who ? peer : sender.fd, .wait_us = wait_us ? next() % (2 * wait_us) : 0, .start = &start};
     pthread_create(&thread, NULL, sends, &sender);
+    if (is_left) pthread_create(&third, NULL, leaves, &leaver);
     pthread_barrier_wait(&start);
     if (wait_us) usleep(wait_us);
     unsigned way = next() % 6;
@@ -73,13 +92,15 @@ static const char *round_of(bool is_unix, bool greets, unsigned wait_us) {
     }
     int end = part < 0 ? errno : 0;
     pthread_join(thread, NULL);
+    if (is_left) pthread_join(third, NULL);
     bool is_shut = way == 2 || way == 3;
     if (is_shut) close(sender.fd);
     close(peer);
     pthread_barrier_destroy(&start);
     static char wrong[200];
-    snprintf(wrong, sizeof wrong, "%s sent %ld (error %d), got %zu, end %d, after %u us, way %u%s%s", is_unix ? "unix" : "tcp", sender.sent,
-             sender.error, got, end, wait_us, way, greets ? ", greeted" : "", sender.fd == ends[1] ? ", by the accepted" : "");
+    snprintf(wrong, sizeof wrong, "%s sent %ld (error %d), got %zu, end %d, after %u us, way %u%s%s%s", is_unix ? "unix" : "tcp", sender.sent,
+             sender.error, got, end, wait_us, way, greets ? ", greeted" : "", sender.fd == ends[1] ? ", by the accepted" : "",
+             is_left ? who ? ", the peer leaves" : ", the sender leaves" : "");
     bool is_whole = sender.error ? sender.error == (is_shut ? EPIPE : EBADF) : sender.sent == BULK;
     return !differs && end == 0 && got == (size_t)sender.sent && is_whole ? NULL : wrong;
 }

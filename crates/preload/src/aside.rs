@@ -57,6 +57,11 @@ impl Aside {
         [lock(&self.leaving), lock(&self.marking)]
     }
 
+    /// Waits for a thread that has the connection leave.
+    fn await_departure(&self) {
+        drop(lock(&self.leaving));
+    }
+
     /// The kernel's descriptor is about to be closed. A thread that has the connection leave is waited for.
     pub(crate) fn closes(&self) {
         let _paused = self.pause();

@@ -373,6 +373,11 @@ impl Twin {
         self.current().is_some_and(|socket| socket.has_ended())
     }
 
+    /// Tells whether the program has shut both directions down.
+    pub(crate) fn is_shut_both_ways(&self) -> bool {
+        [&self.send_shut, &self.recv_shut].iter().all(|shut| shut.load(Ordering::Relaxed))
+    }
+
     /// Returns whether the bytes after the `there` bytes that are present come by the kernel.
     fn ends_elsewhere(&self, there: usize) -> bool {
         self.current().is_some_and(|end| end.ends_elsewhere(there as u64))

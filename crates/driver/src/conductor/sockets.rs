@@ -513,13 +513,15 @@ impl Conductor {
         let movers = entry.movers;
         // Both sides of a connection that was cut have learnt more.
         let peer = entry.owner(other).filter(|_| !entry.is_cut());
+        let is_shut = entry.receives_no_more[other];
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_CLAIM_MARK {
             let answer = done(socket).with_number(twin.claim_mark(side));
             self.answer((client, channel), socket, request.tag, Ok(answer));
             return Ok(());
         }
-        if is_vain {
+        // The kernel's connection is shut, too: TCP would answer a mark with a reset.
+        if is_vain || is_shut && !twin.side(other).unix {
             twin.decline_mark(other);
         }
         let unmarked = request.value & STEP_ASIDE_UNMARKED != 0;

@@ -39,7 +39,8 @@ fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
     );
 }
 
-/// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory.
+/// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
+/// has one of its ends leave then.
 #[test]
 fn a_close_beside_a_send_loses_nothing_at_any_moment() {
     let site = Site::new(226);

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 /// Longest wait for a mark that the peer is about to send.
 const MARK_WITHIN: Duration = Duration::from_secs(1);
 
-/// Has no mark come over TCP after the close of a connection that has left. A peer that follows later sends none, and a mark that is being sent
-/// is taken off.
+/// Has no mark come over TCP after the close of a connection one side of which has left. A peer that follows later sends none, and a mark that is
+/// being sent is taken off.
 pub(super) fn decline_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) {
-    let is_due = twin.progress().sends() && !twin.progress().has(MARKED | UNMARKED);
+    let peer_left = || twin.window().is_none() && twin.current().is_some_and(|end| end.sends_elsewhere());
+    let is_due = !twin.progress().has(MARKED | UNMARKED) && (twin.progress().sends() || peer_left());
     if twin.unix || !is_due || !twin.is_sole() || twin.is_passed() {
         return;
     }

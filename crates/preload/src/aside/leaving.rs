@@ -66,6 +66,11 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
             twin.aside.may_return[0].store(returns && is_sent, Ordering::Relaxed);
         }
         end.look_exactly();
+        if twin.ends_sending() {
+            // A shutdown has ended the stream on the fabric, and has still to end the kernel's. The peer would not read what goes there.
+            // SAFETY: plain call.
+            unsafe { real::shutdown(fd, libc::SHUT_WR) };
+        }
         twin.progress().set(SENDS);
         decline_at_exit();
         // A thread that sleeps in `poll` watches the fabric alone; the driver's answer came too early for it.
@@ -105,7 +110,11 @@ fn departure(twin: &Twin, why: KernelReason) -> Departure {
         KernelReason::UnseenWait | KernelReason::Signals | KernelReason::Sandbox => true,
         _ => unseen::is_found() || closed::is_closed(),
     };
+    let is_shut = !twin.unix && twin.is_shut_both_ways();
     match why {
+        // Nothing is received in the kernel, and TCP would answer the mark with a reset.
+        KernelReason::SmallTalk | KernelReason::Shared if is_shut => Departure::UnmarkedByChoice,
+        _ if is_shut => Departure::Unmarked,
         KernelReason::SmallTalk => Departure::ByChoice,
         KernelReason::Shared if waits_in_kernel() => Departure::ByChoice,
         KernelReason::Shared => Departure::UnmarkedByChoice,

@@ -184,13 +184,26 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
 /// Takes the mark off before the last number is closed: left unread it would have the kernel reset the connection. The peer's follows this
 /// process's, as long as the kernel's connection takes it.
 pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
-    if twin.names.is_none() && twin.current().is_some() && has_begun(twin) {
+    if twin.names.is_some() || twin.current().is_none() {
+        return;
+    }
+    if twin.unix && twin.is_sole() && !twin.is_passed() {
+        // A peer may leave at any moment. A mark that has not come yet is refused from here on; of one that has come this side knows.
+        // SAFETY: the program's descriptor.
+        unsafe { real::shutdown(fd, libc::SHUT_RD) };
+    }
+    if has_begun(twin) {
         ask_for_mark(entry, twin);
-        if twin.unix && twin.is_sole() && !twin.is_passed() {
-            // SAFETY: the program's descriptor. A mark that has not come yet is refused.
-            unsafe { real::shutdown(fd, libc::SHUT_RD) };
-        }
         decline_mark(entry, twin, fd);
         let _ = take_mark(entry, twin);
+    }
+}
+
+/// Declines the peer's mark before both directions of the kernel's connection are shut. TCP answers a byte that comes then with a reset.
+pub(crate) fn before_shutdown(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {
+    if !twin.unix && twin.is_shut_both_ways() {
+        // A departure that begins after this one wants no mark.
+        twin.aside.await_departure();
+        decline_mark(entry, twin, fd);
     }
 }

@@ -1,7 +1,7 @@
 //! Making, listening, connecting, accepting, shutting down, options.
 use super::hooks;
 use crate::accepting::{claim, look_at_listener};
-use crate::aside::leaving;
+use crate::aside::{leaving, receiving};
 use crate::away::calls;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
 use crate::entry::{self, Entry};
@@ -138,6 +138,11 @@ hooks! {
                     twin.lender.settle();
                 }
                 let (gone, was_shut) = (twin.is_gone(), twin.send_shut.load(Ordering::Relaxed));
+                let direction = match direction {
+                    // TCP resets the connection if more comes.
+                    Shutdown::Write if !twin.unix && twin.recv_shut.load(Ordering::Relaxed) => Shutdown::Both,
+                    asked => asked,
+                };
                 // TCP does not tell the peer.
                 let alone = direction == Shutdown::Read && !twin.unix;
                 let end_one = |end: &Arc<pd_client::core::Socket>| {
@@ -173,6 +178,7 @@ hooks! {
                     return result.map(|()| 0);
                 }
                 // The kernel's connection follows: who asks for its state gets the right answer.
+                receiving::before_shutdown(&entry, fd, twin);
                 match checked(real::shutdown(fd, how)) {
                     // The peer has answered the fabric's end by closing both.
                     Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() && !was_shut => Ok(0),

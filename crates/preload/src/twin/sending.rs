@@ -284,7 +284,7 @@ impl Twin {
     }
 
     /// Returns whether this process has shut the connection down for sending, or is about to.
-    fn ends_sending(&self) -> bool {
+    pub(crate) fn ends_sending(&self) -> bool {
         self.send_ends.load(Ordering::Relaxed) || self.send_shut.load(Ordering::Relaxed)
     }
 

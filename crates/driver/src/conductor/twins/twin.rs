@@ -91,7 +91,7 @@ impl Twin {
     }
 
     /// Returns a side's socket.
-    pub(super) fn side(&self, side: Side) -> &Held {
+    pub(in crate::conductor) fn side(&self, side: Side) -> &Held {
         &self.sides[side]
     }
 
@@ -183,8 +183,8 @@ impl Twin {
         let other = side.other();
         let again = std::mem::replace(&mut self.aside[side], true);
         if !again && !self.aside[other] {
-            self.unmarked[side] = unmarked;
-            self.unmarked[other] = self.passed[other];
+            self.unmarked[side] |= unmarked;
+            self.unmarked[other] |= self.passed[other];
         }
         let learnt = [
             (again, LEFT_BEFORE),
