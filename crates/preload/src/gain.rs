@@ -14,11 +14,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Mutex;
 
 /// Calls that find nothing, for one look.
-const CALLS: u32 = 32;
+const CALLS: u32 = 16;
 /// A wake-up costs as much as the kernel's copies of so many bytes.
 const SMALL_BYTES: u64 = 16 << 10;
-/// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again.
-const POOR_LOOKS: u32 = 2;
+/// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again. The direct path
+/// is no gain either to AF_UNIX in `epoll_wait`, so such a connection leaves before it gets rings for it, which cost more than a thousand messages.
+const POOR_LOOKS: u32 = 5;
+const POOR_LOOKS_ANYWHERE: u32 = 2;
 
 /// Counts of one connection.
 #[derive(Debug, Default)]
@@ -78,12 +80,14 @@ impl Gain {
     /// better be the kernel's.
     #[cold]
     pub(crate) fn is_poor(&self, end: &Socket, waits: bool, unix: bool) -> bool {
-        if end.path() == Path::Direct && (waits || !unix) {
+        let is_poor_anywhere = unix && !waits;
+        if end.path() == Path::Direct && !is_poor_anywhere {
             return false;
         }
         let Some(look) = Look::new(end.carried().1) else { return false };
         let mut last = lock(&self.last);
         *last = Look { poor: look.after(*last), ..look };
-        last.poor >= POOR_LOOKS && last.poor.is_power_of_two()
+        let looks = if is_poor_anywhere { POOR_LOOKS_ANYWHERE } else { POOR_LOOKS };
+        last.poor % looks == 0 && (last.poor / looks).is_power_of_two()
     }
 }
