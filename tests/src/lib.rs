@@ -296,24 +296,53 @@ pub fn needs_root(what: &str) {
     assert!(rustix::process::geteuid().is_root(), "{what} needs root: run the tests as root (sudo)");
 }
 
+/// Returns the word of the stream called `seed` that holds byte number `position`.
+fn word_at(seed: u64, position: u64) -> [u8; 8] {
+    let word = (position / 8).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (word ^ word >> 29).to_le_bytes()
+}
+
 /// Returns byte number `position` of the stream called `seed`.
 pub fn pattern(seed: u64, position: u64) -> u8 {
-    let word = (position / 8).wrapping_add(seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    (word ^ word >> 29).to_le_bytes()[(position % 8) as usize]
+    word_at(seed, position)[(position % 8) as usize]
+}
+
+/// Returns the ranges of `len` bytes from `position` on that lie in one word each, with their bytes of the stream called `seed`. This package is built
+/// without optimisation, and its bytes are most of what tests compute: words take an eighth of the time of bytes.
+fn words(
+    seed: u64,
+    position: u64,
+    len: usize,
+) -> impl Iterator<Item = (std::ops::Range<usize>, [u8; 8], usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let here = position + at as u64;
+        let first = (here % 8) as usize;
+        let range = at..len.min(at + 8 - first);
+        at = range.end;
+        (!range.is_empty()).then(|| (range, word_at(seed, here), first))
+    })
 }
 
 /// Fills `bytes` with the stream called `seed` from `position` on.
 pub fn fill(seed: u64, position: u64, bytes: &mut [u8]) {
-    for (index, byte) in bytes.iter_mut().enumerate() {
-        *byte = pattern(seed, position + index as u64);
+    for (range, word, first) in words(seed, position, bytes.len()) {
+        let count = range.len();
+        bytes[range].copy_from_slice(&word[first..first + count]);
     }
 }
 
 /// Panics where `bytes` are not the stream called `seed` from `position` on.
 pub fn verify(seed: u64, position: u64, bytes: &[u8]) {
-    for (index, &byte) in bytes.iter().enumerate() {
-        let at = position + index as u64;
-        assert_eq!(byte, pattern(seed, at), "byte {at} of stream {seed}");
+    for (range, word, first) in words(seed, position, bytes.len()) {
+        let (count, begin) = (range.len(), range.start);
+        let differs =
+            bytes[range].iter().zip(&word[first..first + count]).position(|(is, wanted)| is != wanted);
+        assert!(
+            differs.is_none(),
+            "byte {} of stream {seed}",
+            position + (begin + differs.unwrap_or(0)) as u64
+        );
     }
 }
 
