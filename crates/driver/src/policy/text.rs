@@ -1,6 +1,7 @@
 //! The text of a policy: read from a file, and faults in it told.
 use super::file::PolicyError;
 use rustix::fs::{open, Mode, OFlags};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -49,7 +50,13 @@ pub fn check_length(bytes: usize) -> Result<(), String> {
 
 /// Tells what the parser does not take, with line and column, and with the line itself if that is short.
 pub fn misread(error: &toml::de::Error, text: &str) -> PolicyError {
-    let shown = error.to_string();
+    let message = match number_out_of_range(error.message()) {
+        Some(number) => {
+            Cow::Owned(format!("{number} is no number for this key; write a smaller one, of 0 or more"))
+        }
+        None => Cow::Borrowed(error.message()),
+    };
+    let shown = error.to_string().replace(error.message(), &message);
     if error.span().is_some() && shown.chars().count() <= SAID_MAX {
         return PolicyError::of(shown);
     }
@@ -58,11 +65,22 @@ pub fn misread(error: &toml::de::Error, text: &str) -> PolicyError {
         let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
         format!("line {}, column {column}: ", before.matches('\n').count() + 1)
     });
-    let why = match error.message() {
+    let why = match &*message {
         "recursion limit" => "tables or lists lie too deep in each other; take some levels out",
         message => message,
     };
     PolicyError::of(format!("{}{why}", place.unwrap_or_default()))
+}
+
+/// Returns the number, as words, that the parser's message calls wider than the type of its key, or negative. The message names types of
+/// the program, and no remedy.
+fn number_out_of_range(message: &str) -> Option<&str> {
+    if matches!(message, "floating-point number overflowed" | "integer number overflowed") {
+        return Some("this");
+    }
+    let is_wide = message.contains("` as i128,") || message.contains("` as u128,");
+    let kind = if is_wide { "invalid type: integer `" } else { "invalid value: integer `" };
+    Some(message.strip_prefix(kind)?.split_once('`')?.0)
 }
 
 /// Returns a text as errors show it: without what a terminal obeys, and of bounded length.
@@ -114,6 +132,33 @@ mod tests {
         }
         std::fs::write(path("good"), "default = \"deny\"").unwrap();
         assert_eq!(read_policy_file(&path("good")).unwrap(), "default = \"deny\"");
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_told_with_a_remedy() {
+        let nines = "9".repeat(60);
+        for (key, number) in [
+            ("connections_max", "99999999999999999999999"),
+            ("connections_max", "-1"),
+            ("connections_max", "-99999999999999999999999"),
+            ("memory_bytes_max", "0xffffffffffffffffffffff"),
+            ("memory_bytes_max", "1e400"),
+            ("clients_max", &nines),
+            ("weight", "18446744073709551615"),
+            ("weight", "18446744073709551616"),
+        ] {
+            let error = Policy::parse(&format!("[[tenant]]\nname = \"a\"\n{key} = {number}")).unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains("line 3") && error.contains("write a smaller one"),
+                "{key} = {number}: {error}"
+            );
+            for word in ["128", "u64", "i64", "invalid"] {
+                assert!(!error.contains(word), "{key} = {number}: {error}");
+            }
+        }
+        let error = Policy::parse("[[rule]]\naction = \"allow\"\nport = 99999999999999999999").unwrap_err();
+        assert!(error.to_string().contains("write a smaller one"), "{error}");
     }
 
     #[test]
