@@ -12,6 +12,10 @@ use std::path::PathBuf;
 
 /// Most networks of a policy.
 const NETWORKS_MAX: usize = 1024;
+/// Most names of networks and of their members. The conductor looks at all of them for each client and container.
+const SELECTORS_MAX: usize = 16_384;
+/// Most ranges of a network, each of which is compared with the others.
+const RANGES_MAX: usize = 256;
 /// Prefix lengths of ranges: the smallest range has two addresses beside those of the network and of broadcast.
 const RANGE_BITS: std::ops::RangeInclusive<u8> = 8..=30;
 
@@ -134,6 +138,9 @@ impl NetworkTable {
                  or a range for `pd run --network`"
                 .into()));
         }
+        if range.as_ref().is_some_and(|Many(texts)| texts.len() > RANGES_MAX) {
+            return Err(of(format!("more than {RANGES_MAX} ranges; join some to larger ones")));
+        }
         let mut ranges: Vec<Ipv4Net> = Vec::new();
         for text in range.iter().flat_map(|Many(texts)| texts) {
             let range = read_range(text).map_err(of)?;
@@ -158,6 +165,12 @@ impl NetworkTable {
             if let Some(other) = taken.words.insert(word.clone(), name.clone()) {
                 return Err(of(format!("{word} is network {other}'s already; take it out here or there")));
             }
+        }
+        if taken.words.len() > SELECTORS_MAX {
+            return Err(of(format!(
+                "networks have more than {SELECTORS_MAX} names, containers, cgroups, namespaces and tenants in all; \
+                 write cgroups above several of them, or tenants"
+            )));
         }
         let cgroups = cgroups.iter().map(|text| Glob::parse(text)).collect::<Result<_, _>>().map_err(of)?;
         Ok(Network { name, containers, cgroups, namespaces, tenants, ranges })
@@ -273,6 +286,35 @@ mod tests {
             for part in parts {
                 assert!(error.contains(part), "{part:?} is missing in {error:?} of {text:?}");
             }
+        }
+    }
+
+    #[test]
+    fn names_members_and_ranges_are_bounded() {
+        let list = |count: usize, word: &dyn Fn(usize) -> String| {
+            (0..count).map(|n| format!("\"{}\"", word(n))).collect::<Vec<_>>().join(",")
+        };
+        let members = |count| {
+            let of = |name: &str| {
+                let words = list(count / 2, &|n| format!("{name}{n}"));
+                format!("[[network]]\nname = \"{name}\"\ncontainers = [{words}]\n")
+            };
+            of("a") + &of("b")
+        };
+        let ranges = |count| {
+            let words = list(count, &|n| format!("10.{}.{}.0/24", n >> 8, n & 255));
+            format!("[[network]]\nname = \"a\"\nrange = [{words}]")
+        };
+        // Each network's name counts, too.
+        for (text, is_refused) in [
+            (members(SELECTORS_MAX - 2), false),
+            (members(SELECTORS_MAX), true),
+            (ranges(RANGES_MAX), false),
+            (ranges(RANGES_MAX + 1), true),
+        ] {
+            let error = Policy::parse(&text).err().map(|error| error.to_string());
+            assert_eq!(error.is_some(), is_refused, "{error:?}");
+            assert!(error.is_none_or(|error| error.contains("more than") && error.contains("; ")));
         }
     }
 }
