@@ -8,6 +8,7 @@ use crate::sock_diag::{ask, InetReply, InetRequest, Message, SocketName, SOCK_DI
 use crate::wanted::Wanted;
 use pd_shm::procfs;
 use rustix::fd::AsFd;
+use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 use rustix::net::{netlink, socket_with, AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
@@ -17,7 +18,11 @@ use std::os::fd::OwnedFd;
 
 /// Asks about the sockets of one network namespace.
 #[derive(Debug)]
-pub struct SocketDiag(pub(crate) OwnedFd);
+pub struct SocketDiag {
+    pub(crate) diag: OwnedFd,
+    /// The namespace's `/proc/net/protocols`, which counts its sockets; none where it cannot be opened.
+    pub(crate) protocols: Option<OwnedFd>,
+}
 
 /// State of a socket that no process can hold.
 const TIME_WAIT: u8 = 6;
@@ -34,11 +39,13 @@ impl SocketDiag {
     pub fn new(namespace: &OwnedFd) -> std::io::Result<Self> {
         may(Call::Diag)?;
         if let Some(opened) = simulated::diag(namespace) {
-            return Ok(Self(opened?));
+            return Ok(Self { diag: opened?, protocols: None });
         }
         let open = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))
+            let diag = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))?;
+            let protocols = procfs::open("thread-self/net/protocols", OFlags::RDONLY).ok();
+            Ok::<_, Errno>(Self { diag, protocols })
         };
         let same = |fd: &OwnedFd| {
             let own = procfs::stat("thread-self/ns/net")?;
@@ -46,12 +53,12 @@ impl SocketDiag {
             Ok::<_, Errno>((own.st_dev, own.st_ino) == (other.st_dev, other.st_ino))
         };
         if same(namespace)? {
-            return Ok(Self(open()?));
+            return Ok(open()?);
         }
         let namespace = namespace.try_clone()?;
         let thread = std::thread::Builder::new().name("pd-diag".into()).spawn(move || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            Ok::<_, std::io::Error>(Self(open()?))
+            Ok::<_, std::io::Error>(open()?)
         })?;
         thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the thread panicked")))
     }
@@ -61,11 +68,11 @@ impl SocketDiag {
     /// # Errors
     /// `ENOENT`, `ESTALE` if there is none, or one that its process has closed, or a listener; errors of the calls.
     pub fn inode(&self, wanted: &Wanted) -> Result<u32> {
-        if let Some(found) = simulated::socket_inode(&self.0, wanted) {
+        if let Some(found) = simulated::socket_inode(&self.diag, wanted) {
             return found;
         }
         let mut bytes = [0u8; 1024];
-        let reply = ask(&self.0, request(wanted).bytes(), &mut bytes)?;
+        let reply = ask(&self.diag, request(wanted).bytes(), &mut bytes)?;
         let inode = reply.word(offset_of!(InetReply, inode))?;
         // A socket that was closed lasts for minutes where its peer's host is gone. One that waits to be accepted is in none of these states.
         match reply.part(offset_of!(InetReply, state))? {

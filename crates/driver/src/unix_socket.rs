@@ -1,17 +1,24 @@
 //! Facts from the kernel about clients' AF_UNIX sockets: their bound files and their peers. As in
 //! [`crate::kernel_socket`], a client's descriptor is looked up in `/proc`. The inode number then names the
 //! socket, on the whole machine.
+//!
+//! The kernel finds an inode by a walk over all sockets of AF_UNIX of a network namespace, of which a client makes hundreds of thousands. A
+//! namespace with many is asked about seldom, and by [`SocketDiag::unix_of_many`] alone.
 use crate::calls::simulated;
 use crate::kernel_socket::SocketDiag;
 use crate::sock_diag::{ask, Header, Message, Reply, UnixReply, UnixRequest, SOCK_DIAG_BY_FAMILY};
 use crate::wanted::UnixSocket;
-use rustix::io::{Errno, Result};
+use rustix::io::{pread, Errno, Result};
 use std::mem::offset_of;
 
 /// Attributes asked for: the bound file, the peer.
 const SHOW: u32 = 2 | 4;
 const STREAM: u8 = 1;
 const LISTEN: u8 = 10;
+/// Most sockets of a namespace in which one is looked for: a walk takes up to a millisecond.
+const SOCKETS_MAX: u64 = 8192;
+/// Most bytes of a list of protocols.
+const PROTOCOLS_BYTES_MAX: usize = 16 << 10;
 const ATTRIBUTE_VFS: u16 = 1;
 const ATTRIBUTE_PEER: u16 = 2;
 
@@ -19,14 +26,42 @@ impl SocketDiag {
     /// Returns the socket of this namespace that has this inode.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, or no process holds it; errors of the calls.
+    /// `ENOENT` if there is none, or no process holds it; `ENOBUFS` if the namespace has too many; errors of the calls.
     pub fn unix(&self, inode: u32) -> Result<UnixSocket> {
-        if let Some(found) = simulated::unix_socket(&self.0, inode) {
+        match self.unix_sockets() {
+            Some(count) if count > SOCKETS_MAX => Err(Errno::NOBUFS),
+            _ => self.unix_of_many(inode),
+        }
+    }
+
+    /// Returns the socket of this namespace that has this inode, however long that takes.
+    ///
+    /// # Errors
+    /// As [`Self::unix`], but for `ENOBUFS`.
+    pub fn unix_of_many(&self, inode: u32) -> Result<UnixSocket> {
+        if let Some(found) = simulated::unix_socket(&self.diag, inode) {
             return found;
         }
         let mut bytes = [0u8; 1024];
-        parse(&ask(&self.0, request(inode).bytes(), &mut bytes)?)
+        parse(&ask(&self.diag, request(inode).bytes(), &mut bytes)?)
     }
+
+    /// Returns the number of sockets of AF_UNIX in this namespace.
+    fn unix_sockets(&self) -> Option<u64> {
+        let mut text = vec![0; PROTOCOLS_BYTES_MAX];
+        let len = pread(self.protocols.as_ref()?, &mut text[..], 0).ok()?;
+        Some(count(std::str::from_utf8(&text[..len]).ok()?))
+    }
+}
+
+/// Returns the sum of the lines of `/proc/net/protocols` that are about AF_UNIX: streams have one of their own from Linux 5.15 on.
+fn count(protocols: &str) -> u64 {
+    let number = |line: &str| {
+        let mut fields = line.split_ascii_whitespace();
+        let name = fields.next().filter(|name| name.starts_with("UNIX"));
+        name.and(fields.nth(1)?.parse::<u64>().ok())
+    };
+    protocols.lines().filter_map(number).sum()
 }
 
 fn request(inode: u32) -> Message<{ size_of::<UnixRequest>() }> {
@@ -64,6 +99,7 @@ fn parse(reply: &Reply<'_>) -> Result<UnixSocket> {
 mod tests {
     use super::*;
     use crate::kernel_socket::inode_of_descriptor;
+    use pd_shm::procfs;
     use std::os::fd::AsRawFd;
     use std::os::linux::fs::MetadataExt;
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -90,5 +126,44 @@ mod tests {
         let gone = inode(&client);
         drop(client);
         assert_eq!(diag.unix(gone), Err(Errno::NOENT));
+    }
+
+    #[test]
+    fn sockets_are_counted_by_their_protocols() {
+        let list = "protocol  size sockets  memory press maxhdr  slab module\n\
+                    PACKET    1600      9      -1   NI       0   no   kernel\n\
+                    UNIX-STREAM 1152     17      -1   NI       0   yes  kernel\n\
+                    UNIX      1152      7      -1   NI       0   yes  kernel\n";
+        assert_eq!(count(list), 24);
+        assert_eq!(count("UNIX\nUNIX 1\n\n"), 0);
+    }
+
+    /// Makes sockets of AF_UNIX in a network namespace of the test's own, more than are looked through.
+    #[test]
+    fn a_namespace_with_very_many_sockets_is_not_searched() {
+        let in_namespace = || {
+            // SAFETY: of this thread alone, which ends with the test.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                println!("SKIPPED: needs root for a network namespace");
+                return;
+            }
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+            let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+            rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+            let namespace = procfs::open("thread-self/ns/net", rustix::fs::OFlags::RDONLY).unwrap();
+            let diag = SocketDiag::new(&namespace).unwrap();
+            let (one, _other) = UnixStream::pair().unwrap();
+            let number = std::fs::metadata(format!("/proc/self/fd/{}", one.as_raw_fd())).unwrap().st_ino();
+            let inode = number as u32;
+            assert!(diag.unix(inode).is_ok());
+            let crowd: Vec<_> =
+                (0..SOCKETS_MAX).map(|_| std::os::unix::net::UnixDatagram::unbound()).collect();
+            assert!(crowd.iter().all(|socket| socket.is_ok()), "{:?}", crowd.last());
+            assert_eq!(diag.unix(inode), Err(Errno::NOBUFS));
+            assert!(diag.unix_of_many(inode).is_ok());
+            drop(crowd);
+            assert!(diag.unix(inode).is_ok());
+        };
+        std::thread::spawn(in_namespace).join().unwrap();
     }
 }

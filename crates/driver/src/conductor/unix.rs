@@ -13,6 +13,9 @@ use pd_abi::TwinRequest;
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, SocketAddr};
 
+/// Most network namespaces in which an accepted socket is looked for.
+const NAMESPACES_MAX: usize = 32;
+
 /// Placeholder for an address, which a file does not have.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
@@ -61,7 +64,7 @@ impl Conductor {
 
     pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let held = self.unix_held(id, asked)?;
-        let (namespace, found) = self.find_accepted(held.namespace, held.inode).ok_or(Errno::NOENT)?;
+        let (namespace, found) = self.find_accepted(id, held).ok_or(Errno::NOENT)?;
         let key = Key::Unix(found.peer);
         let index = self.twins.first_unclaimed(&key).filter(|_| found.peer != 0).ok_or(Errno::NOENT)?;
         self.claim(id, channel, index, Held { namespace, ..held })
@@ -82,15 +85,27 @@ impl Conductor {
         Ok((namespace, inode))
     }
 
-    /// Finds the accepted socket with this inode. The kernel lists it in the network namespace of the process that connected.
-    fn find_accepted(&self, own: NamespaceId, inode: u32) -> Option<(NamespaceId, UnixSocket)> {
-        let mut namespaces = vec![own];
+    /// Finds the accepted socket that a client holds. The kernel lists it in the network namespace of the process that connected, which may
+    /// be that of any unclaimed connection to the client's tenant.
+    fn find_accepted(&self, id: ClientId, held: Held) -> Option<(NamespaceId, UnixSocket)> {
+        let tenant = self.client(id)?.tenant;
+        let mut namespaces = vec![held.namespace];
         for index in self.twins.unclaimed_unix() {
-            let twin = self.connection(index).and_then(|connection| connection.twin.as_ref());
-            let namespace = twin.map(|twin| twin.namespace(Side::Connecting));
-            namespaces.extend(namespace.filter(|namespace| !namespaces.contains(namespace)));
+            let Some(connection) = self.connection(index) else { continue };
+            let Some(twin) =
+                connection.twin.as_ref().filter(|_| connection.tenants[Side::Accepting] == tenant)
+            else {
+                continue;
+            };
+            let namespace = twin.namespace(Side::Connecting);
+            if !namespaces.contains(&namespace) {
+                namespaces.push(namespace);
+            }
+            if namespaces.len() == NAMESPACES_MAX {
+                break;
+            }
         }
-        let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(inode).ok()?));
+        let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(held.inode).ok()?));
         namespaces.into_iter().find_map(look)
     }
 }

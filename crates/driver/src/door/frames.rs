@@ -9,7 +9,7 @@ use crate::memory::{Amounts, ClientMemory, Exhausted, Region};
 use crate::messages::{NewChannel, Violation, DRIVER};
 use crate::peer::refuse_descriptors;
 use pd_abi::limits::{CHANNELS_MAX, HUGEPAGE_BYTES, MESSAGE_BYTES_MAX, PAGE_BYTES, REGIONS_MAX};
-use pd_abi::{Frame, FrameKind, MAGIC, VERSION};
+use pd_abi::{Address, Frame, FrameKind, TwinOperation, TwinRequest, MAGIC, VERSION};
 use pd_shm::ringer::WakeEnd;
 use pd_shm::wake;
 use rustix::event::{epoll, eventfd, EventfdFlags};
@@ -17,17 +17,26 @@ use rustix::io::Errno;
 use rustix::net::{socketpair, AddressFamily, SocketFlags, SocketType};
 use std::sync::Arc;
 
-/// Returns the tokens of a payer ([`super::turns`]) that a frame of this kind costs: about the driver's microseconds.
-fn cost(kind: Option<FrameKind>) -> f64 {
-    match kind {
+/// Returns the tokens of a payer ([`super::turns`]) that a frame costs: about the driver's microseconds.
+fn cost(frame: &Frame) -> f64 {
+    match frame.checked_kind() {
         Some(FrameKind::Hello) => 100.0,
         Some(FrameKind::Channel | FrameKind::Pipe) => 50.0,
         Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
         Some(FrameKind::PipeMapped | FrameKind::PipeWakeFd | FrameKind::PipeClose) => 20.0,
         Some(FrameKind::PipePeer) => 20.0,
+        // The kernel looks for the socket of AF_UNIX among all of a namespace.
+        Some(FrameKind::Twin) if is_look_for_unix(&frame.twin()) => 50.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
+}
+
+/// Tells whether a request has the conductor look for a socket of AF_UNIX.
+fn is_look_for_unix(asked: &TwinRequest) -> bool {
+    let operation = TwinOperation::from_raw(asked.operation);
+    asked.local.family == Address::FILE.family
+        && matches!(operation, Some(TwinOperation::Listen | TwinOperation::Claim))
 }
 
 impl Door {
@@ -60,7 +69,7 @@ impl Door {
             Ok(Some((_, true))) => self.broke(id, Violation::Frame),
             Ok(Some((frame, false))) => {
                 let payer = guest.payer();
-                self.turns.pay(payer, cost(frame.checked_kind()));
+                self.turns.pay(payer, cost(&frame));
                 if let Err(violation) = self.take_frame(id, frame) {
                     self.broke(id, violation);
                 }

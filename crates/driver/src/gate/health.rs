@@ -412,7 +412,7 @@ mod tests {
         let diag = crate::SocketDiag::new(&namespace).unwrap();
         let one = std::net::TcpListener::bind("127.0.0.78:0").unwrap();
         let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-        let there = listeners(&diag.0).unwrap();
+        let there = listeners(&diag.diag).unwrap();
         let at = |ip: &str, port| judge(SocketAddr::new(ip.parse().unwrap(), port), &there);
         let (port, any_port) = (one.local_addr().unwrap().port(), any.local_addr().unwrap().port());
         assert_eq!(at("127.0.0.78", port), None);
@@ -421,7 +421,7 @@ mod tests {
         assert_eq!(at("fd00::1", any_port), Some(NO_LISTENER));
         drop(one);
         assert_eq!(
-            judge(SocketAddr::from(([127, 0, 0, 78], port)), &listeners(&diag.0).unwrap()),
+            judge(SocketAddr::from(([127, 0, 0, 78], port)), &listeners(&diag.diag).unwrap()),
             Some(NO_LISTENER)
         );
     }

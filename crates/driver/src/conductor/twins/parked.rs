@@ -2,6 +2,7 @@
 use super::twin::Held;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
+use crate::identity::NamespaceId;
 use crate::ids::{ConnectionId, Side};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,8 @@ const LOOK_FIRST: Duration = Duration::from_micros(200);
 const LOOK_LAST: Duration = Duration::from_millis(500);
 /// Longest time to the next look for each parked side, if that is longer: looks cost the same however many there are.
 const LOOK_LAST_OF_EACH: Duration = Duration::from_millis(1);
+/// Pause after a look in a namespace with very many sockets, in multiples of the time that it took.
+const LONG_LOOK_PAUSE: u32 = 50;
 /// Most looks of one turn.
 const LOOKS_MAX: usize = 16;
 
@@ -24,6 +27,8 @@ type Place = (ConnectionId, Side);
 pub struct Parked {
     sides: BTreeMap<Place, Look>,
     looks: BTreeSet<(Duration, Place)>,
+    /// Time from which on a look may take long.
+    long_look_at: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +131,7 @@ impl Conductor {
     }
 
     /// Tells whether a process holds the kernel's socket of a side, or may still accept an unclaimed one.
-    fn is_held(&self, index: ConnectionId, side: Side) -> bool {
+    fn is_held(&mut self, index: ConnectionId, side: Side) -> bool {
         let Some(twin) = self.connection(index).and_then(|connection| connection.twin.as_ref()) else {
             return false;
         };
@@ -135,11 +140,28 @@ impl Conductor {
         }
         let &Held { namespace, wanted, inode, unix } = twin.side(side);
         if unix {
-            return inode != 0
-                && self.twins.diags.get(&namespace).is_some_and(|diag| diag.unix(inode).is_ok());
+            return inode != 0 && self.is_unix_held(namespace, inode);
         }
         let accepted = side == Side::Connecting || twin.is_claimed();
         matches!(self.twins.inode(namespace, &wanted), Ok(inode) if inode != 0 || !accepted)
+    }
+
+    /// Tells whether a process holds this socket of AF_UNIX. Where the kernel would take long to say, it is asked seldom, and the socket
+    /// counts as held meanwhile.
+    fn is_unix_held(&mut self, namespace: NamespaceId, inode: u32) -> bool {
+        let Some(diag) = self.twins.diags.get(&namespace) else { return false };
+        let found = match diag.unix(inode) {
+            Err(Errno::NOBUFS) if self.clock.now() < self.twins.parked.long_look_at => return true,
+            Err(Errno::NOBUFS) => {
+                let began = self.clock.now();
+                let found = diag.unix_of_many(inode);
+                let now = self.clock.now();
+                self.twins.parked.long_look_at = now + LONG_LOOK_PAUSE * (now.saturating_sub(began));
+                found
+            }
+            found => found,
+        };
+        found.is_ok()
     }
 
     /// Tells whether the kernel says that no process holds a TCP side's socket any more. A mark there would be answered with a reset.

@@ -15,7 +15,7 @@ pub struct TwinsState {
     listeners: Vec<ListeningState>,
     parked: Vec<(ConnectionId, Side, bool)>,
     departed: Vec<(TenantId, Vec<End>)>,
-    diags: Vec<(NamespaceId, Fd)>,
+    diags: Vec<(NamespaceId, Fd, Option<Fd>)>,
 }
 
 impl Conductor {
@@ -24,7 +24,9 @@ impl Conductor {
     /// # Errors
     /// The hindrance.
     pub(in crate::conductor) fn give_twins(&self, pack: &mut Pack) -> Result<TwinsState, Hindrance> {
-        let diags = self.twins.diags.iter().map(|(id, diag)| Ok((*id, pack.add(&diag.0)?)));
+        let diags = self.twins.diags.iter().map(|(id, SocketDiag { diag, protocols })| {
+            Ok((*id, pack.add(diag)?, protocols.as_ref().map(|file| pack.add(file)).transpose()?))
+        });
         let departed = self.twins.departed.iter();
         Ok(TwinsState {
             diags: diags.collect::<Result<_, Hindrance>>()?,
@@ -44,8 +46,9 @@ impl Conductor {
         fds: &mut Unpacked,
     ) -> Result<(), Wrong> {
         let TwinsState { listeners, parked, departed, diags } = state;
-        for (id, fd) in diags {
-            self.twins.diags.insert(id, SocketDiag(fds.take(fd)?));
+        for (id, diag, protocols) in diags {
+            let protocols = protocols.map(|fd| fds.take(fd)).transpose()?;
+            self.twins.diags.insert(id, SocketDiag { diag: fds.take(diag)?, protocols });
         }
         for (tenant, ends) in departed {
             Wrong::unless(self.tenants.is_known(tenant), || "a tenant that is not there".to_owned())?;
