@@ -409,6 +409,45 @@ fn a_container_is_confined_unless_told_otherwise() {
     net.assert_clean();
 }
 
+/// A mount of the test's on the host, which goes with this.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn new(kind: &str, at: std::path::PathBuf) -> Mounted {
+        std::fs::create_dir(&at).unwrap();
+        let mounted = Command::new("mount").args(["-t", kind, kind]).arg(&at).status().unwrap();
+        assert!(mounted.success(), "{kind}");
+        Mounted(at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+/// Where a chroot of the host's has a `/proc` or `/sys`, a container's root could write the kernel's switches there.
+#[test]
+fn mounts_of_the_kernels_elsewhere_are_hidden() {
+    let net = Net::new(47);
+    let folder = tempfile::tempdir().unwrap();
+    let places = ["proc", "sysfs", "devtmpfs"].map(|kind| Mounted::new(kind, folder.path().join(kind)));
+    let files = ["proc/sys/kernel/core_pattern", "sysfs/kernel/uevent_seqnum", "devtmpfs/kmsg"];
+    for file in files {
+        let file = folder.path().join(file);
+        assert!(file.exists(), "{}", file.display());
+        let script = format!("test ! -e {}", file.display());
+        let output = net.output("a", Some(&net.ip(2)), &["sh", "-c", &script]);
+        assert!(output.status.success(), "{script}: {}", stderr(&output));
+    }
+    // The container's own are there.
+    let script = "test -e /proc/sys/kernel/core_pattern && test -e /sys/kernel && echo >/dev/null";
+    assert!(net.output("a", Some(&net.ip(2)), &["sh", "-c", script]).status.success());
+    drop(places);
+    net.assert_clean();
+}
+
 /// Gifts of its caller that a container must not have: the working directory, where that is a folder of the host that the container has another
 /// one of, and descriptors. Each led to the host's `/proc`, and so to code run by the host's root.
 #[test]

@@ -98,6 +98,26 @@ const HIDDEN: [&str; 16] = [
     "/sys/kernel/tracing",
 ];
 
+/// File systems that show the kernel, its processes or its devices, and let root change them.
+const KERNELS: [&str; 14] = [
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "proc",
+    "pstore",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+/// Folders whose mounts are confined one by one, or are the container's own.
+const USUAL: [&str; 3] = ["/dev", "/proc", "/sys"];
+
 /// Changes the calling process's mount namespace, which is its own.
 pub fn confine(inside: &Inside) -> Result<()> {
     if !inside.hosts.as_os_str().is_empty() && Path::new("/etc/hosts").exists() {
@@ -111,10 +131,13 @@ pub fn confine(inside: &Inside) -> Result<()> {
     for path in ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"] {
         read_only(Path::new(path)).with_context(|| format!("cannot protect {path}"))?;
     }
-    for Mount { place, .. } in mounts().context("cannot read the mounts")? {
+    for Mount { place, kind, .. } in mounts().context("cannot read the mounts")? {
         if place.starts_with("/sys") {
             mount_remount(&place, MountFlags::BIND | MountFlags::RDONLY | PLAIN, "")
                 .with_context(|| format!("cannot protect {}", place.display()))?;
+        } else if KERNELS.contains(&&*kind) && !USUAL.iter().any(|usual| place.starts_with(usual)) {
+            // That of a chroot, a build or another program, with the host's processes and switches.
+            hide(&place).with_context(|| format!("cannot hide {}", place.display()))?;
         }
     }
     let hidden = HIDDEN.iter().map(PathBuf::from);
