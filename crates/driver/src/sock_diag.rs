@@ -11,6 +11,8 @@ use std::mem::offset_of;
 
 pub const SOCK_DIAG_BY_FAMILY: u16 = 20;
 pub const NLMSG_ERROR: u16 = 2;
+pub const NLMSG_DONE: u16 = 3;
+pub const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_REQUEST: u16 = 1;
 
 /// `struct nlmsghdr`.

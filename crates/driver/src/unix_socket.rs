@@ -6,9 +6,12 @@
 //! namespace with many is asked about seldom, and by [`SocketDiag::unix_of_many`] alone.
 use crate::calls::simulated;
 use crate::kernel_socket::SocketDiag;
-use crate::sock_diag::{ask, Header, Message, Reply, UnixReply, UnixRequest, SOCK_DIAG_BY_FAMILY};
+use crate::sock_diag::{
+    ask, Header, Message, Reply, UnixReply, UnixRequest, NLMSG_DONE, NLM_F_DUMP, SOCK_DIAG_BY_FAMILY,
+};
 use crate::wanted::UnixSocket;
 use rustix::io::{pread, Errno, Result};
+use rustix::net::{recv, send, RecvFlags, SendFlags};
 use std::mem::offset_of;
 
 /// Attributes asked for: the bound file, the peer.
@@ -46,6 +49,32 @@ impl SocketDiag {
         parse(&ask(&self.diag, request(inode).bytes(), &mut bytes)?)
     }
 
+    /// Returns the inodes of the stream sockets of this namespace that have a peer, with those of their peers. One walk for all of them.
+    ///
+    /// # Errors
+    /// Errors of the calls.
+    pub fn unix_peers(&self) -> Result<Vec<(u32, u32)>> {
+        let mut pairs = Vec::new();
+        let mut bytes = vec![0u8; 64 << 10];
+        while recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
+        send(&self.diag, message(NLM_F_DUMP, 0).bytes(), SendFlags::empty())?;
+        // The kernel answers a dump within the calls: the socket need not wait.
+        loop {
+            let (count, _) = recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
+            let mut rest = &bytes[..count.min(bytes.len())];
+            while let Some((one, after)) = next_message(rest) {
+                let reply = match kind_of(one) {
+                    Some(NLMSG_DONE) => return Ok(pairs),
+                    _ => Reply::new(one)?,
+                };
+                if let Ok(UnixSocket { peer: peer @ 1.., .. }) = parse(&reply) {
+                    pairs.push((reply.word(offset_of!(UnixReply, inode))?, peer));
+                }
+                rest = after;
+            }
+        }
+    }
+
     /// Returns the number of sockets of AF_UNIX in this namespace.
     fn unix_sockets(&self) -> Option<u64> {
         let mut text = vec![0; PROTOCOLS_BYTES_MAX];
@@ -64,8 +93,24 @@ fn count(protocols: &str) -> u64 {
     protocols.lines().filter_map(number).sum()
 }
 
+/// Splits the first of several messages off.
+fn next_message(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let len = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let one = bytes.get(..len).filter(|_| len >= size_of::<Header>())?;
+    Some((one, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+fn kind_of(message: &[u8]) -> Option<u16> {
+    let at = offset_of!(Header, kind);
+    Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?))
+}
+
 fn request(inode: u32) -> Message<{ size_of::<UnixRequest>() }> {
-    Message::new(SOCK_DIAG_BY_FAMILY, 0)
+    message(0, inode)
+}
+
+fn message(flags: u16, inode: u32) -> Message<{ size_of::<UnixRequest>() }> {
+    Message::new(SOCK_DIAG_BY_FAMILY, flags)
         .with(offset_of!(UnixRequest, family), [libc::AF_UNIX as u8])
         .with(offset_of!(UnixRequest, states), u32::MAX.to_ne_bytes())
         .with(offset_of!(UnixRequest, inode), inode.to_ne_bytes())
@@ -123,6 +168,10 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(diag.unix(inode(&client)).unwrap().peer, inode(&accepted));
         assert_eq!(diag.unix(inode(&accepted)).unwrap().peer, inode(&client));
+        let pairs = diag.unix_peers().unwrap();
+        assert!(pairs.contains(&(inode(&client), inode(&accepted))), "{pairs:?}");
+        assert!(pairs.contains(&(inode(&accepted), inode(&client))), "{pairs:?}");
+        assert!(!pairs.iter().any(|pair| pair.0 == inode(&listener)));
         let gone = inode(&client);
         drop(client);
         assert_eq!(diag.unix(gone), Err(Errno::NOENT));

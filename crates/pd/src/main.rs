@@ -12,6 +12,7 @@ mod driver_cmd;
 mod dump;
 mod enter_cmd;
 mod exporter;
+mod foreign;
 mod gen;
 mod live;
 mod ls;

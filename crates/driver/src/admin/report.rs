@@ -128,7 +128,7 @@ pub struct KernelClient {
 }
 
 /// A process that the driver refused or cut off.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RefusedReport {
     /// Process id; another process may have it now.
     pub pid: u32,

@@ -7,13 +7,12 @@ use std::mem::offset_of;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::sock_diag::{
-    Header, InetReply, InetRequest, Message, SocketName, NLMSG_ERROR, SOCK_DIAG_BY_FAMILY,
+    Header, InetReply, InetRequest, Message, SocketName, NLMSG_DONE, NLMSG_ERROR, NLM_F_DUMP,
+    SOCK_DIAG_BY_FAMILY,
 };
 
 const SOCK_DESTROY: u16 = 21;
-const NLMSG_DONE: u16 = 3;
 const NLM_F_ACK: u16 = 4;
-const NLM_F_DUMP: u16 = 0x300;
 const HEADER_BYTES: usize = size_of::<Header>();
 const NAME_BYTES: usize = size_of::<SocketName>();
 const INET_DIAG_CGROUP_ID: u16 = 21;

@@ -4,9 +4,12 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use pd_abi::KernelReason;
-use pd_driver::admin::{KernelReport, Report};
+use pd_driver::admin::{KernelReport, RefusedReport, Report};
 use pd_driver::containers::{self, Container, Engine};
 use pd_harness::container::state::Record;
 use pd_harness::known::Names;
@@ -14,8 +17,9 @@ use procfs::process::{all_processes, Process};
 use serde::Serialize;
 
 use super::attaching;
-use super::sockets::{held, namespace, printable, Ends, Sockets};
+use super::sockets::{held, namespace, Ends, Sockets};
 use super::table;
+use crate::foreign::{add_row, printable};
 
 /// The reason shown for a connection that its client does not report.
 const UNTOLD: &str = "not told: older than the library, made past it, or one of too many";
@@ -77,7 +81,9 @@ impl Kernel {
         let attached: HashSet<i32> = clients.iter().map(|client| client.pid as i32).collect();
         let counts = driver.map(|(report, _)| report.kernel_connections_by_reason.clone());
         let mut kernel = Kernel { connections_by_reason: counts.unwrap_or_default(), ..Kernel::default() };
-        let (mut sockets, mut known) = (Sockets::default(), HashSet::new());
+        let (mut sockets, mut known, mut patience) =
+            (Sockets::default(), HashSet::new(), Patience::default());
+        let refused: Arc<[RefusedReport]> = told.refused.as_slice().into();
         let mut those = Vec::new();
         for process in all_processes().into_iter().flatten().flatten() {
             let Some(space) = namespace(process.pid()) else { continue };
@@ -102,12 +108,15 @@ impl Kernel {
             let ends = held(&process).into_iter().filter(|inode| !reasons.on_fabric.contains(inode));
             let ends: Vec<(u64, Ends)> =
                 ends.filter_map(|inode| Some((inode, sockets.find(inode)?))).collect();
-            match attached.contains(&process.pid()) {
+            let pid = process.pid();
+            match attached.contains(&pid) {
                 true => kernel.add_connections(&process, &whose.container, ends, &reasons),
                 false if ends.is_empty() => {}
                 false => {
                     let tenant = whose.container.as_ref().and_then(|name| tenants.get(name)).cloned();
-                    kernel.add_process(&process, whose, tenant, ends, told);
+                    let refused = Arc::clone(&refused);
+                    let facts = patience.of(move || Facts::of(&process, &refused)).unwrap_or_default();
+                    kernel.add_process(pid, whose, tenant, ends, facts);
                 }
             }
         }
@@ -116,11 +125,11 @@ impl Kernel {
 
     fn add_process(
         &mut self,
-        process: &Process,
+        pid: i32,
         whose: Whose,
         tenant: Option<String>,
         ends: Vec<(u64, Ends)>,
-        told: &KernelReport,
+        facts: Facts,
     ) {
         let mut listening = Vec::new();
         let mut connections = 0;
@@ -131,16 +140,16 @@ impl Kernel {
             }
         }
         self.processes.push(KernelProcess {
-            pid: process.pid(),
+            pid,
             container: whose.container,
             image: whose.image,
             pod: whose.pod,
             tenant,
-            user: process.uid().ok(),
-            command: process.cmdline().unwrap_or_default().join(" "),
+            user: facts.user,
+            command: facts.command,
             listening,
             connections,
-            reason: attaching::why(process, &told.refused),
+            reason: facts.reason,
         });
     }
 
@@ -174,33 +183,39 @@ impl Kernel {
             if process.connections > 0 {
                 held.push(format!("{} connected", process.connections));
             }
-            rows.add_row([
-                process.pid.to_string(),
-                process.container.clone().unwrap_or_default(),
-                process.tenant.clone().unwrap_or_default(),
-                process.user.map(|user| user.to_string()).unwrap_or_default(),
-                short(&process.command),
-                held.join(", "),
-                process.reason.clone(),
-            ]);
+            add_row(
+                &mut rows,
+                [
+                    process.pid.to_string(),
+                    process.container.clone().unwrap_or_default(),
+                    process.tenant.clone().unwrap_or_default(),
+                    process.user.map(|user| user.to_string()).unwrap_or_default(),
+                    short(&process.command),
+                    held.join(", "),
+                    process.reason.clone(),
+                ],
+            );
         }
         println!("\n{rows}");
         let mut rows = table(["PROCESS", "CONTAINER", "FROM", "TO", "WHY ON THE KERNEL"]);
         for connection in &self.connections {
-            rows.add_row([
-                connection.pid.to_string(),
-                connection.container.clone().unwrap_or_default(),
-                connection.local.clone(),
-                connection.peer.clone(),
-                connection.reason.to_owned(),
-            ]);
+            add_row(
+                &mut rows,
+                [
+                    connection.pid.to_string(),
+                    connection.container.clone().unwrap_or_default(),
+                    connection.local.clone(),
+                    connection.peer.clone(),
+                    connection.reason.to_owned(),
+                ],
+            );
         }
         println!("\n{rows}");
         let mut rows = table(["CONNECTIONS ON THE KERNEL SO FAR", "WHY"]);
         for (label, count) in &self.connections_by_reason {
             let reason = KernelReason::ALL.into_iter().find(|reason| reason.label() == label);
             let reason = reason.map_or_else(|| label.clone(), |reason| reason.text().to_owned());
-            rows.add_row([count.to_string(), reason]);
+            add_row(&mut rows, [count.to_string(), reason]);
         }
         println!("\n{rows}");
     }
@@ -212,6 +227,58 @@ struct Whose {
     container: Option<String>,
     image: Option<String>,
     pod: Option<String>,
+}
+
+/// Facts of a process that is not attached, some of which it can withhold.
+struct Facts {
+    user: Option<u32>,
+    command: String,
+    reason: String,
+}
+
+impl Facts {
+    fn of(process: &Process, refused: &[RefusedReport]) -> Facts {
+        Facts {
+            user: process.uid().ok(),
+            command: process.cmdline().unwrap_or_default().join(" "),
+            reason: attaching::why(process, refused),
+        }
+    }
+}
+
+impl Default for Facts {
+    fn default() -> Facts {
+        let reason = "not told: its memory, or the file system of its PD_SOCKET, does not answer".to_owned();
+        Facts { user: None, command: String::new(), reason }
+    }
+}
+
+/// Time that is left for answers of processes, which decide how long these take.
+struct Patience(Duration);
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience(Duration::from_secs(5))
+    }
+}
+
+impl Patience {
+    /// Longest wait for one process.
+    const OF_ONE: Duration = Duration::from_secs(1);
+    /// Wait for one process where others have used the time up.
+    const AT_LEAST: Duration = Duration::from_millis(10);
+
+    /// Looks at a process in a thread of its own. Returns nothing if that takes long; the thread is left behind.
+    fn of<T: Send + 'static>(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (found, answer) = channel();
+        std::thread::spawn(move || found.send(look()));
+        let began = Instant::now();
+        let answer = answer.recv_timeout(self.0.clamp(Patience::AT_LEAST, Patience::OF_ONE)).ok();
+        if answer.is_none() {
+            self.0 = self.0.saturating_sub(began.elapsed());
+        }
+        answer
+    }
 }
 
 /// Returns the container of another engine than `pd run` that the control groups of a process name.
@@ -293,6 +360,15 @@ mod tests {
         assert!(reasons.on_fabric.contains(&20));
         let (named, any) = (reasons.of(3, 14), reasons.of(3, 15));
         assert_eq!((named, any), (Some(KernelReason::Urgent), Some(KernelReason::ShortLived)));
+    }
+
+    #[test]
+    fn what_does_not_answer_is_waited_for_once() {
+        let mut patience = Patience(Duration::from_millis(100));
+        assert_eq!(patience.of(|| 1), Some(1));
+        let (_withheld, never) = channel::<u32>();
+        assert_eq!(patience.of(move || never.recv()), None);
+        assert_eq!(patience.0, Duration::ZERO);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 use pd_harness::known::Names;
 
+use crate::foreign::{add_row, json};
 use crate::live::{fill_in, no_answer};
 use crate::{refused, services, sidecars};
 use kernel::Kernel;
@@ -59,7 +60,7 @@ pub fn main(args: &LsArgs) -> Result<i32> {
         if let Some(kernel) = &kernel {
             all["kernel"] = serde_json::to_value(kernel)?;
         }
-        println!("{}", serde_json::to_string_pretty(&all)?);
+        println!("{}", json(&all)?);
         return Ok(i32::from(report.is_none()));
     }
     print_containers(containers);
@@ -78,7 +79,7 @@ pub fn main(args: &LsArgs) -> Result<i32> {
 
 fn list_services(args: &LsArgs, driver: &std::io::Result<Answer>, report: Option<&Report>) -> Result<i32> {
     match (report, driver) {
-        (Some(report), _) if args.json => println!("{}", serde_json::to_string_pretty(&report.services)?),
+        (Some(report), _) if args.json => println!("{}", json(&report.services)?),
         (Some(report), _) => {
             println!("{}", services::table(&report.services));
             if !report.sidecars.is_empty() {
@@ -115,7 +116,8 @@ fn print_containers(containers: Vec<Record>) {
     for c in containers {
         let pid = c.init.pid.to_string();
         let network = c.network.unwrap_or_default();
-        rows.add_row([c.name, c.tenant, network, c.bridge, c.address, c.address6, pid, c.command.join(" ")]);
+        let command = c.command.join(" ");
+        add_row(&mut rows, [c.name, c.tenant, network, c.bridge, c.address, c.address6, pid, command]);
     }
     println!("{rows}");
 }
@@ -148,18 +150,21 @@ fn print_driver(report: &Report) {
     for c in &report.clients {
         let listening: Vec<String> =
             c.listening.iter().map(|(at, waiting)| format!("{at} ({waiting} waiting)")).collect();
-        clients.add_row([
-            c.client.to_string(),
-            c.pid.to_string(),
-            c.container.clone().unwrap_or_default(),
-            c.image.clone().unwrap_or_default(),
-            c.tenant.clone().unwrap_or_default(),
-            c.sockets.to_string(),
-            c.regions.to_string(),
-            Bytes(c.region_bytes).to_string(),
-            Bytes(c.ring_bytes).to_string(),
-            listening.join(", "),
-        ]);
+        add_row(
+            &mut clients,
+            [
+                c.client.to_string(),
+                c.pid.to_string(),
+                c.container.clone().unwrap_or_default(),
+                c.image.clone().unwrap_or_default(),
+                c.tenant.clone().unwrap_or_default(),
+                c.sockets.to_string(),
+                c.regions.to_string(),
+                Bytes(c.region_bytes).to_string(),
+                Bytes(c.ring_bytes).to_string(),
+                listening.join(", "),
+            ],
+        );
     }
     println!("\n{clients}");
     let mut connections = table(["CONNECTION", "FROM", "TO", "PATH", "BYTES", "BACK", "MESSAGES", "BACK"]);
@@ -170,19 +175,22 @@ fn print_driver(report: &Report) {
         };
         let numbers = [c.bytes[0], c.bytes[1], c.messages[0], c.messages[1]].map(|n| n.to_string());
         let [there, back, messages, messages_back] = numbers;
-        connections.add_row([
-            c.connection.to_string(),
-            side(&c.from),
-            match c.asked {
-                Some(asked) => format!("{}, asked for {asked}", side(&c.to)),
-                None => side(&c.to),
-            },
-            c.path.to_string(),
-            there,
-            back,
-            messages,
-            messages_back,
-        ]);
+        add_row(
+            &mut connections,
+            [
+                c.connection.to_string(),
+                side(&c.from),
+                match c.asked {
+                    Some(asked) => format!("{}, asked for {asked}", side(&c.to)),
+                    None => side(&c.to),
+                },
+                c.path.to_string(),
+                there,
+                back,
+                messages,
+                messages_back,
+            ],
+        );
     }
     println!("\n{connections}");
 }

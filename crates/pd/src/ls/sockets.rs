@@ -9,6 +9,8 @@ use pd_driver::SocketDiag;
 use procfs::net::{TcpNetEntry, TcpState, UnixNetEntry, UnixState};
 use procfs::process::{FDTarget, Process};
 
+use crate::foreign::printable;
+
 /// `SOCK_STREAM` in `/proc/net/unix`.
 const STREAM: u16 = 1;
 
@@ -33,13 +35,8 @@ struct Unix {
 pub struct Sockets {
     tcp: HashMap<u64, Ends>,
     unix: HashMap<u64, Unix>,
-    /// Connections to the kernel, one for each namespace, for facts that `/proc` does not have.
-    diags: Vec<SocketDiag>,
-}
-
-/// Replaces control characters in foreign text, which could move a terminal's cursor.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    /// Inodes of connected sockets of AF_UNIX with those of their peers, which `/proc` does not have.
+    peers: HashMap<u32, u32>,
 }
 
 /// Returns the inode of a process's network namespace.
@@ -69,7 +66,8 @@ impl Sockets {
         let unix = process.unix().unwrap_or_default();
         self.unix.extend(unix.into_iter().filter_map(|entry| Some((entry.inode, unix_socket(&entry)?))));
         let file = File::open(format!("/proc/{}/ns/net", process.pid())).map(OwnedFd::from);
-        self.diags.extend(file.ok().and_then(|file| SocketDiag::new(&file).ok()));
+        let diag = file.ok().and_then(|file| SocketDiag::new(&file).ok());
+        self.peers.extend(diag.and_then(|diag| diag.unix_peers().ok()).unwrap_or_default());
     }
 
     /// Returns the ends of the socket with this inode, if it is a stream socket of TCP, or one of AF_UNIX with a name at one end.
@@ -89,8 +87,7 @@ impl Sockets {
     }
 
     fn peer(&self, inode: u64) -> Option<u64> {
-        let inode = u32::try_from(inode).ok()?;
-        self.diags.iter().find_map(|diag| diag.unix(inode).ok()).map(|socket| socket.peer.into())
+        self.peers.get(&u32::try_from(inode).ok()?).map(|&peer| peer.into())
     }
 }
 
