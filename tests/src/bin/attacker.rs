@@ -5,10 +5,11 @@
 //! `channels`: attaches and takes all channels, and stays. `regions`: asks for send regions of 64 MiB and gives them up.
 //! `ports`: binds to any port, COUNT times after the last one was taken. `addresses`: binds to an address that its namespace does not hold.
 //! `garbage`: breaks the protocol. `crowd`: keeps COUNT connections to itself busy until its input ends.
+//! `bloats`: sends COUNT MiB to itself, and takes memory until the kernel kills it.
 //! `watched`: asks for wake pipes, with a million watchers of its attach socket.
 //! `lists`: attaches while it holds the lock of its folder in `/proc`.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
-use pd_abi::{Frame, FrameKind, Operation, Request};
+use pd_abi::{Frame, FrameKind, Operation, Request, Span};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::{watch, Raw, Withheld};
 use std::io::Read;
@@ -104,6 +105,7 @@ fn main() {
             println!("holds {} {regions}", held.len());
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
+        "bloats" => bloat(path, count),
         "crowd" => crowd(path, count as usize),
         "watched" => {
             let mut raw = attach();
@@ -139,6 +141,25 @@ fn lists(path: &Path) -> u64 {
 }
 
 /// Sends as much as possible on all connections, and receives everything.
+/// Sends without end to itself, takes descriptors of everything, and then all memory that it can get.
+fn bloat(path: &Path, mib: u64) -> ! {
+    let mut raw = Raw::try_attach(path, 4).expect("attach");
+    let bytes = mib << 20;
+    let (region, map) = raw.send_region(bytes);
+    let (listener, addr) = raw.listen(0, 8);
+    let from = raw.connect(0, addr);
+    let _to = raw.accept(0, listener);
+    for at in (0..bytes as usize).step_by(4096) {
+        map.store_u64(at, at as u64, std::sync::atomic::Ordering::Relaxed);
+    }
+    let span = Span { region: region.id as u16, offset: 0, len: bytes.min(256 << 10) };
+    raw.post(0, &Request::send(from, span));
+    let mut held = Vec::new();
+    loop {
+        held.push(std::hint::black_box(vec![1u8; 1 << 20]));
+    }
+}
+
 fn crowd(path: &Path, count: usize) {
     std::env::set_var("PD_SOCKET", path);
     let listener = Listener::bind(([127, 0, 0, 1], 0).into()).expect("bind");

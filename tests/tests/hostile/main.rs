@@ -7,6 +7,8 @@ mod door;
 mod fair;
 mod files;
 mod frames;
+mod frozen;
+mod gone;
 mod held;
 mod hoards;
 mod kills;

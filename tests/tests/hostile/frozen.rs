@@ -1,0 +1,163 @@
+//! Clients whose processes stand still at a random moment: stopped by a signal, or frozen with their control group. All phases of a client
+//! occur in the processes that are stopped ([`hoarder`](../../src/bin/hoarder.rs)). Others go on, caps hold, and nothing is left.
+use super::held::wait_stopped;
+use super::{stage_of, Scene};
+use pd_driver::admin::{Answer, Ask};
+use pd_driver::{HugepageUse, StartError};
+use pd_tests::{needs_root, program_path, Random, Raw};
+use rustix::process::{kill_process, Pid, Signal};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const NOBODY: u32 = 65_534;
+/// Processes that stand still.
+const STOPPED: usize = 12;
+const POLICY: &str = "[attach]\ndefault = \"anyone\"\n[[tenant]]\nname = \"default\"\nclients_max = 16\n\
+                      descriptors_max = 300\nmemory_bytes_max = \"24MB\"";
+
+/// A control group whose processes can be frozen.
+struct Group(PathBuf);
+
+impl Group {
+    /// Makes one, in the hierarchy of freezers or the unified one. None where there is neither.
+    fn new() -> Option<Self> {
+        let roots = ["/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let places = roots.map(|root| Path::new(root).join(format!("pd-test-{}", std::process::id())));
+        let has = |path: &PathBuf| {
+            std::fs::create_dir(path).is_ok()
+                && (path.join("freezer.state").exists() || path.join("cgroup.freeze").exists())
+        };
+        places.into_iter().find(has).map(Self)
+    }
+
+    fn add(&self, pid: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("own group");
+    }
+
+    fn set_frozen(&self, is_frozen: bool) {
+        let old = self.0.join("freezer.state");
+        let (file, words) = match old.exists() {
+            true => (old, ["THAWED", "FROZEN"]),
+            false => (self.0.join("cgroup.freeze"), ["0", "1"]),
+        };
+        std::fs::write(file, words[usize::from(is_frozen)]).expect("own group");
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.set_frozen(false);
+        let until = Instant::now() + Duration::from_secs(5);
+        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The way in which processes are made to stand still.
+enum Still {
+    Stopped,
+    Frozen(Group),
+}
+
+fn hoarder(scene: &Scene, seed: usize) -> Child {
+    let mut command = Command::new(program_path("hoarder"));
+    command.arg(scene.driver.socket()).arg(seed.to_string()).stdout(Stdio::null());
+    scene.driver.spawn(&mut command)
+}
+
+/// Checks that the bystanders go on, another client is served, and an administrator is answered, all in bounded time.
+fn others_go_on(scene: &Scene) {
+    let began = Instant::now();
+    scene.bystander.check(&scene.driver);
+    let mut other = Raw::attach(&scene.driver, 1);
+    let (listener, addr) = other.listen(0, 1);
+    other.connect(0, addr);
+    other.accept(0, listener);
+    for ask in [Ask::List, Ask::Kernel, Ask::Policy, Ask::Pipes] {
+        assert!(!matches!(scene.driver.tell(&ask), Answer::Error(_)));
+    }
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+fn caps_hold(scene: &Scene) {
+    let tenants = scene.driver.policy().tenants.into_iter();
+    for holding in tenants.flat_map(|tenant| tenant.holdings).filter(|it| it.user == Some(NOBODY)) {
+        for standing in [holding.clients, holding.descriptors, holding.memory_bytes] {
+            assert!(standing.used <= standing.max, "{holding:?}");
+        }
+    }
+}
+
+/// Has processes stand still at random moments, while policies change the path of connections and another driver takes over.
+fn stand_still(still: Still) {
+    needs_root("another user's process");
+    let mut scene = stage_of(HugepageUse::Off, |_| {});
+    let everybody = PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
+    scene.driver.apply(&format!("path = \"direct\"\n{POLICY}"));
+    let mut random = Random(26);
+    let mut processes = Vec::new();
+    for seed in 1..=STOPPED {
+        let process = hoarder(&scene, seed);
+        if let Still::Frozen(group) = &still {
+            group.add(process.id());
+        }
+        // From before it is attached to a client that has everything.
+        std::thread::sleep(Duration::from_micros(random.below(40_000)));
+        if let Still::Stopped = still {
+            kill_process(Pid::from_child(&process), Signal::STOP).expect("it is there");
+            wait_stopped(process.id());
+        }
+        processes.push(process);
+    }
+    if let Still::Frozen(group) = &still {
+        group.set_frozen(true);
+    }
+    others_go_on(&scene);
+    caps_hold(&scene);
+    // Direct connections of stopped processes are recalled, and offered again.
+    for path in ["offloaded", "direct"] {
+        scene.driver.apply(&format!("path = \"{path}\"\n{POLICY}"));
+        others_go_on(&scene);
+    }
+    // Processes that stand still in the midst of something hold a take-over up, which changes nothing then.
+    if let Err(error) = scene.driver.take_over() {
+        assert!(matches!(error, StartError::TakeOver(_)), "{error}");
+    }
+    others_go_on(&scene);
+    caps_hold(&scene);
+    if let Still::Frozen(group) = &still {
+        group.set_frozen(false);
+    }
+    for process in &mut processes {
+        kill_process(Pid::from_child(process), Signal::CONT).expect("it is there");
+        std::thread::sleep(Duration::from_millis(2));
+        let ended = process.try_wait().expect("a child");
+        assert!(ended.is_none(), "a process ended by itself: {ended:?}");
+        process.kill().expect("it is there");
+        process.wait().expect("a child");
+    }
+    drop(still);
+    scene.driver.wait_for("only the bystanders are left", |report| report.clients.len() == 2);
+    let Scene { driver, bystander, .. } = scene;
+    bystander.check(&driver);
+    bystander.finish();
+    driver.wait_for("all is given back", |report| report.clients.is_empty() && report.memory_used_bytes == 0);
+}
+
+#[test]
+fn processes_that_are_stopped_at_any_moment_hold_up_nobody() {
+    stand_still(Still::Stopped);
+}
+
+#[test]
+fn processes_that_are_frozen_at_any_moment_hold_up_nobody() {
+    needs_root("control groups");
+    match Group::new() {
+        Some(group) => stand_still(Still::Frozen(group)),
+        None => println!("SKIPPED: no control groups that can be frozen"),
+    }
+}
