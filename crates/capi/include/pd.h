@@ -155,6 +155,8 @@ int pd_pipe_done(int pid, const struct pd_frame *frames, int count);
 /* Of a pipe of bytes: point *buf to all unread bytes; give back the first len of them. */
 ssize_t pd_pipe_peek(int pid, void **buf);
 int pd_pipe_consume(int pid, size_t len);
+/* Take fewer than len unread bytes for none, in all calls that wait, until some are given back: for a message of which a part is there. */
+int pd_pipe_need(int pid, size_t len);
 /* Lend len bytes to send; send the first len of them; have the driver see what was sent. */
 void *pd_pipe_alloc(int pid, size_t len);
 int pd_pipe_commit(int pid, size_t len, unsigned to);

@@ -154,7 +154,7 @@ impl Readiness for Numbered {
         let mut state = self.lock();
         let Some(State { pipe, .. }) = state.as_mut() else { return 0 };
         let holds = if pipe.shape().receives() { ready::IN } else { ready::OUT };
-        if pipe.waiting() > 0 {
+        if pipe.waiting() >= pipe.needed() {
             return ready::IN;
         }
         match pipe.arm() {
@@ -188,10 +188,32 @@ pub(crate) fn member(object: &Object) -> Result<Arc<Other>> {
     Arc::clone(object).downcast().map_err(|_| closed())
 }
 
-fn with_pipe<R>(pid: c_int, call: impl FnOnce(&Numbered) -> Result<R>) -> Result<R> {
+fn with_other<R>(pid: c_int, call: impl FnOnce(&Other, &Numbered) -> Result<R>) -> Result<R> {
     with(pid, |named| match named {
-        Named::Other(object) => call(of(object.downcast_ref().ok_or_else(closed)?)?),
+        Named::Other(object) => {
+            let other = object.downcast_ref().ok_or_else(closed)?;
+            call(other, of(other)?)
+        }
         _ => Err(Error::with_errno(libc::ENOTSOCK, format!("{pid} is no pipe"))),
+    })
+}
+
+fn with_pipe<R>(pid: c_int, call: impl FnOnce(&Numbered) -> Result<R>) -> Result<R> {
+    with_other(pid, |_, pipe| call(pipe))
+}
+
+/// Runs `call`, which may change the number of bytes that a pipe is ready with, though none has come.
+fn with_needed(pid: c_int, call: impl FnOnce(&mut State) -> Result<()>) -> Result<c_int> {
+    with_other(pid, |other, numbered| {
+        let is_ready = numbered.now(|state| {
+            let needed = state.pipe.needed();
+            call(state)?;
+            Ok(state.pipe.needed() < needed && state.pipe.waiting() >= state.pipe.needed())
+        })?;
+        if is_ready {
+            other.look_again();
+        }
+        Ok(0)
     })
 }
 
@@ -364,7 +386,11 @@ pub unsafe extern "C" fn pd_pipe_peek(pid: c_int, buf: *mut *mut c_void) -> ssiz
             return Err(Error::with_errno(libc::EFAULT, "the place for the pointer is NULL"));
         }
         let peek = |state: &mut State| {
-            let len = state.pipe.peek()?.len();
+            let mut len = state.pipe.peek()?.len();
+            if (len as u64) < state.pipe.needed() {
+                state.pipe.wait(Some(Duration::ZERO))?;
+                len = state.pipe.peek()?.len();
+            }
             let bytes = match state.pipe.shape().direction() {
                 Direction::Forward => state.pipe.peek_mut(len)?.as_mut_ptr(),
                 _ => state.pipe.peek()?.as_ptr().cast_mut(),
@@ -381,19 +407,23 @@ pub unsafe extern "C" fn pd_pipe_peek(pid: c_int, buf: *mut *mut c_void) -> ssiz
 #[no_mangle]
 pub extern "C" fn pd_pipe_consume(pid: c_int, len: size_t) -> c_int {
     guard(-1, || {
-        with_pipe(pid, |pipe| {
-            pipe.now(|state| {
-                state.pipe.done(len)?;
-                state.counts.frames_received += 1;
-                state.counts.bytes_received += len as u64;
-                if state.pipe.shape().direction() == Direction::Forward {
-                    state.counts.frames_sent += 1;
-                    state.counts.bytes_sent += len as u64;
-                }
-                Ok(0)
-            })
+        with_needed(pid, |state| {
+            state.pipe.done(len)?;
+            state.counts.frames_received += 1;
+            state.counts.bytes_received += len as u64;
+            if state.pipe.shape().direction() == Direction::Forward {
+                state.counts.frames_sent += 1;
+                state.counts.bytes_sent += len as u64;
+            }
+            Ok(())
         })
     })
+}
+
+/// See `pd_pipe_peek(3)`.
+#[no_mangle]
+pub extern "C" fn pd_pipe_need(pid: c_int, len: size_t) -> c_int {
+    guard(-1, || with_needed(pid, |state| Ok(state.pipe.need(len)?)))
 }
 
 /// See `pd_pipe_alloc(3)`.

@@ -215,7 +215,8 @@ impl Pipe {
         }
     }
 
-    /// Sleeps until there are unread bytes, at most `timeout`; without one for as long as it takes. What was read is given back before a sleep.
+    /// Sleeps until there are unread bytes, at most `timeout`; without one for as long as it takes. What was read is given back before a sleep. Of a
+    /// stream there are as many as [`pd_pipe::Pipe::need`] has asked for.
     ///
     /// # Errors
     /// `EAGAIN` after the time; the pipe's own error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room for the

@@ -240,6 +240,67 @@ static void lends_too_much(const struct pd_pipe_options *options) {
     CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0);
 }
 
+static void send_bytes(int sender, size_t len) {
+    CHECK(pd_pipe_alloc(sender, len) != NULL && pd_pipe_commit(sender, len, 0) == 0 && pd_pipe_flush(sender) == 0);
+}
+
+/* Fewer bytes than are needed are as none, however a program waits. */
+static void needs(const struct pd_pipe_options *options) {
+    int flags = PD_PIPE_RECEIVE | PD_PIPE_BYTES;
+    for (int nonblocking = 0; nonblocking < 2; nonblocking++) {
+        int receiver = pd_pipe_open("tube.1", flags | (nonblocking ? PD_PIPE_NONBLOCK : 0), options);
+        int sender = pd_pipe_open("tube.0", PD_PIPE_SEND | PD_PIPE_BYTES, options);
+        int epid = pd_epoll_create(0);
+        CHECK(receiver >= 0 && sender >= 0 && epid >= 0);
+        void *bytes;
+        FAILS(pd_pipe_need(sender, 5), EOPNOTSUPP);
+        struct pd_epoll_event event = {.events = PD_EPOLLIN};
+        struct pollfd polled = {.fd = receiver, .events = POLLIN}, kernel = {.fd = pd_pipe_fd(receiver), .events = POLLIN};
+        CHECK(kernel.fd >= 0 && pd_epoll_ctl(epid, PD_EPOLL_CTL_ADD, receiver, &event) == 0);
+        for (int round = 0; round < 50; round++) {
+            send_bytes(sender, 10);
+            CHECK(pd_pipe_wait(receiver, 20000) == 0 && pd_pipe_peek(receiver, &bytes) == 10);
+            CHECK(pd_epoll_wait(epid, &event, 1, 0) == 1 && pd_poll(&polled, 1, 0) == 1 && pd_pipe_arm(receiver) == 1);
+            CHECK(pd_pipe_need(receiver, 1000) == 0);
+            CHECK(pd_epoll_wait(epid, &event, 1, 1) == 0 && pd_poll(&polled, 1, 1) == 0);
+            FAILS(pd_pipe_wait(receiver, 1), EAGAIN);
+            if (nonblocking)
+                FAILS(pd_pipe_peek(receiver, &bytes), EAGAIN);
+            /* As much as is there becomes enough. */
+            CHECK(pd_pipe_need(receiver, 5) == 0 && pd_epoll_wait(epid, &event, 1, 0) == 1);
+            CHECK(pd_pipe_need(receiver, 1000) == 0 && pd_epoll_wait(epid, &event, 1, 0) == 0);
+            CHECK(pd_pipe_arm(receiver) == 0);
+            send_bytes(sender, 500);
+            CHECK(pd_epoll_wait(epid, &event, 1, 1) == 0);
+            send_bytes(sender, 500);
+            switch (round % 5) {
+            case 0:
+                CHECK(pd_epoll_wait(epid, &event, 1, 20000) == 1 && event.events == PD_EPOLLIN);
+                break;
+            case 1:
+                CHECK(pd_poll(&polled, 1, 20000) == 1 && polled.revents == POLLIN);
+                break;
+            case 2:
+                while (pd_pipe_arm(receiver) == 0)
+                    CHECK(poll(&kernel, 1, 20000) == 1);
+                break;
+            case 3:
+                CHECK(pd_pipe_wait(receiver, 20000) == 0);
+                break;
+            }
+            while (nonblocking && pd_pipe_peek(receiver, &bytes) < 1000)
+                CHECK(pd_pipe_wait_more(receiver, 20000) == 0);
+            CHECK(pd_pipe_peek(receiver, &bytes) >= 1000);
+            CHECK(pd_pipe_wait(receiver, 20000) == 0);
+            CHECK(pd_pipe_consume(receiver, 999) == 0);
+            CHECK(pd_epoll_wait(epid, &event, 1, 20000) == 1);
+            CHECK(pd_pipe_need(receiver, 11) == 0 && pd_pipe_wait(receiver, 20000) == 0);
+            CHECK(pd_pipe_peek(receiver, &bytes) == 11 && pd_pipe_consume(receiver, 11) == 0);
+        }
+        CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0 && pd_close(epid) == 0);
+    }
+}
+
 /* A message that is there in part, and one that is longer than the ring. */
 static void waits_for_more(void) {
     struct pd_pipe_options options = {.ring_bytes = 32 << 10};
@@ -256,8 +317,10 @@ static void waits_for_more(void) {
     while (pd_pipe_peek(receiver, &bytes) < 32 << 10)
         CHECK(pd_pipe_wait_more(receiver, 20000) == 0);
     FAILS(pd_pipe_wait_more(receiver, 2000), EMSGSIZE);
+    FAILS(pd_pipe_need(receiver, (32 << 10) + 1), EMSGSIZE);
     CHECK(pd_pipe_consume(receiver, 10) == 0 && pd_pipe_wait_more(receiver, 20000) == 0);
     CHECK(pd_close(receiver) == 0 && pd_close(sender) == 0);
+    needs(&options);
 
     lends_too_much(&options);
 }

@@ -55,6 +55,16 @@ impl Other {
         self.object.readiness(wanted)
     }
 
+    /// Has all instances look at it again: it may have become ready though its descriptor tells nothing.
+    pub fn look_again(&self) {
+        let known = |known: &Registration| Some((known.epoll.upgrade()?, known.item.clone()));
+        let known: Vec<_> = lock(&self.registrations).iter().filter_map(known).collect();
+        for (epoll, item) in known {
+            epoll.ready.push(&item);
+            epoll.wake_all();
+        }
+    }
+
     /// Takes it out of all instances.
     pub fn leave_all(&self) {
         let registrations = std::mem::take(&mut *lock(&self.registrations));

@@ -61,7 +61,8 @@ impl<'a> Messages<'a> {
         Self { pipe, prefix, lent: 0 }
     }
 
-    /// Returns the next message, without its prefix; none if its rest has not arrived ([`Pipe::wait_more`] waits for it).
+    /// Returns the next message, without its prefix; none if its rest has not arrived. [`Pipe::wait`] and [`Pipe::arm`] wait for that from then on
+    /// ([`Pipe::need`]).
     ///
     /// # Errors
     /// `EMSGSIZE` if the message is longer than the ring, and can never arrive as a whole.
@@ -70,11 +71,15 @@ impl<'a> Messages<'a> {
         self.finish();
         let head = self.prefix.bytes();
         let unread = self.pipe.known_stream() as usize;
-        let Some(length) = self.prefix.length(self.pipe.stream(unread.min(head))) else { return Ok(None) };
-        if head + length > self.pipe.shape.ring_bytes() as usize {
-            return Err(Errno::MSGSIZE);
-        }
+        let Some(length) = self.prefix.length(self.pipe.stream(unread.min(head))) else {
+            if unread > 0 {
+                self.pipe.need(head)?;
+            }
+            return Ok(None);
+        };
         if head + length > unread {
+            // Refused if it is longer than the ring.
+            self.pipe.need(head + length)?;
             return Ok(None);
         }
         self.lent = head + length;

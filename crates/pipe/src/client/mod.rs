@@ -60,6 +60,8 @@ struct Writer {
     cursor: Producer,
     /// Bytes that the last [`Pipe::place`] lent.
     lent: usize,
+    /// Room that the last one found missing, else 0.
+    missing: u64,
 }
 
 /// A program's end of a pipe.
@@ -73,6 +75,8 @@ pub struct Pipe {
     lent: u64,
     writer: Writer,
     spin: Spin,
+    /// Unread bytes of a stream that waits are for: see [`Pipe::need`].
+    needed: u64,
     /// Number of the agent's sleep that was rung for last.
     rung: u32,
     /// See [`Pipe::set_wake_fd`].
@@ -107,8 +111,9 @@ impl Pipe {
             doorbell: offer.doorbell,
             reader: Reader::new(offer.shape.piece()),
             lent: 0,
-            writer: Writer { cursor: Producer::new(offer.shape.ring_bytes()), lent: 0 },
+            writer: Writer { cursor: Producer::new(offer.shape.ring_bytes()), lent: 0, missing: 0 },
             spin: Spin::new(Spin::LIMIT_DEFAULT),
+            needed: 1,
             rung: 0,
             wakes: None,
             link: 0,
@@ -209,6 +214,27 @@ impl Pipe {
         Ok(self.stream(len))
     }
 
+    /// Has [`Self::wait`], [`Self::arm`] and what sleeps after it wait for `bytes` unread bytes: for a message of which a part is there. Holds until
+    /// bytes are given back; from then on one is enough. [`Messages::next`] asks for the rest of a part by itself.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if the ring is smaller, so that they can never be there in one piece; `EOPNOTSUPP` on another kind of pipe.
+    pub fn need(&mut self, bytes: usize) -> Result<()> {
+        if !self.shape.receives() || self.shape.unit() != Unit::Bytes {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if bytes as u64 > self.shape.ring_bytes() {
+            return Err(Errno::MSGSIZE);
+        }
+        self.needed = bytes.max(1) as u64;
+        Ok(())
+    }
+
+    /// Returns the bytes that [`Self::need`] has asked for, else 1.
+    pub fn needed(&self) -> u64 {
+        self.needed
+    }
+
     /// Returns the first `len` unread bytes, to be changed in place before [`Self::done`] passes them on.
     ///
     /// # Errors
@@ -304,14 +330,18 @@ impl Pipe {
         unsafe { slice::from_raw_parts_mut(at.as_ptr(), len) }
     }
 
-    /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. Read bytes are given back before a sleep.
+    /// Sleeps until there are unread bytes, at most `timeout`; returns at once if there are. Read bytes are given back before a sleep. Of a stream
+    /// there are as many as [`Self::need`] has asked for.
     ///
     /// # Errors
-    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room
-    /// ([`Self::lends_too_much`]); `EOPNOTSUPP` on a sending pipe.
+    /// `EAGAIN` after the time, or a signal; the pipe's error once it has ended and all was read, or no more can come; `ENOBUFS` if lent frames leave
+    /// too little room ([`Self::lends_too_much`]); `EOPNOTSUPP` on a sending pipe.
     pub fn wait(&mut self, timeout: Duration) -> Result<()> {
         if !self.shape.receives() {
             return Err(Errno::OPNOTSUPP);
+        }
+        if self.shape.unit() == Unit::Bytes {
+            return self.wait_for_stream(self.needed, timeout);
         }
         match self.unread() {
             Err(Errno::AGAIN) => self.wait_more(timeout),
@@ -330,7 +360,7 @@ impl Pipe {
             return Err(Errno::OPNOTSUPP);
         }
         if self.shape.unit() == Unit::Bytes {
-            return self.wait_for_stream(timeout);
+            return self.wait_for_stream(self.known_stream() + 1, timeout);
         }
         if self.is_full_of_frames() && self.end().is_none() {
             return if self.has_more_frames() { Ok(()) } else { Err(Errno::NOBUFS) };
@@ -410,10 +440,12 @@ impl Pipe {
     }
 
     /// Prepares a sleep in `poll` or `epoll` on [`Self::wake_fd`], and gives read bytes back. The descriptor becomes readable with the next
-    /// bytes, in a sending pipe when a quarter of the ring is free ([`Shape::headroom`]), and when the pipe ends. Returns whether there is work already.
+    /// bytes, in a sending pipe when a quarter of the ring is free ([`Shape::headroom`]) and what the last [`Self::place`] had no room for, and when
+    /// the pipe ends. Returns whether there is work already:
+    /// frames, room, or as many unread bytes as [`Self::need`] has asked for.
     ///
     /// # Errors
-    /// The pipe's error once it has ended and all was read; `ENOBUFS` if lent frames leave too little room ([`Self::lends_too_much`]).
+    /// The pipe's error once it has ended and all was read, or no more can come; `ENOBUFS` if lent frames leave too little room ([`Self::lends_too_much`]).
     pub fn arm(&mut self) -> Result<bool> {
         // SYNC POINT: link-eventfd
         self.wakes.iter().for_each(Wakes::clear);
@@ -426,28 +458,34 @@ impl Pipe {
         }
     }
 
+    /// Looks for frames, or for as many bytes as are needed. Returns whether they are there.
+    fn has_needed(&mut self) -> bool {
+        self.unread().is_ok_and(|unread| unread as u64 >= self.needed)
+    }
+
     fn arm_receiver(&mut self) -> bool {
         loop {
-            if self.unread().is_ok() {
+            if self.has_needed() {
                 return true;
             }
-            let link = self.link;
+            let (link, waiting) = (self.link, self.waiting());
             if self.direct.is_some() {
                 self.ask_peer();
             } else {
                 self.publish_left();
                 self.answer();
-                let wake_at = self.reader.read().wrapping_add(self.lent).wrapping_add(1);
+                // Not that of the last byte needed: the agent announces no more before it is answered.
+                let wake_at = self.reader.known().wrapping_add(1);
                 self.memory.control.store_u64(pipe_control::RECV_WAKE_AT, wake_at, Ordering::Relaxed);
             }
             // SYNC POINT: wake-dekker
             fence(Ordering::SeqCst);
-            if self.unread().is_ok() {
+            if self.has_needed() {
                 self.ask_peer_no_more();
                 return true;
             }
-            // Another side has the next frames by now.
-            if self.link == link {
+            // Else another side has what comes next, or a part of what is needed has come.
+            if self.link == link && self.waiting() == waiting {
                 return false;
             }
         }
@@ -455,7 +493,7 @@ impl Pipe {
 
     fn arm_sender(&mut self) -> bool {
         self.flush();
-        let (ring, room) = (self.shape.ring_bytes(), self.shape.headroom());
+        let (ring, room) = (self.shape.ring_bytes(), self.shape.headroom().max(self.writer.missing));
         loop {
             if self.free(room) {
                 return true;
@@ -518,10 +556,11 @@ impl Pipe {
             return Err(Errno::MSGSIZE);
         }
         if !self.free(self.stride(len)) {
+            self.writer.missing = self.stride(len);
             self.flush();
             return Err(Errno::AGAIN);
         }
-        self.writer.lent = len;
+        (self.writer.lent, self.writer.missing) = (len, 0);
         Ok(self.bytes_mut(self.writer.cursor.written(), len))
     }
 

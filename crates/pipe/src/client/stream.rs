@@ -122,6 +122,9 @@ impl Pipe {
     /// Counts the first `len` unread bytes of a stream as read. The caller bounds them by [`Self::known_stream`].
     #[inline]
     pub(super) fn consume_stream(&mut self, len: u64) {
+        if len > 0 {
+            self.needed = 1;
+        }
         let is_gathering = self.is_gathering();
         match &mut self.gathered {
             Some(gathered) if is_gathering => gathered.consume(len),
@@ -207,40 +210,41 @@ impl Pipe {
         }
     }
 
-    /// Sleeps until there are more unread bytes of a stream than are known: [`Pipe::wait_more`].
+    /// Sleeps until there are `least` unread bytes of a stream: [`Pipe::wait`], [`Pipe::wait_more`].
     ///
     /// # Errors
     /// As for [`Pipe::wait_more`].
-    pub(super) fn wait_for_stream(&mut self, timeout: Duration) -> Result<()> {
-        let (start, known) = (Instant::now(), self.known_stream());
+    pub(super) fn wait_for_stream(&mut self, least: u64, timeout: Duration) -> Result<()> {
+        let start = Instant::now();
         loop {
-            if let Some(done) = self.has_more(known) {
+            if let Some(done) = self.has_unread(least) {
                 return done;
             }
-            if known >= self.shape.ring_bytes() {
+            if least > self.shape.ring_bytes() {
                 return Err(Errno::MSGSIZE);
             }
             let (left, link) = (timeout.saturating_sub(start.elapsed()), self.link);
+            let known = self.known_stream();
             match self.direct {
                 Some(_) => self.sleep_direct(left),
                 None => self.sleep_announced(left),
             }
-            if let Some(done) = self.has_more(known) {
+            if let Some(done) = self.has_unread(least) {
                 return done;
             }
-            // The time is over, or a signal came, unless another side has the next bytes by now.
-            if self.link == link || left.is_zero() {
+            // The time is over, or a signal came, unless another side has the next bytes by now, or some have come.
+            if left.is_zero() || self.link == link && self.known_stream() == known {
                 return Err(Errno::AGAIN);
             }
         }
     }
 
-    /// Looks whether there are more than `known` unread bytes of a stream, or will be none.
-    fn has_more(&mut self, known: u64) -> Option<Result<()>> {
+    /// Looks whether there are `least` unread bytes of a stream, or never will be.
+    fn has_unread(&mut self, least: u64) -> Option<Result<()>> {
         let end = self.end();
-        // Bytes that are known already are no answer.
+        // Fewer are no answer.
         let _ = self.unread_stream();
-        match self.known_stream() > known {
+        match self.known_stream() >= least {
             true => Some(Ok(())),
             false => end.map(Err),
         }

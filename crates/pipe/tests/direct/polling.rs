@@ -7,7 +7,7 @@ use rustix::fs::{fcntl_setfl, OFlags};
 use rustix::io::{read, write};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-fn is_readable(pipe: &Pipe) -> bool {
+pub fn is_readable(pipe: &Pipe) -> bool {
     waits_at_most(pipe, Duration::ZERO)
 }
 

@@ -250,6 +250,155 @@ fn a_wait_for_more_than_the_ring_has_is_refused_on_every_path() {
     }
 }
 
+/// Changes the path, or leaves it.
+fn go(streams: &mut Streams, goes_direct: bool) {
+    match goes_direct {
+        true => {
+            streams.allow();
+            streams.turn();
+            streams.stand.accept();
+            streams.turn();
+            streams.look();
+        }
+        false => streams.recall(),
+    }
+    assert_eq!(streams.stand.receiver.is_direct(), goes_direct);
+}
+
+/// A part of a message is nothing to do, however its program waits for the rest, and whichever way that comes.
+#[test]
+fn a_part_of_a_message_is_nothing_to_do() {
+    for (goes_direct, changes) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut streams = Streams::new();
+        polling::begin_to_poll(&mut streams.stand.agent, streams.stand.ids.1, &mut streams.stand.receiver);
+        if goes_direct {
+            go(&mut streams, true);
+        }
+        streams.send(10);
+        streams.turn();
+        assert_eq!((streams.look(), streams.stand.receiver.arm()), (10, Ok(true)));
+        assert_eq!(streams.stand.receiver.need(RING as usize + 1), Err(Errno::MSGSIZE));
+        streams.stand.receiver.need(1000).unwrap();
+        assert_eq!(streams.stand.receiver.arm(), Ok(false));
+        assert!(!polling::is_readable(&streams.stand.receiver));
+        assert_eq!(streams.stand.receiver.wait(Duration::ZERO), Err(Errno::AGAIN));
+        if changes {
+            go(&mut streams, !goes_direct);
+            assert_eq!(streams.stand.receiver.arm(), Ok(false));
+        }
+        for len in [1, 500, 488, 1] {
+            let receiver = &mut streams.stand.receiver;
+            assert_eq!((receiver.arm(), polling::is_readable(receiver)), (Ok(false), false));
+            streams.send(len);
+            streams.turn();
+            assert!(polling::is_readable(&streams.stand.receiver), "{len}");
+        }
+        assert_eq!(streams.stand.receiver.arm(), Ok(true));
+        assert_eq!(streams.stand.receiver.wait(Duration::ZERO), Ok(()));
+        // From then on one byte is enough.
+        streams.read(999);
+        assert_eq!(streams.stand.receiver.arm(), Ok(true));
+        streams.read(1);
+        assert_eq!(streams.stand.receiver.arm(), Ok(false));
+        // As much as the ring has.
+        streams.stand.receiver.need(RING as usize).unwrap();
+        for piece in 1..=16 {
+            streams.send(RING as usize / 16);
+            streams.turn();
+            assert_eq!(streams.stand.receiver.arm(), Ok(piece == 16), "{piece}");
+        }
+        streams.read(RING as usize - 1);
+        // An end is told though a part is unread.
+        streams.stand.receiver.need(2).unwrap();
+        assert_eq!(streams.stand.receiver.arm(), Ok(false));
+        streams.stand.agent.remove_port(streams.stand.ports.0);
+        let receiver = &mut streams.stand.receiver;
+        assert!(polling::is_readable(receiver));
+        assert_eq!((receiver.arm(), receiver.wait(PATIENCE)), (Err(Errno::NODEV), Err(Errno::NODEV)));
+        assert_eq!(streams.look(), 1);
+    }
+}
+
+/// Messages that are looked for ask for the rest of a part by themselves.
+#[test]
+fn a_program_waits_for_whole_messages() {
+    for goes_direct in [false, true] {
+        let mut streams = if goes_direct { Streams::direct() } else { Streams::new() };
+        let mut message = vec![0; 104];
+        Prefix::Four.write(&[9; 100], &mut message).unwrap();
+        for (cut, needed) in [(1, 4), (3, 4), (4, 104), (103, 104)] {
+            for (part, is_whole) in [(&message[..cut], false), (&message[cut..], true)] {
+                assert_eq!(streams.stand.receiver.arm(), Ok(false));
+                streams.stand.sender.send(part, BACK).unwrap();
+                streams.stand.sender.flush();
+                streams.turn();
+                if streams.stand.receiver.arm() == Ok(true) {
+                    let mut messages = streams.stand.receiver.messages(Prefix::Four).unwrap();
+                    assert_eq!(messages.next().unwrap(), is_whole.then_some(&[9; 100][..]));
+                    assert_eq!(messages.next(), Ok(None));
+                }
+                let expected = if is_whole { 1 } else { needed };
+                assert_eq!(streams.stand.receiver.needed(), expected, "{cut}");
+            }
+        }
+        // One that is longer than the ring.
+        streams.stand.sender.send(&(RING as u32 - 3).to_be_bytes(), BACK).unwrap();
+        streams.stand.sender.flush();
+        streams.turn();
+        assert_eq!(streams.stand.receiver.wait(PATIENCE), Ok(()));
+        let mut messages = streams.stand.receiver.messages(Prefix::Four).unwrap();
+        assert_eq!(messages.next(), Err(Errno::MSGSIZE));
+    }
+}
+
+/// A sender that wants more room than a quarter of the ring has nothing to do until it is there.
+#[test]
+fn a_sender_is_told_of_as_much_room_as_it_has_asked_for() {
+    for goes_direct in [false, true] {
+        let mut streams = Streams::new();
+        polling::begin_to_poll(&mut streams.stand.agent, streams.stand.ids.0, &mut streams.stand.sender);
+        if goes_direct {
+            streams.go_direct();
+        }
+        let half = RING as usize / 2;
+        // Of three halves one is read where the path is direct, and two by the agent into the receiver's ring.
+        let sent = if goes_direct { 2 } else { 4 };
+        for _ in 0..sent {
+            streams.send(half);
+            if !goes_direct {
+                streams.turn();
+            }
+        }
+        assert!(!streams.try_send(half + 1));
+        assert_eq!(streams.stand.sender.arm(), Ok(false));
+        if goes_direct {
+            assert_eq!(streams.look(), RING as usize);
+            streams.send(half);
+            assert!(!streams.try_send(half + 1));
+            assert_eq!(streams.stand.sender.arm(), Ok(false), "a half is free");
+        }
+        let mut read = 0;
+        while streams.stand.sender.arm() == Ok(false) {
+            assert!(!streams.try_send(half + 1), "{read}");
+            streams.read(1024);
+            streams.turn();
+            read += 1;
+            assert!(read < 100);
+            let has_room = streams.stand.sender.untaken() < RING / 2;
+            assert_eq!(polling::is_readable(&streams.stand.sender), has_room, "{read}");
+        }
+        assert!(streams.try_send(half + 1), "{read}");
+        streams.stand.sender.flush();
+        // Then a quarter is enough again.
+        while streams.stand.sender.arm() == Ok(false) {
+            let unread = streams.look();
+            streams.read(unread.min(1024));
+            streams.turn();
+        }
+        assert!(streams.stand.sender.untaken() > RING / 2);
+    }
+}
+
 #[test]
 fn bytes_stay_as_they_were_whatever_their_sender_does() {
     let mut agent = Agent::new().unwrap();
@@ -413,6 +562,7 @@ enum Step {
     Messages,
     Wait,
     Arm,
+    Need(usize),
     Accept,
     Recall,
     Allow,
@@ -429,7 +579,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0usize..40).prop_map(Step::Read),
         3 => Just(Step::Messages),
         2 => Just(Step::Wait),
-        1 => Just(Step::Arm),
+        2 => Just(Step::Arm),
+        1 => (1..RING as usize).prop_map(Step::Need),
         3 => Just(Step::Accept),
         1 => Just(Step::Recall),
         2 => Just(Step::Allow),
@@ -480,8 +631,10 @@ proptest! {
                 }
                 Step::Arm => {
                     let is_there = streams.stand.receiver.arm().unwrap();
-                    prop_assert_eq!(is_there, streams.look() > 0);
+                    let needed = streams.stand.receiver.needed();
+                    prop_assert_eq!(is_there, streams.look() as u64 >= needed);
                 }
+                Step::Need(len) => streams.stand.receiver.need(len).unwrap(),
                 Step::Accept => streams.stand.accept(),
                 Step::Recall => streams.stand.agent.set_owner(streams.stand.ids.1, Some(8)),
                 Step::Allow => streams.allow(),
@@ -540,8 +693,9 @@ fn exchange_while_the_path_changes(polls: bool) {
     let asked = ask_from_afar(ids, &mut sender, &mut receiver);
     let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (enough, stop) = (&enough, &stop);
-    // The stream ends with a byte that is none of its own.
+    // The stream ends with bytes that are none of its own, more than the program waits for beyond what is there.
     const END: u8 = 255;
+    const ENDS: usize = 1000;
     std::thread::scope(|scope| {
         let agent = scope.spawn(move || {
             change_paths(&mut agent, ids, &asked, [enough, stop]);
@@ -570,7 +724,7 @@ fn exchange_while_the_path_changes(polls: bool) {
                     sender.flush();
                 }
             }
-            while sender.send(&[END], BACK).is_err() {
+            while sender.send(&[END; ENDS], BACK).is_err() {
                 wait(&mut sender);
             }
             sleep_until(|| sender.wait_room(RING, PATIENCE));
@@ -585,19 +739,24 @@ fn exchange_while_the_path_changes(polls: bool) {
                 false => sleep_until(|| receiver.wait_more(PATIENCE)),
             }
             let Ok(bytes) = receiver.peek() else { continue };
-            is_over = bytes.last() == Some(&END);
-            let len = bytes.len() - usize::from(is_over);
+            let len = bytes.iter().position(|&byte| byte == END).unwrap_or(bytes.len());
+            is_over = bytes.len() - len == ENDS;
+            let ends = bytes.len() > len;
             assert!(are_of_stream(&bytes[..len], read));
-            // A part stays unread.
-            let len = if is_over { len } else { len - len / 3 };
-            receiver.done(len + usize::from(is_over)).unwrap();
-            read += len as u64;
+            // A part stays unread, of which every third time a message is made.
+            let kept = if is_over { 0 } else { len / 3 };
+            receiver.done(len - kept + if is_over { ENDS } else { 0 }).unwrap();
+            read += (len - kept) as u64;
+            if !ends && read % 3 == 0 {
+                receiver.need(kept + 1 + read as usize % ENDS).unwrap();
+            }
         }
         let _ = receiver.arm();
         assert_eq!(sender.join().unwrap(), read);
         stop.store(true, Ordering::Release);
         let [sent, received] = agent.join().unwrap();
-        assert_eq!((sent.bytes_sent, received.bytes_received), (read + 1, read + 1));
+        let all = read + ENDS as u64;
+        assert_eq!((sent.bytes_sent, received.bytes_received), (all, all));
     });
 }
 
