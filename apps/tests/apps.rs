@@ -142,6 +142,22 @@ fn a_store_keeps_what_its_client_sets_in_each_partition() {
     assert!(client(&["delete", "colour"]).0 && !client(&["get", "colour"]).0);
 }
 
+/// A second store would take a part of the requests, and answer that it has none of the keys.
+#[test]
+fn a_second_server_of_a_port_is_refused() {
+    let stand = stand(&[("wire", PortSpec::Link)]);
+    let kv = stand.start(env!("CARGO_BIN_EXE_kv"), &["wire.0", "2"]);
+    stand.wait_for("the store has its pipes", |report| report.pipes.len() == 6);
+    let second = stand.run(env!("CARGO_BIN_EXE_kv"), &["wire.0"]);
+    let why = String::from_utf8(second.stderr).unwrap();
+    assert!(!second.status.success() && why.contains("another process has these frames"), "{why}");
+    assert_eq!(stand.report().pipes.len(), 6);
+    // One that was killed is in nobody's way.
+    drop(kv);
+    let _kv = stand.start(env!("CARGO_BIN_EXE_kv"), &["wire.0"]);
+    stand.wait_for("the next store has its pipes", |report| report.pipes.len() == 3);
+}
+
 #[test]
 fn a_monitor_tells_addresses_that_break_rules() {
     let stand = stand(&[("logs", PortSpec::Link)]);

@@ -636,6 +636,8 @@
 #define PD_ABI_PIPE_REQUEST_SOURCE_PREFIX 3ull
 /* u8: Bits of the destination address that count. */
 #define PD_ABI_PIPE_REQUEST_DESTINATION_PREFIX 4ull
+/* u8: 1: pipes of other clients of the tenant with the same flow have a share of its frames, if their requests say so, too. */
+#define PD_ABI_PIPE_REQUEST_SHARES 5ull
 /* [u8; 4]: Source address of IPv4. */
 #define PD_ABI_PIPE_REQUEST_SOURCE 8ull
 /* [u8; 4]: Destination address of IPv4. */

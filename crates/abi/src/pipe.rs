@@ -160,6 +160,8 @@ words! {
         SOURCE_PREFIX: u8 = 3;
         /// Bits of the destination address that count.
         DESTINATION_PREFIX: u8 = 4;
+        /// 1: pipes of other clients of the tenant with the same flow have a share of its frames, if their requests say so, too.
+        SHARES: u8 = 5;
         /// Source address of IPv4.
         SOURCE: [u8; 4] = 8;
         /// Destination address of IPv4.
@@ -186,6 +188,8 @@ pub struct PipeRequest {
     pub addresses: [([u8; 4], u8); 2],
     /// Ports of the source and of the destination; 0 for any.
     pub ports: [u16; 2],
+    /// Allows pipes of other clients a share of the frames.
+    pub shares: bool,
     names: [u8; PIPE_NAMES_BYTES],
 }
 
@@ -195,7 +199,8 @@ impl PipeRequest {
         let mut bytes = [0; PIPE_NAMES_BYTES];
         bytes.get_mut(..names.len())?.copy_from_slice(names.as_bytes());
         let addresses = [([0; 4], 0); 2];
-        Some(Self { direction, unit, protocol: 0, addresses, ports: [0; 2], names: bytes })
+        let (ports, shares) = ([0; 2], false);
+        Some(Self { direction, unit, protocol: 0, addresses, ports, shares, names: bytes })
     }
 
     /// Names of the ports. None where they are not UTF-8.
@@ -212,6 +217,7 @@ impl PipeRequest {
         (bytes[DIRECTION], bytes[UNIT]) = (self.direction as u8, self.unit as u8);
         (bytes[PROTOCOL], bytes[SOURCE_PREFIX], bytes[DESTINATION_PREFIX]) =
             (self.protocol, source_prefix, destination_prefix);
+        bytes[SHARES] = self.shares.into();
         bytes[SOURCE..SOURCE + 4].copy_from_slice(&source);
         bytes[DESTINATION..DESTINATION + 4].copy_from_slice(&destination);
         bytes[SOURCE_PORT..SOURCE_PORT + 2].copy_from_slice(&self.ports[0].to_le_bytes());
@@ -220,7 +226,7 @@ impl PipeRequest {
         bytes
     }
 
-    /// The request in these bytes. None where direction or unit is none.
+    /// The request in these bytes. None where direction, unit or `shares` is none.
     pub fn from_bytes(bytes: &[u8; PIPE_REQUEST_BYTES]) -> Option<Self> {
         use pipe_request::*;
         let address = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
@@ -236,6 +242,11 @@ impl PipeRequest {
                 (address(DESTINATION), bytes[DESTINATION_PREFIX]),
             ],
             ports: [number(SOURCE_PORT), number(DESTINATION_PORT)],
+            shares: match bytes[SHARES] {
+                0 => false,
+                1 => true,
+                _ => return None,
+            },
             names,
         })
     }
@@ -322,12 +333,13 @@ mod tests {
             protocol: 17,
             addresses: [([10, 0, 0, 0], 8), ([10, 1, 2, 3], 32)],
             ports: [0x1234, 53],
+            shares: true,
             ..PipeRequest::new(PipeDirection::Forward, PipeUnit::Frames, "wan,lan").unwrap()
         };
         let bytes = request.to_bytes();
         assert_eq!(PipeRequest::from_bytes(&bytes), Some(request));
         assert!(request.names().unwrap().eq(["wan", "lan"]));
-        for at in [pipe_request::DIRECTION, pipe_request::UNIT] {
+        for at in [pipe_request::DIRECTION, pipe_request::UNIT, pipe_request::SHARES] {
             let mut other = bytes;
             other[at] = 9;
             assert_eq!(PipeRequest::from_bytes(&other), None);

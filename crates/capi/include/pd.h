@@ -108,6 +108,7 @@ int pd_getsockopt(int sid, int level, int option, void *value, socklen_t *value_
 #define PD_PIPE_SEND 2
 #define PD_PIPE_FORWARD 3
 #define PD_PIPE_BYTES 0x10               /* bytes without marks between them, in place of frames */
+#define PD_PIPE_SHARE 0x20               /* share frames with pipes of other processes that say so, too */
 #define PD_PIPE_NONBLOCK SOCK_NONBLOCK   /* return EAGAIN instead of waiting */
 
 /* Where a frame goes: to the pipe's own port, nowhere, or to port 1, 2, ... of those that the pipe was opened with. */

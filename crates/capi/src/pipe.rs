@@ -21,16 +21,19 @@ const PD_PIPE_FORWARD: c_int = 3;
 const DIRECTIONS: c_int = 3;
 /// A stream of bytes in place of frames.
 const PD_PIPE_BYTES: c_int = 0x10;
+/// Frames are shared with pipes of other processes.
+const PD_PIPE_SHARE: c_int = 0x20;
 /// Calls return `EAGAIN` instead of waiting.
 const PD_PIPE_NONBLOCK: c_int = libc::SOCK_NONBLOCK;
 
 /// Constants of `include/pd.h` that are here, by name.
 #[cfg(test)]
-pub const CONSTANTS: [(&str, i64); 7] = [
+pub const CONSTANTS: [(&str, i64); 8] = [
     ("PD_PIPE_RECEIVE", PD_PIPE_RECEIVE as i64),
     ("PD_PIPE_SEND", PD_PIPE_SEND as i64),
     ("PD_PIPE_FORWARD", PD_PIPE_FORWARD as i64),
     ("PD_PIPE_BYTES", PD_PIPE_BYTES as i64),
+    ("PD_PIPE_SHARE", PD_PIPE_SHARE as i64),
     ("PD_PIPE_NONBLOCK", PD_PIPE_NONBLOCK as i64),
     ("PD_BACK", BACK as i64),
     ("PD_DROP", DROP as i64),
@@ -256,7 +259,7 @@ pub unsafe extern "C" fn pd_pipe_open(
         // SAFETY: not null; a string, the caller says.
         let ports = unsafe { CStr::from_ptr(ports) };
         let ports = ports.to_str().map_err(|_| Error::invalid("the names of the ports are not UTF-8"))?;
-        if flags & !(DIRECTIONS | PD_PIPE_BYTES | PD_PIPE_NONBLOCK) != 0 {
+        if flags & !(DIRECTIONS | PD_PIPE_BYTES | PD_PIPE_SHARE | PD_PIPE_NONBLOCK) != 0 {
             return Err(Error::invalid("flags other than those of PD_PIPE_*"));
         }
         let direction = match flags & DIRECTIONS {
@@ -270,6 +273,9 @@ pub unsafe extern "C" fn pd_pipe_open(
         let mut wanted = Options::new(direction, ports);
         if flags & PD_PIPE_BYTES != 0 {
             wanted = wanted.bytes();
+        }
+        if flags & PD_PIPE_SHARE != 0 {
+            wanted = wanted.shares();
         }
         // SAFETY: null, or options, the caller says.
         if let Some(given) = (!options.is_null()).then(|| unsafe { options.read_unaligned() }) {

@@ -68,13 +68,15 @@ pub struct Options {
     ports: String,
     ring_bytes: u64,
     flow: Flow,
+    shares: bool,
 }
 
 impl Options {
     /// A pipe of frames on the port of this name, with a ring of [`PIPE_RING_BYTES_DEFAULT`].
     pub fn new(direction: Direction, port: &str) -> Self {
         let ring_bytes = PIPE_RING_BYTES_DEFAULT;
-        Self { direction, unit: Unit::Frames, ports: port.to_owned(), ring_bytes, flow: Flow::default() }
+        let (ports, flow) = (port.to_owned(), Flow::default());
+        Self { direction, unit: Unit::Frames, ports, ring_bytes, flow, shares: false }
     }
 
     /// With bytes that have no marks between them, in place of frames.
@@ -105,6 +107,14 @@ impl Options {
         self
     }
 
+    /// Has a share of its frames only, the packets of a flow in order, beside pipes of other processes of the tenant which say so, too, and have the
+    /// same [`Self::flow`]. Without it only pipes of one process share frames.
+    #[must_use]
+    pub fn shares(mut self) -> Self {
+        self.shares = true;
+        self
+    }
+
     fn pipe_request(&self) -> Result<PipeRequest> {
         let direction = match self.direction {
             Direction::Receive => PipeDirection::Receive,
@@ -116,6 +126,7 @@ impl Options {
             .ok_or_else(|| Error::invalid("names of ports with 64 bytes at most"))?;
         (request.protocol, request.ports) = (self.flow.protocol, self.flow.ports);
         request.addresses = self.flow.addresses.map(|net| (net.address, net.prefix));
+        request.shares = self.shares;
         Ok(request)
     }
 }
@@ -176,7 +187,7 @@ impl Pipe {
     ///
     /// # Errors
     /// `ENOENT` without such a port, `EACCES` where the policy denies it, `EINVAL` where port, direction, unit, flow and ring do not fit each
-    /// other, `EADDRINUSE` where another tenant has the frames, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver. `ENODEV` where the port
+    /// other, `EADDRINUSE` where another tenant has the frames, or another process and not both share them, `ENOMEM` and `EMFILE` at limits, `ENETDOWN` without a driver. `ENODEV` where the port
     /// is removed meanwhile, `ECONNRESET` where the driver ends, or does not answer for ten seconds.
     pub fn open(options: &Options) -> Result<Self> {
         let request = options.pipe_request()?;

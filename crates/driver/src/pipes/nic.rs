@@ -19,7 +19,7 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::Meter;
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Eventfds, Flow, Net, PipeCounts, PipeId, PortId, Route, Shape, Tapped, Tokens, PIPES_MAX,
+    Agent, Eventfds, Flow, Net, PipeCounts, PipeId, PortId, Route, Shape, Tapped, Tokens, Unit, PIPES_MAX,
 };
 use pd_shm::Spin;
 use rustix::io::Errno;
@@ -56,6 +56,8 @@ struct Pipe {
     payer: Payer,
     ports: Vec<String>,
     flow: Flow,
+    /// Set if pipes of other clients may have a share of the flow's frames.
+    shares: bool,
     shape: Shape,
     /// Counts that are on the tenant's account already.
     settled: PipeCounts,
@@ -412,18 +414,9 @@ impl Nic {
             ids.push(port.id);
         }
         self.check_share(payer)?;
-        // A flow that another tenant has is not shared with it.
-        let is_taken = |pipe: &Pipe| {
-            pipe.ended.is_none()
-                && pipe.payer != payer
-                && pipe.shape.receives()
-                && pipe.ports[0] == names[0]
-                && pipe.flow == flow
-        };
         let shape = made.shape();
-        if shape.receives() && self.pipes.values().any(is_taken) {
-            let why = format!("another tenant has these frames of port {}", names[0]);
-            return Err((Errno::ADDRINUSE, why));
+        if shape.receives() {
+            self.check_flow((client, serial), payer, names[0], &flow, request.shares)?;
         }
         let route = Route { port: ids[0], others: ids[1..].to_vec(), flow, lease };
         let id = self.agent.adopt(made, &route).map_err(|errno| (errno, advice(errno).to_owned()))?;
@@ -431,8 +424,37 @@ impl Nic {
         self.agent.set_owner(id, Some(accounts::number_of(payer)));
         let ports = names.iter().map(|&name| name.to_owned()).collect();
         let settled = PipeCounts::default();
-        let pipe = Pipe { id, serial, payer, ports, flow, shape, settled, ended: None, is_shown: false };
+        let shares = request.shares;
+        let pipe =
+            Pipe { id, serial, payer, ports, flow, shares, shape, settled, ended: None, is_shown: false };
         self.pipes.insert((client, number), pipe);
+        Ok(())
+    }
+
+    /// Tells whether a client's pipe may receive frames of a flow. One that another tenant has is never shared with it. Another process of the
+    /// tenant, started by mistake, would take a part of the frames unseen: both have to want it.
+    fn check_flow(
+        &self,
+        (client, serial): (ClientId, u64),
+        payer: Payer,
+        port: &str,
+        flow: &Flow,
+        shares: bool,
+    ) -> Result<(), (Errno, String)> {
+        let has = |pipe: &Pipe| {
+            pipe.ended.is_none() && pipe.shape.receives() && pipe.ports[0] == port && pipe.flow == *flow
+        };
+        for (&(other, _), pipe) in self.pipes.iter().filter(|(_, pipe)| has(pipe)) {
+            if pipe.payer != payer {
+                return Err((Errno::ADDRINUSE, format!("another tenant has these frames of port {port}")));
+            }
+            // A stream has one receiver anyway.
+            let is_own = (other, pipe.serial) == (client, serial) || pipe.shape.unit() == Unit::Bytes;
+            if !(is_own || shares && pipe.shares) {
+                let why = "another process has these frames; to share them: Options::shares, PD_PIPE_SHARE";
+                return Err((Errno::ADDRINUSE, why.to_owned()));
+            }
+        }
         Ok(())
     }
 

@@ -191,6 +191,35 @@ fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
 }
 
 #[test]
+fn pipes_of_one_process_share_frames_and_those_of_several_where_all_ask_for_it() {
+    let mut stand = Stand::new("");
+    let shape = Shape::new(Direction::Receive, Unit::Frames, RING).unwrap();
+    let mut open = |client, port: &str, l4_port: u16, shares| {
+        let mut request = PipeRequest::new(PipeDirection::Receive, PipeUnit::Frames, port).unwrap();
+        (request.shares, request.ports) = (shares, [0, l4_port]);
+        request.protocol = if l4_port > 0 { 17 } else { 0 };
+        stand.ask(client, 0, request, shape).map(drop)
+    };
+    let taken = Err(Errno::ADDRINUSE);
+    for l4_port in [0, 53] {
+        assert_eq!(open(1, "wire.0", l4_port, false), Ok(()));
+        assert_eq!(open(1, "wire.0", l4_port, false), Ok(()), "the process itself");
+        assert_eq!(open(2, "wire.0", l4_port, false), taken);
+        assert_eq!(open(2, "wire.0", l4_port, true), taken, "the first has not asked for it");
+        assert_eq!(open(1, "wire.1", l4_port, true), Ok(()));
+        assert_eq!(open(2, "wire.1", l4_port, false), taken);
+        assert_eq!(open(2, "wire.1", l4_port, true), Ok(()));
+        assert_eq!(open(1, "wire.1", l4_port, false), taken, "the second has not said that it may be any");
+    }
+    // Other frames of the port, and senders.
+    assert_eq!(open(2, "wire.0", 54, false), Ok(()));
+    assert!(stand.open(3, 0, PipeDirection::Send, "wire.0").is_ok());
+    // A process that has gone.
+    stand.nic.apply_command(ToNic::Left { client: ClientId::new(1) });
+    assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
+}
+
+#[test]
 fn a_port_is_added_once_and_asked_for_by_those_who_may() {
     let mut stand = Stand::new("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"");
     assert_eq!(stand.open(1, 0, PipeDirection::Send, "drain").err(), Some(Errno::ACCESS));
