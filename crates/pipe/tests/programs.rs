@@ -142,6 +142,57 @@ fn a_capture_goes_through_a_program_unchanged() {
     assert_eq!(std::fs::read(&from).unwrap(), std::fs::read(&to).unwrap());
 }
 
+/// The agent does not sleep before it has come to the frame behind those that no pipe carries.
+#[test]
+fn a_capture_of_frames_that_no_pipe_carries_is_read_to_its_end() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut capture = Pcap::new(None::<std::fs::File>, Some(Box::new(file.reopen().unwrap()))).unwrap();
+    (0..10_000).for_each(|_| capture.write(&[1; 13]));
+    capture.write(&[2; 60]);
+    capture.finish().unwrap();
+    let mut agent = Agent::new().unwrap();
+    let port = agent.add_port(Port::Pcap(Pcap::new(Some(file.reopen().unwrap()), None).unwrap()));
+    let (_, mut pipe) = open(&mut agent, shape(Direction::Receive, Unit::Frames), port);
+    let mut turns = 0;
+    while agent.turn() {
+        turns += 1;
+        assert!(turns < 1000);
+    }
+    assert_eq!(pipe.frames().unwrap().next().unwrap().bytes(), [2; 60]);
+}
+
+/// A capture is read, not mapped: one that is cut off while it is played ends there, and one that is replaced goes on as it was.
+#[test]
+fn a_capture_may_be_cut_off_or_replaced_while_it_is_played() {
+    const FRAMES: usize = 4000;
+    for is_cut in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("played.pcap");
+        let file = Box::new(std::fs::File::create(&path).unwrap());
+        let mut capture = Pcap::new(None::<std::fs::File>, Some(file)).unwrap();
+        (0..FRAMES).for_each(|_| capture.write(&[3; 1000]));
+        capture.finish().unwrap();
+        let mut played = Pcap::new(Some(std::fs::File::open(&path).unwrap()), None).unwrap();
+        assert!(played.peek().is_some());
+        if is_cut {
+            std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
+        } else {
+            let new = folder.path().join("new.pcap");
+            std::fs::write(&new, b"no capture").unwrap();
+            std::fs::rename(new, &path).unwrap();
+        }
+        let mut frames = 0;
+        while played.peek().is_some_and(|frame| frame == [3; 1000]) {
+            played.advance();
+            frames += 1;
+        }
+        match is_cut {
+            true => assert!(frames < FRAMES && played.finish().is_err(), "{frames}"),
+            false => assert_eq!((frames, played.finish().unwrap().read), (FRAMES, FRAMES as u64)),
+        }
+    }
+}
+
 #[test]
 fn a_program_that_sleeps_is_told_that_its_pipe_has_ended() {
     let mut agent = Agent::new().unwrap();

@@ -167,10 +167,11 @@ impl PortSlot {
         self.port.device().is_some()
     }
 
-    /// Ends a turn of a port that leads out. Returns whether another is due.
+    /// Ends a turn of a port. Returns whether another is due.
     pub(super) fn flush(&mut self) -> bool {
         match &mut self.port {
             Port::Device(device) => device.flush(),
+            Port::Pcap(capture) => capture.has_skipped() && !self.groups.0.is_empty(),
             _ => false,
         }
     }

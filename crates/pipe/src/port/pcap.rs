@@ -10,6 +10,8 @@ use std::io::{self, BufWriter, Cursor, Read, Write};
 
 /// Bytes of a capture that are read at a time; no block is longer.
 const BUFFER_BYTES: usize = 256 << 10;
+/// Most blocks of a capture that one look reads, so that one of frames that no pipe carries, or one that grows, holds up no other port.
+const BLOCKS_MAX: usize = 64;
 /// Magic of a written capture: little endian, microseconds, version 2.4.
 const MAGIC: u32 = 0xa1b2_c3d4;
 const VERSION: u32 = 2 | 4 << 16;
@@ -20,6 +22,7 @@ pub struct Pcap {
     writer: Option<BufWriter<Box<dyn Write + Send>>>,
     frame: Vec<u8>,
     ready: bool,
+    has_skipped: bool,
     counts: PcapCounts,
     error: Option<io::Error>,
 }
@@ -60,7 +63,8 @@ impl Pcap {
         let mut writer = to.map(BufWriter::new);
         writer.as_mut().map_or(Ok(()), write_head)?;
         let counts = PcapCounts::default();
-        Ok(Self { reader, writer, frame: Vec::new(), ready: false, counts, error: None })
+        let (frame, ready, has_skipped) = (Vec::new(), false, false);
+        Ok(Self { reader, writer, frame, ready, has_skipped, counts, error: None })
     }
 
     /// Reads a whole capture. Returns the frames that pipes carry as a capture, which no frame of another kind interrupts, and the counts.
@@ -70,9 +74,13 @@ impl Pcap {
     pub fn whole(bytes: Vec<u8>) -> io::Result<(Self, PcapCounts)> {
         let (mut from, mut to) = (Self::new(Some(Cursor::new(bytes)), None)?, Vec::new());
         write_head(&mut to)?;
-        while let Some(frame) = from.peek() {
-            write_frame(&mut to, frame)?;
-            from.advance();
+        loop {
+            if let Some(frame) = from.peek() {
+                write_frame(&mut to, frame)?;
+                from.advance();
+            } else if !from.has_skipped() {
+                break;
+            }
         }
         let counts = from.finish()?;
         drop(from);
@@ -83,12 +91,21 @@ impl Pcap {
         Ok((Self::new(Some(Cursor::new(to)), None)?, counts))
     }
 
-    /// Returns the next frame of the capture, which [`Self::advance`] passes on; none at its end.
+    /// Returns the next frame of the capture, which [`Self::advance`] passes on; none at its end, or where [`Self::has_skipped`].
     pub fn peek(&mut self) -> Frame<'_> {
-        while !self.ready && self.reader.is_some() {
+        for _ in 0..BLOCKS_MAX {
+            if self.ready || self.reader.is_none() {
+                break;
+            }
             self.read();
         }
+        self.has_skipped = !self.ready && self.reader.is_some();
         self.ready.then_some(&self.frame[..])
+    }
+
+    /// Returns whether the last look found no frame, though the capture has not ended: another look is due.
+    pub fn has_skipped(&self) -> bool {
+        self.has_skipped
     }
 
     /// Counts the frame as passed on.
@@ -254,6 +271,37 @@ mod tests {
         assert_eq!(pcap.peek(), None);
         assert!(pcap.finish().is_err());
         assert!(Pcap::new(Some(io::Cursor::new(vec![7; 100])), None).is_err());
+    }
+
+    /// A capture without an end, all of whose frames are too short.
+    struct Endless(Vec<u8>, usize);
+
+    impl Read for Endless {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            for byte in &mut *to {
+                *byte = self.0[self.1];
+                self.1 = if self.1 + 1 < self.0.len() { self.1 + 1 } else { 24 };
+            }
+            Ok(to.len())
+        }
+    }
+
+    #[test]
+    fn a_look_ends_though_no_frame_can_be_carried() {
+        let mut pcap = Pcap::new(Some(Endless(written(&[vec![1; 13]]), 0)), None).unwrap();
+        for _ in 0..100 {
+            assert_eq!((pcap.peek().is_none(), pcap.has_skipped()), (true, true));
+        }
+        let mut frames = vec![vec![1; 13]; 1000];
+        frames.push(vec![2; 14]);
+        let file = written(&frames);
+        assert_eq!(Pcap::whole(file.clone()).unwrap().1, PcapCounts { read: 1, skipped: 1000, written: 0 });
+        let mut pcap = Pcap::new(Some(Cursor::new(file)), None).unwrap();
+        while pcap.peek().is_none() {
+            assert!(pcap.has_skipped());
+        }
+        pcap.advance();
+        assert_eq!((pcap.peek().is_none(), pcap.has_skipped()), (true, false));
     }
 
     #[test]
