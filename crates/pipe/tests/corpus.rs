@@ -1,6 +1,8 @@
-//! The fuzz targets `pipes` and `memif` with their stored programs and mutations of them, on a stable compiler.
+//! The fuzz targets `captures`, `pipes` and `memif` with their stored programs and mutations of them, on a stable compiler.
 #![cfg(not(loom))]
 #![allow(clippy::duplicate_mod, reason = "each oracle brings the reader of its program along")]
+#[path = "oracle/captures.rs"]
+mod captures;
 #[path = "../../shm/tests/oracle/corpus.rs"]
 mod corpus;
 #[path = "oracle/hostile.rs"]
@@ -16,4 +18,9 @@ fn pipes_from_the_corpus() {
 #[test]
 fn clients_of_memif_from_the_corpus() {
     corpus::run(include_str!("../../../fuzz/seeds/memif"), memif::run);
+}
+
+#[test]
+fn captures_from_the_corpus() {
+    corpus::run(include_str!("../../../fuzz/seeds/captures"), captures::run);
 }

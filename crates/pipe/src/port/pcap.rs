@@ -187,8 +187,28 @@ fn write_frame(to: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     [&[0; 8], &length[..], &length[..], frame].iter().try_for_each(|part| to.write_all(part))
 }
 
+/// A file whose reads are full until its end: the parser takes the first for the whole head.
+struct Full<R>(R);
+
+impl<R: Read> Read for Full<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let mut len = 0;
+        while len < to.len() {
+            match self.0.read(&mut to[len..]) {
+                Ok(0) => break,
+                Ok(more) => len += more,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if len == 0 => return Err(error),
+                // The next read has it again.
+                Err(_) => break,
+            }
+        }
+        Ok(len)
+    }
+}
+
 fn open<R: Read + Send + 'static>(from: R) -> io::Result<Box<dyn PcapReaderIterator + Send>> {
-    create_reader(BUFFER_BYTES, from)
+    create_reader(BUFFER_BYTES, Full(from))
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "this is no capture"))
 }
 
