@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 const FRAME_MAX: usize = 1514;
 /// Bytes of each buffer of a connection.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Silence after which a peer is asked for a sign of life, and after which its connection ends.
+/// Silence after which a peer is asked for a sign of life, and after which its connection ends. A program that is killed takes its stack with
+/// it: nothing is left to send a reset, as where a host loses its power.
 const KEEP_ALIVE: Span = Span::from_secs(3);
 /// See [`KEEP_ALIVE`].
 const TIMEOUT: Span = Span::from_secs(10);
