@@ -12,13 +12,14 @@ use pd_client::core::OwnFd;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Closes a number, which the table does not have any more. Returns the entry if the caller closes it at once: the connection has other
-/// numbers, or no call of another thread is in progress. Returns the open file otherwise, which the caller drops after the kernel's close: the
-/// calls may be over by then, and the driver asks the kernel whether another process holds a socket that ends.
+/// Closes a number, which the table does not have any more. Returns the entry if the caller closes it at once: it has other numbers, or no call of
+/// another thread is in progress. Returns the open file otherwise, which the caller drops after the kernel's close: the calls may be over by then,
+/// and the driver asks the kernel whether another process holds a socket that ends.
 pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Result<Arc<Entry>, Arc<OpenFile<Entry>>> {
     let entry = file.entry().clone();
     // No call begins any more: without one the only reference is this one.
-    if Arc::strong_count(&file) == 1 || entry.twin().is_none() || !entry.has_one_fd() {
+    let may_outlive = entry.twin().is_some() || entry.epoll().is_some();
+    if Arc::strong_count(&file) == 1 || !may_outlive || !entry.has_one_fd() {
         return Ok(entry);
     }
     // SAFETY: the program's descriptor, for the time of its call.

@@ -1,10 +1,12 @@
-//! Waiting on an instance: looks at the fabric first, and sleeps in the kernel.
+//! Waiting on an instance: looks at the fabric first, and sleeps in the kernel. As in the kernel, a wait holds the instance: when another thread
+//! closes the number, it goes on by one of the library's.
 use super::tokens::{registered, take_tokens, Told};
 use super::EpollSet;
 use crate::aside::leaving;
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::claim::settling;
 use crate::entry::{listener, Entry};
+use crate::open_file::OpenFile;
 use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
 use crate::{claim, real, spin, table};
@@ -22,7 +24,9 @@ const SPIN_KERNEL_EVERY: u32 = 16;
 
 /// The program's array of events.
 struct Events<'a> {
-    instance: &'a Arc<Entry>,
+    instance: &'a OpenFile<Entry>,
+    /// The program's number of the instance.
+    epoll: c_int,
     at: *mut epoll_event,
     max: usize,
     len: usize,
@@ -54,19 +58,28 @@ impl Events<'_> {
         }
     }
 
+    /// Returns the number of the instance, which is one of the library's once the program's is closed.
+    fn number(&self) -> c_int {
+        self.instance.number().unwrap_or(self.epoll)
+    }
+
     /// Waits in the kernel; takes tokens out. Says which there were.
-    fn wait(
-        &mut self,
-        epoll: c_int,
-        own: u64,
-        limit: Option<Duration>,
-        mask: *const sigset_t,
-    ) -> Outcome<Told> {
-        // SAFETY: room as said.
-        let found = unsafe { kernel_wait(epoll, self.at.add(self.len), self.room() as c_int, limit, mask) };
-        if found < 0 {
-            return Err(Failure::Errno(errno()));
-        }
+    fn wait(&mut self, own: u64, limit: Option<Duration>, mask: *const sigset_t) -> Outcome<Told> {
+        let mut number = self.number();
+        let found = loop {
+            // SAFETY: room as said.
+            let found =
+                unsafe { kernel_wait(number, self.at.add(self.len), self.room() as c_int, limit, mask) };
+            if found >= 0 {
+                break found;
+            }
+            let (errno, now) = (errno(), self.number());
+            // Closed just before.
+            if now == number || ![libc::EBADF, libc::EINVAL].contains(&errno) {
+                return Err(Failure::Errno(errno));
+            }
+            number = now;
+        };
         let (len, leaving) = (self.len, &mut self.leaving);
         let mut note = |name, place| leaving.push((name, len + place));
         // SAFETY: the kernel has written so many.
@@ -154,12 +167,11 @@ impl EpollSet {
     fn sleep_idle(
         &self,
         events: &mut Events<'_>,
-        epoll: c_int,
         limit: Option<Duration>,
         mask: *const sigset_t,
     ) -> Outcome<Option<Told>> {
         self.unaware.fetch_add(1, Ordering::SeqCst);
-        let told = self.is_idle().then(|| events.wait(epoll, self.token, limit, mask));
+        let told = self.is_idle().then(|| events.wait(self.token, limit, mask));
         self.unaware.fetch_sub(1, Ordering::SeqCst);
         told.transpose()
     }
@@ -168,7 +180,6 @@ impl EpollSet {
     fn sleep_armed(
         &self,
         events: &mut Events<'_>,
-        epoll: c_int,
         limit: Option<Duration>,
         mask: *const sigset_t,
     ) -> Option<Outcome<Told>> {
@@ -179,7 +190,7 @@ impl EpollSet {
                 None
             }
             Some(armed) => {
-                let slept = events.wait(epoll, self.token, limit, mask);
+                let slept = events.wait(self.token, limit, mask);
                 let before = errno();
                 self.fabric.disarm(armed, slept.is_ok_and(|told| told.own));
                 set_errno(before);
@@ -187,7 +198,7 @@ impl EpollSet {
             }
             None => {
                 let limit = limit.map_or(LOOK_EVERY, |limit| limit.min(LOOK_EVERY));
-                Some(events.wait(epoll, self.token, Some(limit), mask))
+                Some(events.wait(self.token, Some(limit), mask))
             }
         }
     }
@@ -253,18 +264,20 @@ pub(crate) unsafe fn wait(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Outcome<c_int> {
-    let instance = table::epoll(epoll).ok_or(Failure::Plain)?;
-    let instance = match instance.epoll() {
-        Some(set) if set.is_active() => EpollSet::activate(epoll, instance),
-        _ => instance,
-    };
+    let mut instance = table::file(epoll).filter(|file| file.epoll().is_some()).ok_or(Failure::Plain)?;
+    if instance.epoll().is_some_and(EpollSet::is_active) {
+        let known = EpollSet::activate(epoll, instance.entry().clone());
+        if !Arc::ptr_eq(&known, &instance) {
+            instance = known.file();
+        }
+    }
     let set = instance.epoll().ok_or(Failure::Plain)?;
     set.note_waiter();
     set.take_members(&instance);
     begun::settle_all();
     listener::resume(|| lock(&set.members).values().cloned().collect());
-    let events = Events { instance: &instance, at, max: max as usize, len: 0, leaving: Vec::new() };
-    let result = wait_for(epoll, set, events, timeout, mask);
+    let events = Events { instance: &instance, epoll, at, max: max as usize, len: 0, leaving: Vec::new() };
+    let result = wait_for(set, events, timeout, mask);
     let before = errno();
     set.fabric.pass_on();
     set.tell_left();
@@ -274,7 +287,6 @@ pub(crate) unsafe fn wait(
 
 /// The wait of [`wait`], into `events`.
 fn wait_for(
-    epoll: c_int,
     set: &EpollSet,
     mut events: Events<'_>,
     timeout: Option<Duration>,
@@ -283,14 +295,14 @@ fn wait_for(
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), set.token);
-    let in_kernel = |events: &mut Events<'_>| events.wait(epoll, own, zero, mask);
+    let in_kernel = |events: &mut Events<'_>| events.wait(own, zero, mask);
     let mut all_is_left = true;
     loop {
         if claim::any_pending() {
             settling::look();
         } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
-            let Some(told) = set.sleep_idle(&mut events, epoll, left, mask)? else { continue };
+            let Some(told) = set.sleep_idle(&mut events, left, mask)? else { continue };
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
             }
@@ -318,7 +330,7 @@ fn wait_for(
         } else {
             left
         };
-        let Some(slept) = set.sleep_armed(&mut events, epoll, limit, mask) else { continue };
+        let Some(slept) = set.sleep_armed(&mut events, limit, mask) else { continue };
         spin::slept();
         let told = slept?;
         set.look(&mut events, in_kernel)?;
