@@ -18,7 +18,8 @@ use std::sync::Arc;
 pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Result<Arc<Entry>, Arc<OpenFile<Entry>>> {
     let entry = file.entry().clone();
     // No call begins any more: without one the only reference is this one.
-    let may_outlive = entry.twin().is_some() || entry.epoll().is_some();
+    let may_outlive =
+        entry.epoll().is_some() || entry.socket().is_some_and(|socket| socket.state().is_some());
     if Arc::strong_count(&file) == 1 || !may_outlive || !entry.has_one_fd() {
         return Ok(entry);
     }

@@ -3,12 +3,13 @@ use super::connecting::socket;
 use super::may_listen;
 use super::names::Names;
 use super::socket_pool::PooledSocket;
-use crate::call::{errno, interrupts, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupted, interrupts, Failure, Outcome, AGAIN};
 use crate::entry::listener::Listening;
 use crate::entry::{Entry, State};
 use crate::epoll_set::registering;
 use crate::file_lock::FileLock;
 use crate::log::note;
+use crate::open_file::OpenFile;
 use crate::sleep::sleep_on;
 use crate::twin::Twin;
 use crate::unseen::looking;
@@ -89,6 +90,37 @@ pub(crate) unsafe fn accept(
     if !may_listen() {
         return Err(Failure::Plain);
     }
+    loop {
+        // SAFETY: the caller's promise.
+        match unsafe { attempt(fd, address, len, flags) } {
+            // Nothing is held here.
+            Err(Failure::Handler { never_restarts }) if interrupts(never_restarts) => {
+                return Err(Failure::Errno(libc::EINTR));
+            }
+            Err(Failure::Handler { .. }) => {}
+            other => return other,
+        }
+    }
+}
+
+/// A call in progress.
+struct Call<'a> {
+    file: &'a OpenFile<Entry>,
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+}
+
+impl Call<'_> {
+    /// Returns the listener's number, which is one of the library's once the program's is closed.
+    fn number(&self) -> c_int {
+        self.file.number().unwrap_or(self.fd)
+    }
+}
+
+/// [`accept`], up to a handler that ends a sleep.
+unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> Outcome<c_int> {
     let entry = lookup::find(fd).ok_or(Failure::Plain)?;
     let socket = entry.socket().ok_or(Failure::Plain)?;
     let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
@@ -98,9 +130,12 @@ pub(crate) unsafe fn accept(
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Err(Failure::Plain);
     }
-    if listening.is_kernels_turn() && is_ready(fd) {
+    // As in the kernel, a listener that another thread closes listens until the call is over.
+    let file = entry.file();
+    let call = Call { file: &file, fd, address, len, flags };
+    if listening.is_kernels_turn() && is_ready(call.number()) {
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { accept_kernel(listening, fd, address, len, flags) }? {
+        if let Some(accepted) = unsafe { accept_kernel(listening, &call) }? {
             return Ok(accepted);
         }
     }
@@ -143,7 +178,7 @@ pub(crate) unsafe fn accept(
             continue;
         }
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { wait(listening, fd, &end, until, (address, len), flags) }? {
+        if let Some(accepted) = unsafe { wait(listening, &call, &end, until) }? {
             return Ok(accepted);
         }
     }
@@ -156,26 +191,24 @@ fn has_come(end: &Socket) -> bool {
 /// Waits for either; a connection of the kernel's is accepted at once.
 unsafe fn wait(
     listening: &Listening,
-    fd: c_int,
+    call: &Call<'_>,
     end: &Arc<Socket>,
     until: Option<Instant>,
-    (address, len): (*mut sockaddr, *mut socklen_t),
-    flags: c_int,
 ) -> Outcome<Option<c_int>> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     if left == Some(Duration::ZERO) {
         return Err(AGAIN);
     }
-    let mut kernel = vec![libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    let mut kernel = vec![libc::pollfd { fd: call.number(), events: libc::POLLIN, revents: 0 }];
     match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null(), &|| false) {
-        Err(Failure::Errno(libc::EINTR)) if !interrupts(until.is_some()) => return Ok(None),
+        Err(Failure::Errno(libc::EINTR)) => interrupted(until.is_some())?,
         other => other?,
     }
-    if kernel[0].revents == 0 {
+    if kernel[0].revents == 0 && kernel[0].fd == call.number() {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
-    unsafe { accept_kernel(listening, fd, address, len, flags) }
+    unsafe { accept_kernel(listening, call) }
 }
 
 fn is_ready(fd: c_int) -> bool {
@@ -186,14 +219,9 @@ fn is_ready(fd: c_int) -> bool {
 
 /// The kernel's `accept` without waiting, though the socket may be one that waits, and though another process may have taken
 /// what was there: those that share a listener take turns.
-unsafe fn accept_kernel(
-    listening: &Listening,
-    fd: c_int,
-    address: *mut sockaddr,
-    len: *mut socklen_t,
-    flags: c_int,
-) -> Outcome<Option<c_int>> {
-    let joined = accepting::look_at_listener(fd);
+unsafe fn accept_kernel(listening: &Listening, call: &Call<'_>) -> Outcome<Option<c_int>> {
+    let fd = call.number();
+    let joined = call.file.socket().is_some_and(|socket| socket.join_listener(fd));
     // Of the threads of this process...
     let _turn = listening.in_turn();
     // ...and of the processes that accept here, of which none has to change what the others see of the socket.
@@ -202,7 +230,7 @@ unsafe fn accept_kernel(
         return Ok(None);
     }
     // SAFETY: the caller's promise.
-    let accepted = unsafe { real::accept4(fd, address, len, flags) };
+    let accepted = unsafe { real::accept4(fd, call.address, call.len, call.flags) };
     if accepted >= 0 {
         accepting::claim(fd, accepted, joined);
         return Ok(Some(accepted));
