@@ -120,6 +120,13 @@ pub(crate) fn file(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
     FILES.get(fd as usize)?.load_full()
 }
 
+/// Returns whether the number stands for this open file.
+pub(crate) fn is_of(fd: c_int, file: &Arc<OpenFile<Entry>>) -> bool {
+    FILES
+        .get(fd as usize)
+        .is_some_and(|slot| slot.load().as_ref().is_some_and(|known| Arc::ptr_eq(known, file)))
+}
+
 /// One more than the highest number to look at.
 pub(crate) fn end() -> c_int {
     END.load(Ordering::Relaxed)

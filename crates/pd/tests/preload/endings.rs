@@ -39,6 +39,16 @@ fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
     );
 }
 
+/// Calls of `poll`, `select`, `epoll_wait` and `accept`.
+#[test]
+fn a_wait_goes_on_when_another_thread_closes_its_descriptor() {
+    let site = Site::new(229);
+    let (program, path) = (site.compiled("waits_beside", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap()];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 380);
+}
+
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
 /// has one of its ends leave then.
 #[test]

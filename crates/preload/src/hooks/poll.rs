@@ -1,4 +1,5 @@
-//! `poll` and `select`.
+//! `poll` and `select`. As in the kernel, a call holds the open files that it waits for, and looks at its numbers anew each time it wakes: what they
+//! stand for by then is what it tells of.
 use super::hooks;
 use crate::aside::{leaving, receiving};
 use crate::away::calls::Stays;
@@ -7,12 +8,14 @@ use crate::claim::settling;
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;
 use crate::fabric::LOOK_FOR_ROOM_EVERY;
+use crate::open_file::OpenFile;
 use crate::short::{accepting, begun};
 use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::{claim, lookup, reach, real, table};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use pd_client::core::{sleep_for, KernelReason, Socket, ASIDE, SET_BYTES};
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +25,7 @@ hooks! {
             return real::poll(fds, count, timeout);
         }
         let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
-        call(|| poll_fds(list(fds, count), limit, std::ptr::null()), || real::poll(fds, count, timeout))
+        call(|| poll_fds(list(fds, count), limit, &Manner::new(std::ptr::null())), || real::poll(fds, count, timeout))
     }
 
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
@@ -40,7 +43,7 @@ hooks! {
             return real::ppoll(fds, count, timeout, mask);
         }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
-        call(|| poll_fds(list(fds, count), limit, mask), || real::ppoll(fds, count, timeout, mask))
+        call(|| poll_fds(list(fds, count), limit, &Manner::new(mask)), || real::ppoll(fds, count, timeout, mask))
     }
 
     fn __ppoll_chk(
@@ -137,10 +140,25 @@ unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
     unsafe { list(fds, count) }.iter().all(|poll| table::look(poll.fd) == table::PLAIN)
 }
 
+/// Facts of a call that do not change.
+struct Manner {
+    mask: *const sigset_t,
+    /// `select`, which fails if a number is closed when the call begins, and not if that is closed later.
+    selects: bool,
+    /// Set once the call has slept.
+    has_slept: Cell<bool>,
+}
+
+impl Manner {
+    fn new(mask: *const sigset_t) -> Self {
+        Self { mask, selects: false, has_slept: Cell::new(false) }
+    }
+}
+
 /// One of a poll's descriptors that is a connection with a twin.
 struct Member {
     place: usize,
-    entry: Arc<Entry>,
+    file: Arc<OpenFile<Entry>>,
     /// As the program says it, and with one name for each event.
     asked: u32,
     wanted: u32,
@@ -151,10 +169,10 @@ struct Member {
 }
 
 impl Member {
-    /// Returns whether the member has to be asked in another way: it leaves the fabric, or has left.
+    /// Returns whether the number has to be asked in another way: the connection leaves the fabric, or has left, or another thread has closed the
+    /// number.
     fn has_moved(&self, fd: c_int) -> bool {
-        [table::PLAIN, table::AWAY].contains(&table::look(fd))
-            || self.entry.twin().map(Twin::stands) != self.stands
+        !table::is_of(fd, &self.file) || self.file.twin().map(Twin::stands) != self.stands
     }
 
     /// Returns whether its sends go over the kernel.
@@ -165,17 +183,17 @@ impl Member {
     /// Its peer has left the fabric: follows.
     #[cold]
     fn follow(&self) -> bool {
-        self.entry.twin().is_some_and(|twin| leaving::leave(&self.entry, twin, KernelReason::PeerLeft))
+        self.file.twin().is_some_and(|twin| leaving::leave(&self.file, twin, KernelReason::PeerLeft))
     }
 
     /// Returns its readiness; `None` if the peer has left the fabric.
     fn look(&self) -> Option<i16> {
-        let ready = match (&self.listening, self.entry.twin()) {
+        let ready = match (&self.listening, self.file.twin()) {
             (Some(end), _) => end.ready(self.wanted) & libc::POLLIN as u32,
             (None, Some(twin)) if self.is_the_kernels() => {
-                twin.ready(&self.entry, self.wanted & !(libc::POLLOUT as u32)) & libc::POLLIN as u32
+                twin.ready(&self.file, self.wanted & !(libc::POLLOUT as u32)) & libc::POLLIN as u32
             }
-            (None, Some(twin)) => twin.ready(&self.entry, self.wanted),
+            (None, Some(twin)) => twin.ready(&self.file, self.wanted),
             (None, None) => return Some(0),
         };
         if ready & ASIDE != 0 {
@@ -194,9 +212,9 @@ impl Member {
 
     /// Of what the kernel says of it: what is the program's.
     fn of_kernel(&self, kernel: &mut pollfd) {
-        if let Some(twin) = self.entry.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
+        if let Some(twin) = self.file.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
             let told = u32::from(kernel.revents as u16);
-            kernel.revents = receiving::told_by_kernel(&self.entry, twin, kernel.fd, told) as i16;
+            kernel.revents = receiving::told_by_kernel(&self.file, twin, kernel.fd, told) as i16;
         }
     }
 }
@@ -212,7 +230,7 @@ fn wanted(events: i16) -> u32 {
     wanted
 }
 
-fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, manner: &Manner) -> Outcome<c_int> {
     begun::settle_all();
     let (mut members, mut unknown) = (Vec::new(), false);
     // One more place for the fabric's descriptor.
@@ -239,7 +257,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         kernel.push(pollfd { fd, events, revents: 0 });
         members.extend(entry.map(|entry| Member {
             place,
-            entry,
+            file: entry.file(),
             asked: u32::from(poll.events as u16),
             wanted: wanted(poll.events),
             listening,
@@ -247,21 +265,21 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t
         }));
     }
     if unknown {
-        return poll_unknown(fds, timeout, mask);
+        return poll_unknown(fds, timeout, manner);
     }
     // Connections that are away do not come back during this call.
     let stays = Stays::all(fds.iter().map(|poll| poll.fd));
     if members.is_empty() {
         let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        return if stays.is_empty() { Err(Failure::Plain) } else { plain(fds, until, mask) };
+        return if stays.is_empty() { Err(Failure::Plain) } else { plain(fds, until, manner) };
     }
-    wait(fds, &members, &mut kernel, timeout, mask)
+    wait(fds, &members, &mut kernel, timeout, manner)
 }
 
 /// `poll` with connections that cannot be taken over now, of which nobody knows how they stand: they are ready, for the program's next call
 /// on them waits for that, or says that it would have to.
 #[cold]
-fn poll_unknown(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
+fn poll_unknown(fds: &mut [pollfd], timeout: Option<Duration>, manner: &Manner) -> Outcome<c_int> {
     const READY: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
     // A program that does not wait anywhere else calls again at once.
     sleep_for(timeout.map_or(LOOK_FOR_ROOM_EVERY, |timeout| timeout.min(LOOK_FOR_ROOM_EVERY)));
@@ -270,7 +288,7 @@ fn poll_unknown(fds: &mut [pollfd], timeout: Option<Duration>, mask: *const sigs
     for (other, _) in others.iter_mut().zip(&is_unknown).filter(|(_, &is_unknown)| is_unknown) {
         other.fd = -1;
     }
-    again(&mut others, Some(Instant::now()), mask)?;
+    again(&mut others, Some(Instant::now()), manner)?;
     for ((poll, other), &is_unknown) in fds.iter_mut().zip(&others).zip(&is_unknown) {
         poll.revents = if is_unknown { poll.events & READY } else { other.revents };
     }
@@ -282,7 +300,7 @@ fn wait(
     members: &[Member],
     kernel: &mut Vec<pollfd>,
     timeout: Option<Duration>,
-    mask: *const sigset_t,
+    manner: &Manner,
 ) -> Outcome<c_int> {
     let zero = Some(Duration::ZERO);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
@@ -291,14 +309,14 @@ fn wait(
             settling::look();
         }
         if members.iter().any(|it| it.has_moved(fds[it.place].fd)) {
-            return again(fds, until, mask);
+            return again(fds, until, manner);
         }
         fds.iter_mut().for_each(|poll| poll.revents = 0);
         let mut found = false;
         for member in members {
             let revents = match member.look() {
                 Some(revents) => revents,
-                None if member.follow() => return again(fds, until, mask),
+                None if member.follow() => return again(fds, until, manner),
                 // The member cannot follow; a read reports why.
                 None => libc::POLLIN,
             };
@@ -312,9 +330,9 @@ fn wait(
             members.iter().for_each(|member| member.of_kernel(&mut kernel[member.place]));
             found |= kernel.iter().any(|poll| poll.fd >= 0 && poll.revents != 0);
         }
-        if !found && only_looking && !mask.is_null() {
+        if !found && only_looking && !manner.mask.is_null() {
             // Nothing is ready: a signal that only the mask lets in ends the call, as it ends the kernel's.
-            kernel_poll(&mut [], zero, mask)?;
+            kernel_poll(&mut [], zero, manner.mask)?;
         }
         if found || only_looking {
             for (poll, kernel) in fds.iter_mut().zip(kernel.iter()).filter(|(_, kernel)| kernel.fd >= 0) {
@@ -328,25 +346,33 @@ fn wait(
             left
         };
         let has_moved = || members.iter().any(|it| it.has_moved(fds[it.place].fd));
-        sleep(members, kernel, left, mask, &has_moved)?;
+        manner.has_slept.set(true);
+        sleep(members, kernel, left, manner.mask, &has_moved)?;
     }
 }
 
 /// `poll` with what is left of the time, after some of the connections have moved.
 #[cold]
-fn again(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> Outcome<c_int> {
+fn again(fds: &mut [pollfd], until: Option<Instant>, manner: &Manner) -> Outcome<c_int> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    match poll_fds(fds, left, mask) {
-        Err(Failure::Plain) => plain(fds, until, mask),
+    match poll_fds(fds, left, manner) {
+        Err(Failure::Plain) => plain(fds, until, manner),
         other => other,
     }
 }
 
 /// `poll` after all, with what is left of the time.
-fn plain(fds: &mut [pollfd], until: Option<Instant>, mask: *const sigset_t) -> Outcome<c_int> {
+fn plain(fds: &mut [pollfd], until: Option<Instant>, manner: &Manner) -> Outcome<c_int> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
     let mut all = fds.to_vec();
-    let found = kernel_poll(&mut all, left, mask)?;
+    let mut found = 0;
+    if manner.selects && !manner.has_slept.get() {
+        found = kernel_poll(&mut all, Some(Duration::ZERO), std::ptr::null())?;
+    }
+    if found == 0 {
+        manner.has_slept.set(true);
+        found = kernel_poll(&mut all, left, manner.mask)?;
+    }
     fds.copy_from_slice(&all);
     Ok(found)
 }
@@ -360,7 +386,7 @@ fn sleep(
 ) -> Outcome<()> {
     let mut wanted: Vec<(Arc<Socket>, u32)> = Vec::new();
     for member in members {
-        let twin = || member.entry.twin()?.with(&member.entry, |socket| Ok(socket.clone())).ok();
+        let twin = || member.file.twin()?.with(&member.file, |socket| Ok(socket.clone())).ok();
         let Some(socket) = member.listening.clone().or_else(twin) else { continue };
         match wanted.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &socket)) {
             Some((_, events)) => *events |= member.wanted,
@@ -419,11 +445,11 @@ impl Set {
     }
 }
 
-/// Events that each set asks for, and events that set its bit.
+/// Events that each set asks for, and events that set its bit. A number that was closed during the call sets it (Linux 5.17).
 const ASKED: [(i16, i16); 3] = [
-    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
-    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
-    (libc::POLLPRI, libc::POLLPRI),
+    (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR | libc::POLLNVAL),
+    (libc::POLLOUT, libc::POLLOUT | libc::POLLERR | libc::POLLNVAL),
+    (libc::POLLPRI, libc::POLLPRI | libc::POLLNVAL),
 ];
 
 fn select_fds(sets: &[Set; 3], timeout: Option<Duration>, mask: *const sigset_t) -> Outcome<c_int> {
@@ -436,8 +462,9 @@ fn select_fds(sets: &[Set; 3], timeout: Option<Duration>, mask: *const sigset_t)
             }
         }
     }
-    poll_fds(&mut fds, timeout, mask)?;
-    if fds.iter().any(|poll| poll.revents & libc::POLLNVAL != 0) {
+    let manner = Manner { selects: true, ..Manner::new(mask) };
+    poll_fds(&mut fds, timeout, &manner)?;
+    if fds.iter().any(|poll| poll.revents & libc::POLLNVAL != 0) && !manner.has_slept.get() {
         return Err(Failure::Errno(libc::EBADF));
     }
     let mut found = 0;
