@@ -124,6 +124,29 @@ static void failures(void) {
     SAY(" closed %s", done(request(IOCB_CMD_PREAD, fd, got, 8)));
 }
 
+// A request that the kernel refuses has moved nothing: `resfd` is no eventfd.
+static void refused(int fd, const char *what, int resfd) {
+    char got[8] = "";
+    struct iocb one = request(IOCB_CMD_PREAD, fd, got, 8);
+    one.aio_flags = IOCB_FLAG_RESFD, one.aio_resfd = resfd;
+    echoes(fd, "kept");
+    printf(" %s %s", what, done(one));
+    printf(" %zd,", recv(fd, bytes, 8, MSG_DONTWAIT));
+    one.aio_lio_opcode = IOCB_CMD_PWRITE;
+    printf(" written %s", done(one));
+    usleep(20000);
+    printf(" %s;", outcome(recv(fd, bytes, 8, MSG_DONTWAIT)));
+}
+
+static void eventfds(void) {
+    int first = connected(), second = connected();
+    printf("eventfds:");
+    refused(first, "closed", 999);
+    refused(second, "a file", checked("open", open("/dev/zero", O_RDWR)));
+    SAY(" end");
+    close(first), close(second);
+}
+
 static void lists(void) {
     int fds[] = {connected(), connected()}, zero = open("/dev/zero", O_RDWR), told = eventfd(0, EFD_NONBLOCK);
     char got[4][8] = {"", "", "", "x"};
@@ -218,12 +241,12 @@ int main(int argc, char **argv) {
     if (argc < 3) return 2;
     if (!strcmp(argv[1], "server")) serve_each(atoi(argv[2]), echo);
     ip = argv[2], port = atoi(argv[3]);
-    for (int which = 0; which < 6; which++) {
+    for (int which = 0; which < 7; which++) {
         if (argc > 4 && (which == 3 || which == 4)) continue;
         pid_t child = fork();
         if (child == 0) {
             checked("io_setup", syscall(SYS_io_setup, 64, &context));
-            which == 0 ? moves() : which == 1 ? failures() : which == 2 ? lists() : which < 5 ? polls(which - 3) : bulk();
+            which == 0 ? moves() : which == 1 ? failures() : which == 2 ? lists() : which < 5 ? polls(which - 3) : which == 5 ? bulk() : eventfds();
             fflush(stdout);
             _exit(0);
         }

@@ -37,12 +37,14 @@ pub struct Request {
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const POLL: u16 = 5;
-const NONE: u16 = 6;
 const READ_PIECES: u16 = 7;
 const WRITE_PIECES: u16 = 8;
 
 /// Time between tries of a request whose bytes have moved, while other threads fill the room for events.
 const AGAIN_AFTER: Duration = Duration::from_millis(1);
+
+/// No address of a program's. The kernel looks at it last.
+const NOWHERE: u64 = !0xfff;
 
 type Place = *mut *mut Request;
 
@@ -115,17 +117,21 @@ unsafe fn one(context: c_ulong, place: Place) -> isize {
         match way(&request) {
             Way::Kernel => return to_kernel(context, 1, place),
             Way::Never => return -(libc::EINVAL as isize),
-            Way::Ready(events) => return as_done(context, place, events as isize),
+            Way::Ready(events) => {
+                let Some(null) = Null::open() else { return -(libc::EAGAIN as isize) };
+                return as_done(context, place, events as isize, null);
+            }
             Way::Library => {}
         }
-        // Nothing is done that the kernel could not tell of afterwards.
-        let mut probe = Request { operation: NONE, fd: -1, flags: 0, ..request };
+        // Nothing is done that the kernel could not tell of afterwards: without room for its event, an eventfd, or a descriptor.
+        let Some(null) = Null::open() else { return -(libc::EAGAIN as isize) };
+        let mut probe = Request { operation: READ, fd: null.0, buffer: NOWHERE, len: 1, moves: 0, ..request };
         let mut list = &raw mut probe;
         let refused = to_kernel(context, 1, &mut list);
-        if refused != -(libc::EBADF as isize) {
+        if refused != -(libc::EFAULT as isize) {
             return refused.min(-1);
         }
-        as_done(context, place, run(&request))
+        as_done(context, place, run(&request), null)
     }
 }
 
@@ -213,8 +219,8 @@ unsafe fn run(request: &Request) -> isize {
 }
 
 /// Has the kernel tell of a request that has this result. Returns what `io_submit` does.
-unsafe fn as_done(context: c_ulong, place: Place, result: isize) -> isize {
-    let Some(other) = Other::with(result) else { return result };
+unsafe fn as_done(context: c_ulong, place: Place, result: isize, null: Null) -> isize {
+    let Some(other) = Other::with(result, null) else { return result };
     // SAFETY: the caller's list; its request is as before when this returns.
     unsafe {
         let request = *place;
@@ -237,6 +243,33 @@ unsafe fn as_done(context: c_ulong, place: Place, result: isize) -> isize {
     }
 }
 
+/// A file that takes all bytes.
+struct Null(c_int);
+
+impl Null {
+    /// None: there is no descriptor for it.
+    fn open() -> Option<Self> {
+        let path = c"/dev/null".as_ptr() as usize;
+        let flags = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
+        // SAFETY: a path that ends with a zero byte.
+        let fd =
+            unsafe { real::system_call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0]) };
+        c_int::try_from(fd).ok().filter(|&fd| fd >= 0).map(Self)
+    }
+
+    /// Returns its number, which is the caller's to close.
+    fn keep(self) -> c_int {
+        std::mem::ManuallyDrop::new(self).0
+    }
+}
+
+impl Drop for Null {
+    fn drop(&mut self) {
+        // SAFETY: of this object alone.
+        unsafe { real::close(self.0) };
+    }
+}
+
 /// Descriptors of the kernel's on which a request has a certain result.
 struct Other {
     fds: [c_int; 2],
@@ -245,17 +278,10 @@ struct Other {
 }
 
 impl Other {
-    /// None: there is no such thing, or no descriptor for it.
-    fn with(result: isize) -> Option<Self> {
+    /// None: a failure that no descriptor has, or no descriptor for it.
+    fn with(result: isize, null: Null) -> Option<Self> {
         if let Ok(len) = u64::try_from(result) {
-            let path = c"/dev/null".as_ptr() as usize;
-            let flags = (libc::O_WRONLY | libc::O_CLOEXEC) as usize;
-            // SAFETY: a path that ends with a zero byte.
-            let fd = unsafe {
-                real::system_call(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags, 0, 0, 0])
-            };
-            let fd = c_int::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-            return Some(Self { fds: [fd, -1], operation: WRITE, len });
+            return Some(Self { fds: [null.keep(), -1], operation: WRITE, len });
         }
         let errno = -result as c_int;
         if ![libc::EAGAIN, libc::ECONNRESET, libc::EPIPE].contains(&errno) {
