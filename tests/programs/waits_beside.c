@@ -111,7 +111,7 @@ static void round_of(bool is_unix, enum way way, enum act act, enum end end) {
     default: dup2(ready[0], fd);
     }
     usleep(10000);
-    // What the wait holds has not ended.
+    // The file that the wait holds has not ended.
     struct pollfd peer = {.fd = ends[1], .events = POLLIN | POLLRDHUP};
     int before = poll(&peer, 1, 0);
     printf("%s %s, number %s, then %s: waits %d, peer %d %x", is_unix ? "unix" : "tcp", ways[way], acts[act], endings[end], !wait.over, before, before > 0 ? peer.revents : 0);
@@ -126,7 +126,7 @@ static void round_of(bool is_unix, enum way way, enum act act, enum end end) {
     bool wakes = end == BYTES || end == ENDS || (end == OTHER && (way == POLLS_TWO || way == EPOLLS));
     printf(", %s: %s", !wakes ? "then" : wait.early ? "early" : "in time", wait.result);
     if (way != EPOLLS) {
-        // Now it has.
+        // By now the file has ended.
         int after = poll(&peer, 1, LONG_MS);
         char bytes[8];
         printf(", peer %d", after);
