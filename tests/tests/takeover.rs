@@ -107,10 +107,56 @@ fn streams_go_on_by_the_driver() {
     streams_go_on("path = \"offloaded\"", 4);
 }
 
+const TRUSTED: &str =
+    "path = \"direct\"\n[[rule]]\nfrom = \"default\"\nto = \"default\"\naction = \"allow\"\ntrust = true\n";
+
 #[test]
 fn streams_go_on_by_direct_rings() {
-    let trusted = "path = \"direct\"\n[[rule]]\nfrom = \"default\"\nto = \"default\"\naction = \"allow\"\ntrust = true\n";
-    streams_go_on(trusted, 4);
+    streams_go_on(TRUSTED, 4);
+}
+
+/// One side never sends, and so never says that it has left its ring.
+#[test]
+fn a_connection_that_leaves_its_rings_goes_on_at_the_next_driver() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply(TRUSTED);
+    let ((a, b), mut sent) = (pair(), [0, 0]);
+    let mut buffer = SendBuffer::new(5000).unwrap();
+    let mut passes = |from: &Stream, to: &Stream, way: usize, times: usize| {
+        for _ in 0..times {
+            fill(way as u64, sent[way], buffer.wait_mut().unwrap());
+            from.send(&buffer, ..).unwrap();
+            let end = sent[way] + 5000;
+            while sent[way] < end {
+                let received = to.recv((end - sent[way]) as usize).unwrap();
+                assert!(!received.is_empty(), "the stream has ended");
+                verify(way as u64, sent[way], &received);
+                sent[way] += received.len() as u64;
+            }
+        }
+    };
+    passes(&a, &b, 0, 400);
+    let last = buffer_of(7, 0);
+    a.send(&last, ..).unwrap();
+    let recalled = driver.metrics().connections_recalled;
+    driver.apply("path = \"offloaded\"");
+    assert!(driver.metrics().connections_recalled > recalled);
+    driver.take_over().unwrap();
+    verify(7, 0, &b.recv(last.len()).unwrap());
+    passes(&a, &b, 0, 20);
+    driver.take_over().unwrap();
+    passes(&b, &a, 1, 20);
+    driver.apply(TRUSTED);
+    driver.take_over().unwrap();
+    passes(&a, &b, 0, 20);
+    passes(&b, &a, 1, 20);
+}
+
+fn buffer_of(seed: u64, position: u64) -> SendBuffer {
+    let mut buffer = SendBuffer::new(100).unwrap();
+    fill(seed, position, buffer.wait_mut().unwrap());
+    buffer
 }
 
 /// Bytes of a file that is sent.

@@ -123,7 +123,7 @@ fn stand_still(still: Still) {
         scene.driver.apply(&format!("path = \"{path}\"\n{POLICY}"));
         others_go_on(&scene);
     }
-    // Processes that stand still in the midst of something hold a take-over up, which changes nothing then.
+    // Processes that stand still while they attach hold a take-over up, which changes nothing then.
     if let Err(error) = scene.driver.take_over() {
         assert!(matches!(error, StartError::TakeOver(_)), "{error}");
     }

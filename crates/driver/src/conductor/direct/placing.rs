@@ -33,7 +33,7 @@ pub(in crate::conductor) struct Plan {
 }
 
 /// Progress of a recall.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 pub(super) struct Recall {
     /// Sides that write no more into their rings.
     pub(super) stopped: [bool; 2],

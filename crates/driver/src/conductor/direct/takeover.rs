@@ -1,5 +1,6 @@
 //! Direct connections as another driver goes on with them.
 use super::doorbells::{Doorbell, Name};
+use super::placing::Recall;
 use super::{Direct, Plan};
 use crate::conductor::Conductor;
 use crate::ids::{ClientId, Payer, Side};
@@ -24,6 +25,7 @@ pub struct DirectState {
     plan: Plan,
     words: [u32; 2],
     doorbells: [Option<DoorbellState>; 2],
+    recall: Option<Recall>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -89,9 +91,6 @@ impl Conductor {
         given: &mut DoorbellsGiven,
         pack: &mut Pack,
     ) -> Result<DirectState, Hindrance> {
-        if direct.recall.is_some() {
-            return Err(Hindrance::passing("a connection is leaving the direct path"));
-        }
         let mut ring = |ring: &Option<DirectRing>| ring.as_ref().map(|ring| RingState::of(ring, pack));
         let [first, other] = [ring(&direct.rings[0]), ring(&direct.rings[1])];
         let second = ring(&direct.second);
@@ -108,7 +107,7 @@ impl Conductor {
             };
             doorbells[side] = Some(DoorbellState { number, fd, name });
         }
-        let &Direct { clients, reported, left, ends, plan, words, .. } = direct;
+        let &Direct { clients, reported, left, ends, plan, words, recall, .. } = direct;
         Ok(DirectState {
             rings: [first, other],
             second,
@@ -119,6 +118,7 @@ impl Conductor {
             plan,
             words,
             doorbells,
+            recall,
         })
     }
 
@@ -132,7 +132,8 @@ impl Conductor {
         taken: &mut DoorbellsTaken,
         fds: &mut Unpacked,
     ) -> Result<Direct, Wrong> {
-        let DirectState { rings, second, clients, reported, left, ends, plan, words, doorbells } = state;
+        let DirectState { rings, second, clients, reported, left, ends, plan, words, doorbells, recall } =
+            state;
         let mut made = [None, None];
         let without = Side::BOTH.into_iter().find(|side| rings[*side].is_none());
         for (side, ring) in Side::BOTH.into_iter().zip(rings) {
@@ -166,7 +167,7 @@ impl Conductor {
                 client.enter_direct();
             }
         }
-        let (since, recall) = (self.clock.now(), None);
+        let since = self.clock.now();
         Ok(Direct {
             rings: made,
             second,
