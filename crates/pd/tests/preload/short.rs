@@ -109,8 +109,11 @@ fn a_killed_server_ends_short_connections_and_frees_the_port() {
     assert!(end.starts_with("ended"), "{end}");
     assert!(client.wait().unwrap().success());
     let _again = site.serve(With::Library, &short(&program, &["server", PORT]));
-    let answer = site.answer(With::Library, &short(&program, &["fork", "10.97.75.2", PORT]));
-    // The first connection stays with the process that made it; later ones go from process to process.
-    assert_eq!(answer, "child ENOTCONN\nparent 64\nchild 64\nparent b''\n");
+    // The first connection stays with the process that made it; later ones go from process to process. A server that has not waited yet listens on
+    // the kernel alone.
+    let fork = || site.answer(With::Library, &short(&program, &["fork", "10.97.75.2", PORT]));
+    let answers = std::iter::repeat_with(fork).take(TRIES as usize);
+    let answer = answers.inspect(|answer| println!("{answer}")).find(|answer| !answer.starts_with("child 1"));
+    assert_eq!(answer.as_deref(), Some("child ENOTCONN\nparent 64\nchild 64\nparent b''\n"));
     terminate(&mut client);
 }
