@@ -125,6 +125,19 @@ pub(crate) fn interrupted(never_restarts: bool) -> Outcome<()> {
     Ok(())
 }
 
+/// Does a call, and lets handlers run that have ended its sleep ([`interrupted`]) where it holds nothing. Does it again, unless they end it.
+pub(crate) fn letting_handlers_run<T>(mut attempt: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+    loop {
+        match attempt() {
+            Err(Failure::Handler { never_restarts }) if interrupts(never_restarts) => {
+                return Err(Failure::Errno(libc::EINTR));
+            }
+            Err(Failure::Handler { .. }) => {}
+            result => return result,
+        }
+    }
+}
+
 /// Locks, whatever has become of the thread that had the lock last.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,5 +1,5 @@
 //! Calls in progress on a number, and the open files that they hold.
-use crate::call::{self, interrupts, Failure, Outcome};
+use crate::call::{self, Failure, Outcome};
 use crate::entry::Entry;
 use crate::lookup;
 use crate::open_file::OpenFile;
@@ -109,20 +109,14 @@ impl Held {
     /// Does `work` of the call, and lets handlers run that end a sleep. Afterwards it holds nothing, unless the call goes on in the kernel under
     /// a number of the library's: a handler may close the program's number, or leave by a jump.
     pub(crate) fn attempt<T>(&mut self, work: impl Fn(&Self) -> Outcome<T>) -> Outcome<T> {
-        loop {
+        call::letting_handlers_run(|| {
             let result = work(self);
             let goes_on = matches!(result, Err(Failure::Plain | Failure::Kernel));
             if !goes_on || self.kept_number().is_none() {
                 (self.file, self.earlier) = (OnceCell::new(), None);
             }
-            match result {
-                Err(Failure::Handler { never_restarts }) if interrupts(never_restarts) => {
-                    return Err(Failure::Errno(libc::EINTR));
-                }
-                Err(Failure::Handler { .. }) => {}
-                result => return result,
-            }
-        }
+            result
+        })
     }
 
     /// The connection has passed between the kernel and the fabric. Follows it, for a call that goes on under a number of the library's.

@@ -55,6 +55,11 @@ impl<T> OpenFile<T> {
         }
     }
 
+    /// Returns the number under which calls go on that began with `programs`: the library's, if there is one by now.
+    pub(crate) fn number_or(&self, programs: c_int) -> c_int {
+        self.number().unwrap_or(programs)
+    }
+
     /// Returns the number of the library's, if calls go on under one. It stays open as long as the open file is held.
     pub(crate) fn number(&self) -> Option<c_int> {
         lock(&self.kept).as_ref().map(|kept| kept.number.as_raw_fd())

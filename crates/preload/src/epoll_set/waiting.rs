@@ -60,7 +60,7 @@ impl Events<'_> {
 
     /// Returns the number of the instance, which is one of the library's once the program's is closed.
     fn number(&self) -> c_int {
-        self.instance.number().unwrap_or(self.epoll)
+        self.instance.number_or(self.epoll)
     }
 
     /// Waits in the kernel; takes tokens out. Says which there were.

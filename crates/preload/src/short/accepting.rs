@@ -3,7 +3,7 @@ use super::connecting::socket;
 use super::may_listen;
 use super::names::Names;
 use super::socket_pool::PooledSocket;
-use crate::call::{errno, interrupted, interrupts, Failure, Outcome, AGAIN};
+use crate::call::{errno, interrupted, letting_handlers_run, Failure, Outcome, AGAIN};
 use crate::entry::listener::Listening;
 use crate::entry::{Entry, State};
 use crate::epoll_set::registering;
@@ -90,17 +90,9 @@ pub(crate) unsafe fn accept(
     if !may_listen() {
         return Err(Failure::Plain);
     }
-    loop {
-        // SAFETY: the caller's promise.
-        match unsafe { attempt(fd, address, len, flags) } {
-            // Nothing is held here.
-            Err(Failure::Handler { never_restarts }) if interrupts(never_restarts) => {
-                return Err(Failure::Errno(libc::EINTR));
-            }
-            Err(Failure::Handler { .. }) => {}
-            other => return other,
-        }
-    }
+    // Nothing is held between two attempts.
+    // SAFETY: the caller's promise.
+    letting_handlers_run(|| unsafe { attempt(fd, address, len, flags) })
 }
 
 /// A call in progress.
@@ -115,7 +107,7 @@ struct Call<'a> {
 impl Call<'_> {
     /// Returns the listener's number, which is one of the library's once the program's is closed.
     fn number(&self) -> c_int {
-        self.file.number().unwrap_or(self.fd)
+        self.file.number_or(self.fd)
     }
 }
 
