@@ -1,10 +1,10 @@
 // Descriptors that one thread closes while another one is in a call on them: `outlives PATH`. The call goes on, and the peer learns of the
 // end afterwards. Both ends are in this process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
+#include "asleep.h"
 #include "both_ends.h"
 #include <fcntl.h>
 #include <poll.h>
-#include <stdatomic.h>
 #include <sys/syscall.h>
 
 #define BULK (8 << 20)
@@ -37,16 +37,7 @@ static void *calls(void *argument) {
 static pthread_t begun(struct call *call) {
     pthread_t thread;
     pthread_create(&thread, NULL, calls, call);
-    for (int asleep = 0; asleep < 5;) {
-        usleep(2000);
-        char path[64], stat[256] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%d/stat", call->thread);
-        FILE *file = call->thread ? fopen(path, "r") : NULL;
-        if (!file) continue;
-        char *name_end = fgets(stat, sizeof stat, file) ? strrchr(stat, ')') : NULL;
-        asleep = name_end && name_end[2] == 'S' ? asleep + 1 : 0;
-        fclose(file);
-    }
+    await_asleep(&call->thread, NULL);
     return thread;
 }
 

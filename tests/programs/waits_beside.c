@@ -1,11 +1,11 @@
 // Descriptors that one thread closes, or gives to another file, while another one waits for them: `waits_beside PATH`. Both ends are in this
 // process. Prints lines that do not depend on the transport of the bytes.
 #define _GNU_SOURCE
+#include "asleep.h"
 #include "both_ends.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
-#include <stdatomic.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
@@ -69,16 +69,7 @@ static void *waits(void *argument) {
 static pthread_t begun(struct wait *wait) {
     pthread_t thread;
     pthread_create(&thread, NULL, waits, wait);
-    for (int asleep = 0; asleep < 5 && !wait->over;) {
-        usleep(2000);
-        char path[64], stat[256] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%d/stat", wait->thread);
-        FILE *file = wait->thread ? fopen(path, "r") : NULL;
-        if (!file) continue;
-        char *name_end = fgets(stat, sizeof stat, file) ? strrchr(stat, ')') : NULL;
-        asleep = name_end && name_end[2] == 'S' ? asleep + 1 : 0;
-        fclose(file);
-    }
+    await_asleep(&wait->thread, &wait->over);
     return thread;
 }
 
