@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 mod bystander;
+mod control_group;
 mod network;
 mod puppet;
 pub mod talker;
@@ -14,6 +15,7 @@ mod watchers;
 mod withheld;
 
 pub use bystander::Bystander;
+pub use control_group::ControlGroup;
 pub use network::{ip, Network};
 pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;

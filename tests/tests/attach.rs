@@ -1,7 +1,7 @@
 //! Attaching, in real namespaces and with users other than root.
 use pd_driver::admin::{Answer, Ask, KernelReport};
 use pd_driver::mounts::unified_hierarchy;
-use pd_tests::{needs_root, peer_path, program_path, Network, Puppet, TestDriver};
+use pd_tests::{needs_root, peer_path, program_path, ControlGroup, Network, Puppet, TestDriver};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -132,36 +132,13 @@ fn a_policy_says_who_may_attach_and_a_new_one_turns_clients_out() {
     attaches(&mut at("b", B)).unwrap();
 }
 
-/// A control group of version 2, as docker has systemd make it; removed when dropped.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(id: &str) -> Option<Self> {
-        let path = unified_hierarchy()?.join(format!("docker-{id}.scope"));
-        std::fs::create_dir(&path).ok()?;
-        Some(Self(path))
-    }
-
-    /// Returns a shell command that runs its arguments in the group.
-    fn enter(&self) -> String {
-        format!("echo $$ >{}/cgroup.procs; exec \"$@\"", self.0.display())
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        let until = Instant::now() + Duration::from_secs(5);
-        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
 #[test]
 fn containers_of_other_engines_are_known_by_their_control_groups() {
     needs_root("processes of other users, and control groups");
     let id = format!("{:064x}", std::process::id());
-    let Some(group) = Group::new(&id) else {
+    // As docker has systemd make it.
+    let place = |root: PathBuf| root.join(format!("docker-{id}.scope"));
+    let Some(group) = unified_hierarchy().and_then(|root| ControlGroup::new(place(root))) else {
         println!("SKIPPED: no cgroup2 that can be written");
         return;
     };

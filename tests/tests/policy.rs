@@ -3,8 +3,7 @@ use pd_driver::admin::{Answer, Ask, TenantReport};
 use pd_driver::mounts::unified_hierarchy;
 use pd_driver::policy::Path;
 use pd_driver::Settings;
-use pd_tests::{needs_root, Network, Puppet, TestDriver};
-use std::path::PathBuf;
+use pd_tests::{needs_root, ControlGroup, Network, Puppet, TestDriver};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -259,33 +258,18 @@ fn many_connections_are_judged_by_many_rules() {
     assert_eq!(stage.apply("", ""), 0);
 }
 
-/// A control group, removed when dropped.
-struct Group(PathBuf);
-
-impl Group {
-    fn new(name: &str) -> Option<Self> {
-        let path = unified_hierarchy()?.join("pipedevice").join(name);
-        std::fs::create_dir_all(&path).ok()?;
-        Some(Self(path))
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        for _ in 0..200 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
-    }
+/// Makes a control group where those of containers are.
+fn group(name: &str) -> Option<ControlGroup> {
+    let containers = unified_hierarchy()?.join("pipedevice");
+    std::fs::create_dir_all(&containers).ok()?;
+    ControlGroup::new(containers.join(name))
 }
 
 #[test]
 fn a_client_does_not_choose_its_tenant() {
     let mut stage = stage(|_| {});
     let name = stage.network.namespace("c");
-    let Some(group) = Group::new(&name) else {
+    let Some(group) = group(&name) else {
         eprintln!("SKIPPED: no cgroup2 that can be written");
         return;
     };
@@ -293,7 +277,7 @@ fn a_client_does_not_choose_its_tenant() {
     stage.apply("", "[[tenant]]\nname = \"jailed\"\n[[rule]]\nfrom = \"jailed\"\naction = \"deny\"");
     // A process of the container, registered by its first namespace. Then it goes to a namespace of its own
     // making, or to another's, and claims to be somebody else.
-    let enter = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.0.display());
+    let enter = group.enter();
     let peer = pd_tests::peer_path();
     let in_b = stage.network.namespace("b");
     let netns_b = format!("--net=/run/netns/{in_b}");

@@ -4,10 +4,10 @@ use super::held::wait_stopped;
 use super::{stage_of, Scene};
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::{HugepageUse, StartError};
-use pd_tests::{needs_root, program_path, Random, Raw};
+use pd_tests::{needs_root, program_path, ControlGroup, Random, Raw};
 use rustix::process::{kill_process, Pid, Signal};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,49 +17,43 @@ const STOPPED: usize = 12;
 const POLICY: &str = "[attach]\ndefault = \"anyone\"\n[[tenant]]\nname = \"default\"\nclients_max = 16\n\
                       descriptors_max = 300\nmemory_bytes_max = \"24MB\"";
 
-/// A control group whose processes can be frozen.
-struct Group(PathBuf);
+/// A control group whose processes can be frozen. They go on when it is dropped.
+struct Freezer(ControlGroup);
 
-impl Group {
+impl Freezer {
     /// Makes one, in the hierarchy of freezers or the unified one. None where there is neither.
     fn new() -> Option<Self> {
         let roots = ["/sys/fs/cgroup/freezer", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-        let places = roots.map(|root| Path::new(root).join(format!("pd-test-{}", std::process::id())));
-        let has = |path: &PathBuf| {
-            std::fs::create_dir(path).is_ok()
-                && (path.join("freezer.state").exists() || path.join("cgroup.freeze").exists())
+        let make = |root| ControlGroup::new(Path::new(root).join(format!("pd-test-{}", std::process::id())));
+        let can_freeze = |group: &ControlGroup| {
+            ["freezer.state", "cgroup.freeze"].iter().any(|file| group.path().join(file).exists())
         };
-        places.into_iter().find(has).map(Self)
+        roots.into_iter().filter_map(make).find(can_freeze).map(Self)
     }
 
     fn add(&self, pid: u32) {
-        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("own group");
+        self.0.set("cgroup.procs", pid).expect("own group");
     }
 
     fn set_frozen(&self, is_frozen: bool) {
-        let old = self.0.join("freezer.state");
-        let (file, words) = match old.exists() {
-            true => (old, ["THAWED", "FROZEN"]),
-            false => (self.0.join("cgroup.freeze"), ["0", "1"]),
+        let (file, words) = match self.0.path().join("freezer.state").exists() {
+            true => ("freezer.state", ["THAWED", "FROZEN"]),
+            false => ("cgroup.freeze", ["0", "1"]),
         };
-        std::fs::write(file, words[usize::from(is_frozen)]).expect("own group");
+        self.0.set(file, words[usize::from(is_frozen)]).expect("own group");
     }
 }
 
-impl Drop for Group {
+impl Drop for Freezer {
     fn drop(&mut self) {
         self.set_frozen(false);
-        let until = Instant::now() + Duration::from_secs(5);
-        while std::fs::remove_dir(&self.0).is_err() && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
     }
 }
 
 /// The way in which processes are made to stand still.
 enum Still {
     Stopped,
-    Frozen(Group),
+    Frozen(Freezer),
 }
 
 fn hoarder(scene: &Scene, seed: usize) -> Child {
@@ -156,7 +150,7 @@ fn processes_that_are_stopped_at_any_moment_hold_up_nobody() {
 #[test]
 fn processes_that_are_frozen_at_any_moment_hold_up_nobody() {
     needs_root("control groups");
-    match Group::new() {
+    match Freezer::new() {
         Some(group) => stand_still(Still::Frozen(group)),
         None => println!("SKIPPED: no control groups that can be frozen"),
     }

@@ -4,45 +4,25 @@ use pd_abi::pipe::{PipeDirection, PipeRequest, PipeUnit};
 use pd_abi::{Frame, FrameKind};
 use pd_driver::admin::{Ask, PortSpec};
 use pd_shm::{Own, Region};
-use pd_tests::{needs_root, program_path, Raw};
+use pd_tests::{needs_root, program_path, ControlGroup, Raw};
 use rustix::fs::{fallocate, fcntl_get_seals, ftruncate, FallocateFlags};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A control group with little memory.
-struct Small(PathBuf);
-
-impl Small {
-    fn new(bytes: u64) -> Option<Self> {
-        let name = format!("pd-test-small-{}", std::process::id());
-        for (root, limit) in [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            ("/sys/fs/cgroup/unified", "memory.max"),
-            ("/sys/fs/cgroup", "memory.max"),
-        ] {
-            let group = PathBuf::from(root).join(&name);
-            if std::fs::create_dir(&group).is_err() {
-                continue;
-            }
-            let this = Self(group);
-            if std::fs::write(this.0.join(limit), bytes.to_string()).is_ok() {
-                return Some(this);
-            }
-        }
-        None
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        for _ in 0..500 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-    }
+/// Makes a control group with little memory.
+fn small_group(bytes: u64) -> Option<ControlGroup> {
+    let name = format!("pd-test-small-{}", std::process::id());
+    let places = [
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+        ("/sys/fs/cgroup/unified", "memory.max"),
+        ("/sys/fs/cgroup", "memory.max"),
+    ];
+    places.into_iter().find_map(|(root, limit)| {
+        let group = ControlGroup::new(Path::new(root).join(&name))?;
+        group.path().join(limit).exists().then_some(())?;
+        group.set(limit, bytes).ok().map(|()| group)
+    })
 }
 
 #[test]
@@ -50,7 +30,7 @@ fn clients_killed_for_want_of_memory_take_nothing_along() {
     needs_root("control groups");
     const BYTES: u64 = 12 << 20;
     const CLIENTS: u64 = 10;
-    let Some(group) = Small::new(BYTES) else {
+    let Some(group) = small_group(BYTES) else {
         println!("SKIPPED: no control groups that bound memory");
         return;
     };
@@ -60,7 +40,7 @@ fn clients_killed_for_want_of_memory_take_nothing_along() {
         // Regions and rings that the driver makes are the driver's; what the client makes of its own memory is the group's.
         let mut command = Command::new("sh");
         let script = "echo $$ >\"$1/cgroup.procs\"; shift; exec \"$@\"";
-        command.args(["-c", script, "sh"]).arg(&group.0).arg(program_path("attacker"));
+        command.args(["-c", script, "sh"]).arg(group.path()).arg(program_path("attacker"));
         command.arg(scene.driver.socket()).args(["bloats", &(2 + number % 5).to_string()]);
         let mut client = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("sh");
         let ended = client.wait().expect("a child");
