@@ -113,10 +113,7 @@ mod tests {
         queues.push(two, 9000);
         // The item waits already.
         queues.push(one, 9000);
-        assert_eq!(
-            (queues.places.len(), queues.pop(), queues.pop()),
-            (997, Some((one, 4)), Some((two, 9000)))
-        );
+        assert_eq!((queues.len(), queues.pop(), queues.pop()), (997, Some((one, 4)), Some((two, 9000))));
         while queues.pop().is_some() {}
         assert!(queues.is_empty() && queues.queues.is_empty() && queues.turns.is_empty());
     }
@@ -134,7 +131,7 @@ mod tests {
             [Some((one, 1)), Some((two, 10)), Some((one, 3))]
         );
         queues.push(one, 0);
-        assert_eq!((queues.remove(0), queues.places.len()), (Some(one), 0));
+        assert_eq!((queues.remove(0), queues.len()), (Some(one), 0));
         assert!(queues.first().is_none() && queues.queues.is_empty() && queues.turns.is_empty());
     }
 }

@@ -130,7 +130,7 @@ impl Twins {
     /// Asks the kernel for the inode of a TCP socket, as [`SocketDiag::inode`] does.
     ///
     /// # Errors
-    /// Those of it; `EOPNOTSUPP` if nothing asks in that namespace.
+    /// Errors of [`SocketDiag::inode`]; `EOPNOTSUPP` if nothing asks in that namespace.
     fn inode(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
         self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(wanted)
     }

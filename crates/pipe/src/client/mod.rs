@@ -441,8 +441,7 @@ impl Pipe {
 
     /// Prepares a sleep in `poll` or `epoll` on [`Self::wake_fd`], and gives read bytes back. The descriptor becomes readable with the next
     /// bytes, in a sending pipe when a quarter of the ring is free ([`Shape::headroom`]) and what the last [`Self::place`] had no room for, and when
-    /// the pipe ends. Returns whether there is work already:
-    /// frames, room, or as many unread bytes as [`Self::need`] has asked for.
+    /// the pipe ends. Returns whether there is work already: frames, room, or as many unread bytes as [`Self::need`] has asked for.
     ///
     /// # Errors
     /// The pipe's error once it has ended and all was read, or no more can come; `ENOBUFS` if lent frames leave too little room ([`Self::lends_too_much`]).

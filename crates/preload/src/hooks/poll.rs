@@ -140,7 +140,7 @@ unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
     unsafe { list(fds, count) }.iter().all(|poll| table::look(poll.fd) == table::PLAIN)
 }
 
-/// Facts of a call that do not change.
+/// Facts of a call that hold for each look.
 struct Manner {
     mask: *const sigset_t,
     /// `select`, which fails if a number is closed when the call begins, and not if that is closed later.
