@@ -79,23 +79,59 @@ static long step_to_slot(__u64 step, void *of) {
     return 1;
 }
 
-// Returns the number of a backend, or -1, by the method of `service/choice.rs`.
-INLINE int find(struct service *service, __u32 generation, __u64 hash) {
-    __u32 count = service->count;
-    if (!count) return -1;
-    struct search search = {.service = service, .hash = hash, .generation = generation, .at = hash % count, .found = -1};
-    if (service->is_least) {
-        loop(count, step_to_least, &search, 0);
-        return search.found;
-    }
+// Each kind of search is a function of its own: the kernel verifies a step in each state of the function that calls `loop`.
+VERIFIED_ONCE int find_by_table(struct service *service, __u32 generation, __u64 hash) {
+    if (!service) return -1;
+    struct search search = {.service = service, .hash = hash, .generation = generation, .found = -1};
     loop(TRIES, step_by_table, &search, 0);
-    if (search.found >= 0) return search.found;
-    search.at = search.hash % count;
-    loop(count, step_to_first, &search, 0);
     return search.found;
 }
 
-INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64 client) {
+VERIFIED_ONCE int find_first(struct service *service, __u32 at) {
+    if (!service) return -1;
+    struct search search = {.service = service, .at = at, .found = -1};
+    loop(service->count, step_to_first, &search, 0);
+    return search.found;
+}
+
+VERIFIED_ONCE int find_least(struct service *service, __u32 at) {
+    if (!service) return -1;
+    struct search search = {.service = service, .at = at, .found = -1};
+    loop(service->count, step_to_least, &search, 0);
+    return search.found;
+}
+
+VERIFIED_ONCE int find_slot(struct service *service, __u32 slot) {
+    if (!service) return -1;
+    struct search search = {.service = service, .slot = slot, .found = -1};
+    loop(service->count, step_to_slot, &search, 0);
+    return search.found;
+}
+
+// Returns the number of a backend, or -1, by the method of `service/choice.rs`.
+VERIFIED_ONCE int find(struct service *service, __u32 generation, __u64 hash) {
+    if (!service || !service->count) return -1;
+    if (service->is_least) return find_least(service, hash % service->count);
+    int found = find_by_table(service, generation, hash);
+    return found >= 0 ? found : find_first(service, hash % service->count);
+}
+
+// Returns the place of a client among those of its set, or else the oldest place.
+VERIFIED_ONCE int place_of(struct sticky *kept, __u64 key) {
+    if (!kept) return 0;
+    int oldest = 0;
+    __u64 first = -1;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < WAYS; i++) {
+        __u64 word = kept->ways[i].word;
+        if (kept->ways[i].key == key) return i;
+        if (word < first) first = word, oldest = i;
+    }
+    return oldest;
+}
+
+VERIFIED_ONCE int choose(struct service *service, __u32 generation, __u64 cookie, __u64 client) {
+    if (!service) return -1;
     // A choice of the driver, for a connection whose bytes it carries.
     struct choice *choice = map_lookup(&choices, &cookie);
     if (choice && choice->generation == generation && choice->service == service->number && is_up(service, choice->backend))
@@ -107,22 +143,11 @@ INLINE int choose(struct service *service, __u32 generation, __u64 cookie, __u64
     __u32 set = key % SETS;
     struct sticky *kept = map_lookup(&sticky, &set);
     if (!kept) return -1;
-    int way = -1, oldest = 0, found = -1;
-    __u64 first = -1;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < WAYS; i++) {
-        __u64 word = kept->ways[i].word;
-        if (kept->ways[i].key == key) way = i;
-        if (word < first) first = word, oldest = i;
-    }
-    if (way >= 0 && kept->ways[way & (WAYS - 1)].word >> 16 > now_ms) {
-        struct search search = {.service = service, .slot = (__u16)kept->ways[way & (WAYS - 1)].word, .found = -1};
-        loop(service->count, step_to_slot, &search, 0);
-        found = search.found;
-    }
+    int way = place_of(kept, key) & (WAYS - 1), found = -1;
+    if (kept->ways[way].key == key && kept->ways[way].word >> 16 > now_ms)
+        found = find_slot(service, (__u16)kept->ways[way].word);
     if (found < 0) found = find(service, generation, mix(service->is_least ? cookie : client));
     if (found < 0) return -1;
-    way = (way >= 0 ? way : oldest) & (WAYS - 1);
     kept->ways[way].key = key;
     kept->ways[way].word = (now_ms + affinity_ms) << 16 | service->list[found & (BACKENDS - 1)].slot;
     return found;

@@ -42,10 +42,14 @@ INLINE struct config *in_force(void) {
     return c && c->generation ? c : 0;
 }
 
+INLINE bool is_same(const __u32 one[4], const __u32 other[4]) {
+    return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
+}
+
 INLINE bool is_mapped(const __u32 address[4]) { return !address[0] && !address[1] && address[2] == __builtin_bswap32(0xffff); }
 
 // Returns the verdict of the rules that name a pair of classes.
-INLINE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
+VERIFIED_ONCE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
     struct pair pair = {112, generation, from, to, port, 0};
     __u32 *found = map_lookup(&verdicts, &pair);
     return found ? *found : NONE;
@@ -53,168 +57,218 @@ INLINE __u32 named(__u32 generation, __u32 from, __u32 to, __u16 port) {
 
 INLINE __u32 number_of(__u32 verdict) { return verdict == NONE ? NONE : verdict >> 1 & (RULES - 1); }
 
-// Finds the proxy that a connect is led to, if any, by the method of `conductor/sidecars.rs`. False: a needed proxy is absent. `own`:
-// number of the connecting namespace, if a proxy of the rule is there.
-INLINE bool lead(struct via *via, __u32 own, __u32 network, const __u32 asked[4], __u16 port, struct hop **found) {
-    bool is_v4 = is_mapped(asked), is_skipped = false;
+// A connect that a rule leads. `own`: number of the connecting namespace, if a proxy of the rule is there.
+struct led { struct address asked; __u32 own, network; __u16 port, zero; };
+
+// Finds the proxy that a connect is led to, by the method of `conductor/sidecars.rs`. Returns its index in the rule's list. HOPS: there is
+// none. -1: a needed proxy is absent.
+VERIFIED_ONCE int lead(struct via *via, struct led *led) {
+    if (!via || !led) return HOPS;
+    bool is_v4 = is_mapped(led->asked.words), is_skipped = false;
     __u32 first = 0;
-    if (own) {
+    if (led->own) {
         first = HOPS;
 #pragma clang loop unroll(full)
         for (int i = 0; i < HOPS; i++)
-            if (i < via->count && via->hops[i].space == own) first = i + 1;
+            if (i < via->count && via->hops[i].space == led->own) first = i + 1;
     }
 #pragma clang loop unroll(full)
     for (int i = 0; i < HOPS; i++) {
         struct hop *hop = &via->hops[i];
         if (i < first || i >= via->count) continue;
-        __u32 *address = is_v4 ? hop->v4 : hop->v6;
-        bool is_there = hop->space && hop->network == network && (is_v4 ? hop->has_v4 : hop->has_v6);
-        bool is_same = is_there && (!hop->port || hop->port == port) && address[0] == asked[0] && address[1] == asked[1] && address[2] == asked[2] && address[3] == asked[3];
+        __u32 *address = is_v4 ? hop->v4.words : hop->v6.words;
+        bool is_there = hop->space && hop->network == led->network && (is_v4 ? hop->has_v4 : hop->has_v6);
         // The connection is to the proxy itself.
-        if (is_same) break;
+        if (is_there && (!hop->port || hop->port == led->port) && is_same(address, led->asked.words)) break;
         struct slot *slot = slot_of(hop->slot);
         if (!slot) continue;
         if (is_there && !slot->state) {
-            *found = hop;
-            break;
+            first = i;
+            goto found;
         }
         if (!via->bypass) {
             add(&slot->failed, 1);
             slot = slot_of(via->slot);
             if (slot) add(&slot->failed, 1);
-            return false;
+            return -1;
         }
         is_skipped = true;
     }
+    first = HOPS;
+found:
     if (is_skipped) {
         struct slot *slot = slot_of(via->slot);
         if (slot) add(&slot->bypassed, 1);
     }
-    return true;
+    return first;
+}
+
+// A connect that is judged. `to`: the party that has the address, if `is_known`. `space`, `network`: those of the connecting namespace; 0 if
+// unknown. `backend`: class in the rules that name the service, if `has_backend`. `is_home`: within a namespace, where the driver cannot tell
+// listeners apart. Results of the rules: the verdict, if `is_judged`, and the one that leads, or NONE; `is_proxy`: by a rule of a proxy's.
+struct trial {
+    struct whom from, to;
+    __u32 generation, space, network, backend, port, flags, otherwise, verdict, leads;
+    __u16 asked_port;
+    __u8 is_known, is_home, has_backend, is_judged, is_proxy, zero;
+};
+
+// Looks up the party that has an address.
+VERIFIED_ONCE int look_up_peer(struct trial *trial, struct address *address) {
+    if (!trial || !address) return 0;
+    struct whom *to = party(trial->generation, trial->network, address->words);
+    trial->is_known = to != 0;
+    if (to) trial->to = *to;
+    trial->is_home = to && trial->space && trial->space == to->space;
+    return 0;
+}
+
+// Looks up the party that connects: a control group that the policy names, or else the network namespace. Returns the number of the group,
+// or 0.
+VERIFIED_ONCE __u64 look_up_group(struct trial *trial, __u32 levels) {
+    if (!trial) return 0;
+    struct source key = {0, trial->generation, 1};
+#pragma clang loop unroll(full)
+    for (int level = LEVELS; level > 0; level--) {
+        if (!(levels & 1u << level)) continue;
+        key.id = ancestor_cgroup(level);
+        struct whom *group = map_lookup(&sources, &key);
+        if (group) {
+            trial->from = *group;
+            return key.id;
+        }
+    }
+    return 0;
+}
+
+// Asks the rules.
+VERIFIED_ONCE int ask_rules(struct trial *trial) {
+    if (!trial || trial->is_home) return 0;
+    __u32 generation = trial->generation, from = trial->from.class, verdict = 0, leads = NONE;
+    bool is_judged = false;
+    if (trial->has_backend) {
+        // Rules that name the service.
+        __u32 found = named(generation, from, trial->backend, trial->asked_port);
+        if (found != NONE) verdict = found, is_judged = true;
+        if (found != NONE && (found & LEADS)) leads = found;
+    }
+    if (trial->is_known && !(is_judged && (verdict & 1))) {
+        __u32 found = named(generation, from, trial->to.class, trial->port);
+        if (found != NONE) verdict = found;
+        else if (!is_judged) verdict = trial->otherwise;
+        if (leads == NONE && found != NONE && (found & LEADS)) leads = found;
+        is_judged = true;
+    }
+    if ((trial->flags & VIAS) && trial->space) {
+        // A proxy's own connections follow the first rule that leads through it.
+        struct proxy_key proxy = {generation, trial->space};
+        __u32 *class = map_lookup(&proxies, &proxy);
+        if (class) {
+            __u32 own = trial->has_backend ? named(generation, *class, trial->backend, trial->asked_port) : NONE;
+            __u32 other = trial->is_known ? named(generation, *class, trial->to.class, trial->port) : NONE;
+            if (number_of(other) < number_of(own)) own = other;
+            if (own != NONE && !(is_judged && (verdict & 1) && number_of(verdict) < number_of(own)))
+                verdict = leads = own, is_judged = trial->is_proxy = true;
+        }
+    }
+    trial->verdict = verdict;
+    trial->leads = leads;
+    trial->is_judged = is_judged;
+    return 0;
 }
 
 // Judges a connect. 1: it goes on, to `address` and `port`, which a backend may have replaced. 0: the call fails.
-INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
+INLINE int judge(struct bpf_sock_addr *ctx, struct address *address, __u32 *port) {
     struct config *c = in_force();
     if (!c || (ctx->protocol != TCP && ctx->protocol != MPTCP)) return 1;
-    __u32 generation = c->generation;
-    struct of *of = &c->of[generation & 1];
-    __u32 levels = of->levels;
+    struct of *of = &c->of[c->generation & 1];
+    struct trial trial = {.generation = c->generation, .port = (__u16)*port, .asked_port = *port, .flags = of->flags, .otherwise = of->otherwise, .leads = NONE};
+    struct address asked = *address;
     struct bpf_sock *sk = ctx->sk;
-    struct service_key asked = {generation, (__u16)*port, 0, {address[0], address[1], address[2], address[3]}};
-    struct service *service = map_lookup(&services, &asked);
-    struct whom *to = 0;
-    struct source key = {netns_cookie(ctx), generation, 0};
-    __u64 home = key.id;
-    struct whom *space = map_lookup(&sources, &key), *from = space;
-    __u32 network = space ? space->network : 0;
+    struct service_key of_service = {trial.generation, trial.asked_port, 0, asked};
+    struct service *service = map_lookup(&services, &of_service);
+    __u64 home = netns_cookie(ctx);
+    struct whom *space = space_of(trial.generation, home);
+    if (space) {
+        trial.from = *space;
+        trial.space = space->space;
+        trial.network = space->network;
+    }
     if (!service) {
         // The socket connects again, to another address.
         struct record *before = sk ? storage_get(&records, sk, 0, 0) : 0;
         if (before) before->is_through = 0;
-        to = party(generation, network, address);
-        if (!to) return 1;
+        look_up_peer(&trial, address);
+        if (!trial.is_known || trial.is_home) return 1;
     }
-    key.is_group = 1;
-#pragma clang loop unroll(full)
-    for (int level = LEVELS; level > 0; level--) {
-        if (levels & 1u << level) {
-            key.id = ancestor_cgroup(level);
-            struct whom *group = map_lookup(&sources, &key);
-            if (group) {
-                from = group;
-                break;
-            }
-        }
-    }
-    if (!from) return 1;
-    struct backend *backend = 0;
+    __u64 group = look_up_group(&trial, of->levels);
+    if (!group && !space) return 1;
+    __u16 slots[2] = {0, 0};
     if (service) {
-        int chosen = choose(service, generation, socket_cookie(ctx), space ? space->space : key.id);
+        int chosen = choose(service, trial.generation, socket_cookie(ctx), space ? trial.space : group);
         if (chosen < 0) {
             struct slot *slot = slot_of(service->slot);
             if (slot) add(&slot->failed, 1);
             set_retval(-ECONNREFUSED);
             return 0;
         }
-        struct backend_key part = {generation, service->number, chosen, network};
-        backend = map_lookup(&backends, &part);
+        struct backend_key part = {trial.generation, service->number, chosen, trial.network};
+        struct backend *backend = map_lookup(&backends, &part);
         if (!backend) {
             part.network = ANY;
             backend = map_lookup(&backends, &part);
             if (!backend) return 1;
         }
-#pragma clang loop unroll(full)
-        for (int i = 0; i < 4; i++) address[i] = backend->address[i];
-        *port = backend->port;
-        to = party(generation, network, address);
+        *address = backend->address;
+        *port = trial.port = backend->port;
+        trial.has_backend = 1;
+        trial.backend = backend->class;
+        slots[0] = service->slot;
+        slots[1] = backend->slot;
+        look_up_peer(&trial, address);
     }
-    // The driver cannot tell listeners apart within a namespace.
-    bool is_home = space && to && space->space == to->space, is_judged = false, is_proxy = false;
-    if (!service && is_home) return 1;
-    __u32 verdict = 0, leads = NONE;
-    if (backend && !is_home) {
-        // Rules that name the service.
-        __u32 found = named(generation, from->class, backend->class, asked.port);
-        if (found != NONE) verdict = found, is_judged = true;
-        if (found != NONE && (found & LEADS)) leads = found;
-    }
-    if (to && !is_home && !(is_judged && (verdict & 1))) {
-        __u32 found = named(generation, from->class, to->class, (__u16)*port);
-        if (found != NONE) verdict = found;
-        else if (!is_judged) verdict = of->otherwise;
-        if (leads == NONE && found != NONE && (found & LEADS)) leads = found;
-        is_judged = true;
-    }
-    if ((of->flags & VIAS) && space && !is_home) {
-        // A proxy's own connections follow the first rule that leads through it.
-        struct proxy_key proxy = {generation, space->space};
-        __u32 *class = map_lookup(&proxies, &proxy);
-        if (class) {
-            __u32 own = backend ? named(generation, *class, backend->class, asked.port) : NONE;
-            __u32 other = to ? named(generation, *class, to->class, (__u16)*port) : NONE;
-            if (number_of(other) < number_of(own)) own = other;
-            if (own != NONE && !(is_judged && (verdict & 1) && number_of(verdict) < number_of(own)))
-                verdict = leads = own, is_judged = is_proxy = true;
-        }
-    }
-    struct tenant *tenant = tenant_of(from->tenant);
+    ask_rules(&trial);
+    struct tenant *tenant = tenant_of(trial.from.tenant);
     if (!tenant) return 1;
-    if (is_judged) {
+    if (trial.is_judged) {
         // The lowest bit denies.
-        __u32 rule = of->hits + number_of(verdict);
+        __u32 rule = of->hits + number_of(trial.verdict);
         __u64 *counter = map_lookup(&hits, &rule);
         if (!counter) return 1;
         add(counter, 1);
-        if (verdict & 1) {
+        if (trial.verdict & 1) {
             add(&tenant->denied, 1);
             set_retval(-EACCES);
             return 0;
         }
     }
-    struct via *via = 0;
-    struct hop *hop = 0;
-    if (leads != NONE) {
-        struct via_key key = {generation, number_of(leads)};
-        via = map_lookup(&vias, &key);
-        if (via && !lead(via, is_proxy ? space->space : 0, network, asked.address, asked.port, &hop)) {
+    bool is_led = service != 0;
+    if (trial.leads != NONE) {
+        struct via_key key = {trial.generation, number_of(trial.leads)};
+        struct via *via = map_lookup(&vias, &key);
+        struct led led = {asked, trial.is_proxy ? trial.space : 0, trial.network, trial.asked_port, 0};
+        int proxy = via ? lead(via, &led) : HOPS;
+        if (proxy < 0) {
             set_retval(-ECONNREFUSED);
             return 0;
         }
-        if (hop) {
-            bool is_v4 = is_mapped(asked.address);
-#pragma clang loop unroll(full)
-            for (int i = 0; i < 4; i++) address[i] = is_v4 ? hop->v4[i] : hop->v6[i];
-            *port = hop->port ? hop->port : asked.port;
-            to = party(generation, network, address);
+        if (via && proxy < HOPS) {
+            struct hop *hop = &via->hops[proxy & (HOPS - 1)];
+            *address = is_mapped(asked.words) ? hop->v4 : hop->v6;
+            *port = hop->port ? hop->port : trial.asked_port;
+            is_led = true;
+            slots[0] = via->slot;
+            slots[1] = hop->slot;
+            bool is_home = trial.is_home;
+            look_up_peer(&trial, address);
+            trial.is_home = is_home;
         }
     }
-    if (to && to->network == FAR) {
+    if (trial.is_known && trial.to.network == FAR) {
         set_retval(-EHOSTUNREACH);
         return 0;
     }
-    bool is_counted = to && !is_home;
+    bool is_counted = trial.is_known && !trial.is_home;
     if (is_counted && tenant->open + tenant->open_on_fabric >= tenant->max) {
         add(&tenant->over_quota, 1);
         set_retval(-EMFILE);
@@ -224,39 +278,35 @@ INLINE int judge(struct bpf_sock_addr *ctx, __u32 address[4], __u32 *port) {
     struct record *record = storage_get(&records, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
     if (!record) return 1;
     // A party that is not counted gets a tenant number out of range.
-    *record = (struct record){is_counted ? from->tenant : TENANTS, is_counted ? to->tenant : TENANTS, ASKED, c->epoch, 0, home};
-    if (service || hop) {
-#pragma clang loop unroll(full)
-        for (int i = 0; i < 4; i++) record->service[i] = asked.address[i];
-        record->port = asked.port;
+    *record = (struct record){is_counted ? trial.from.tenant : TENANTS, is_counted ? trial.to.tenant : TENANTS, ASKED, c->epoch, 0, home};
+    if (is_led) {
+        record->service = asked;
+        record->port = trial.asked_port;
         record->is_through = 1;
-        if (hop && via) {
-            record->slots[0] = via->slot;
-            record->slots[1] = hop->slot;
-        } else if (service && backend) {
-            record->slots[0] = service->slot;
-            record->slots[1] = backend->slot;
-        }
+        record->slots[0] = slots[0];
+        record->slots[1] = slots[1];
     }
     return 1;
 }
 
 SEC("cgroup/connect4") int pd_connect4(struct bpf_sock_addr *ctx) {
-    __u32 address[4] = {0, 0, __builtin_bswap32(0xffff), ctx->user_ip4}, port = ctx->user_port;
-    int verdict = judge(ctx, address, &port);
+    struct address address = {{0, 0, __builtin_bswap32(0xffff), ctx->user_ip4}};
+    __u32 port = ctx->user_port;
+    int verdict = judge(ctx, &address, &port);
     if (port != ctx->user_port) ctx->user_port = port;
-    if (address[3] != ctx->user_ip4) ctx->user_ip4 = address[3];
+    if (address.words[3] != ctx->user_ip4) ctx->user_ip4 = address.words[3];
     return verdict;
 }
 
 SEC("cgroup/connect6") int pd_connect6(struct bpf_sock_addr *ctx) {
-    __u32 address[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}, port = ctx->user_port;
-    int verdict = judge(ctx, address, &port);
+    struct address address = {{ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]}};
+    __u32 port = ctx->user_port;
+    int verdict = judge(ctx, &address, &port);
     ctx->user_port = port;
-    ctx->user_ip6[0] = address[0];
-    ctx->user_ip6[1] = address[1];
-    ctx->user_ip6[2] = address[2];
-    ctx->user_ip6[3] = address[3];
+    ctx->user_ip6[0] = address.words[0];
+    ctx->user_ip6[1] = address.words[1];
+    ctx->user_ip6[2] = address.words[2];
+    ctx->user_ip6[3] = address.words[3];
     return verdict;
 }
 
@@ -266,7 +316,7 @@ SEC("cgroup/getpeername4") int pd_peer4(struct bpf_sock_addr *ctx) {
     struct record *record = sk ? storage_get(&records, sk, 0, 0) : 0;
     if (record && record->is_through) {
         ctx->user_port = record->port;
-        ctx->user_ip4 = record->service[3];
+        ctx->user_ip4 = record->service.words[3];
     }
     return 1;
 }
@@ -276,10 +326,10 @@ SEC("cgroup/getpeername6") int pd_peer6(struct bpf_sock_addr *ctx) {
     struct record *record = sk ? storage_get(&records, sk, 0, 0) : 0;
     if (record && record->is_through) {
         ctx->user_port = record->port;
-        ctx->user_ip6[0] = record->service[0];
-        ctx->user_ip6[1] = record->service[1];
-        ctx->user_ip6[2] = record->service[2];
-        ctx->user_ip6[3] = record->service[3];
+        ctx->user_ip6[0] = record->service.words[0];
+        ctx->user_ip6[1] = record->service.words[1];
+        ctx->user_ip6[2] = record->service.words[2];
+        ctx->user_ip6[3] = record->service.words[3];
     }
     return 1;
 }
@@ -291,7 +341,7 @@ INLINE void depart(struct bpf_sock_ops *ops, struct record *record, __u32 genera
     struct whom *space = space_of(generation, record->home);
     struct whom *to = party(generation, space ? space->network : 0, peer);
     struct journey key = {to ? to->space : 0, FIELD(ops, local_port), __builtin_bswap32(FIELD(ops, remote_port)), {own[0], own[1], own[2], own[3]}, {peer[0], peer[1], peer[2], peer[3]}};
-    struct origin origin = {{record->service[0], record->service[1], record->service[2], record->service[3]}, record->port, 0};
+    struct origin origin = {record->service, record->port, 0};
     map_update(&journeys, &key, &origin, BPF_ANY);
 }
 
@@ -386,12 +436,12 @@ SEC("cgroup/getsockopt") int pd_origin(struct bpf_sockopt *ctx) {
     if (!origin) return 1;
     __u16 *at = ctx->optval;
     __u32 *words = ctx->optval;
-    bool is_v4 = is_mapped(origin->address);
+    bool is_v4 = is_mapped(origin->address.words);
     if (ctx->level == SOL_IP) {
         if (!is_v4 || (void *)(words + 4) > ctx->optval_end) return 1;
         at[0] = AF_INET;
         at[1] = origin->port;
-        words[1] = origin->address[3];
+        words[1] = origin->address.words[3];
         words[2] = words[3] = 0;
         ctx->optlen = 16;
     } else {
@@ -399,10 +449,10 @@ SEC("cgroup/getsockopt") int pd_origin(struct bpf_sockopt *ctx) {
         at[0] = AF_INET6;
         at[1] = origin->port;
         words[1] = words[6] = 0;
-        words[2] = origin->address[0];
-        words[3] = origin->address[1];
-        words[4] = origin->address[2];
-        words[5] = origin->address[3];
+        words[2] = origin->address.words[0];
+        words[3] = origin->address.words[1];
+        words[4] = origin->address.words[2];
+        words[5] = origin->address.words[3];
         ctx->optlen = 28;
     }
     ctx->retval = 0;

@@ -8,6 +8,9 @@
 #define LASTING __uint(pinning, 1)
 #define SEC(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
+// Marks a function that the kernel verifies once, with any arguments, and not at each call in each state of the caller. Arguments are
+// numbers and pointers to structures, which may be null for all that the verifier knows. The result is a number.
+#define VERIFIED_ONCE __attribute__((noinline))
 #define __uint(name, val) int(*name)[val]
 #define __type(name, val) typeof(val) *name
 
@@ -66,6 +69,9 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 #define TCP_CLOSE 7
 #define BARE_ACK 128
 
+// An IPv6 address, or an IPv4 one as IPv6.
+struct address { __u32 words[4]; };
+
 // A party of a connection.
 struct whom {
     __u32 tenant;
@@ -117,10 +123,10 @@ struct pair { __u32 prefix; __u32 generation, from, to; __u16 port, zero; };
 // A connection, kept with its socket. `since`: epoch of a counted connection, or generation of one that was only seen. `home`: the
 // network namespace; 0 if unknown. `service`, `port`: the address asked for, if the connection leads elsewhere. `slots`: those of service
 // and backend, or of rule and proxy.
-struct record { __u32 from, to, state, since; __u64 spent_until_ns, home; __u32 service[4]; __u16 port, is_through, slots[2]; };
+struct record { __u32 from, to, state, since; __u64 spent_until_ns, home; struct address service; __u16 port, is_through, slots[2]; };
 enum { ASKED = 1, OPEN, SEEN, MADE };
 
-struct service_key { __u32 generation; __u16 port, zero; __u32 address[4]; };
+struct service_key { __u32 generation; __u16 port, zero; struct address address; };
 struct member { __u16 slot, weight; };
 struct service { __u32 number; __u16 slot, count; __u32 is_least, zero; __u64 affinity_ms; struct member list[BACKENDS]; };
 // `part`: number of a backend, or of a piece of the table. `network`: network of the backend's address; ANY: each network without an
@@ -128,20 +134,20 @@ struct service { __u32 number; __u16 slot, count; __u32 is_least, zero; __u64 af
 struct part_key { __u32 generation; __u16 service, part; };
 struct backend_key { __u32 generation; __u16 service, part; __u32 network; };
 // `class`: class in the rules that name the service's address.
-struct backend { __u32 address[4]; __u16 port, slot; __u32 class; };
+struct backend { struct address address; __u16 port, slot; __u32 class; };
 struct chunk { __u16 entries[CHUNK]; };
 struct choice { __u32 generation; __u16 service, backend; };
 // A slot, as in `service/slots.rs`.
 struct slot { __u64 state, made, active, failed, sent, received, active_on_kernel, bypassed; };
 // A proxy: its addresses of each family, if any, its network namespace, and its port; 0: the port that was asked for.
-struct hop { __u32 v4[4], v6[4]; __u32 space; __u16 port, slot; __u32 has_v4, has_v6, network; };
+struct hop { struct address v4, v6; __u32 space; __u16 port, slot; __u32 has_v4, has_v6, network; };
 struct via_key { __u32 generation, rule; };
 struct via { __u32 count, bypass; __u16 slot, zero[3]; struct hop hops[HOPS]; };
 // Key of a network namespace that a proxy is in. Value: the class of the rules that lead through it.
 struct proxy_key { __u32 generation, space; };
 // A connection on its way to the address that it was led to, and the address asked for.
 struct journey { __u32 space; __u16 from_port, to_port; __u32 from[4], to[4]; };
-struct origin { __u32 address[4]; __u16 port, zero; };
+struct origin { struct address address; __u16 port, zero; };
 // Clients' keys. `word`: slot of the client's backend, and the time until which it is kept, in milliseconds.
 struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 
