@@ -10,6 +10,8 @@
 #include "serve.h"
 
 #define NEVER UINT32_MAX
+// Bytes of a side that sends or receives a few at a time.
+#define FEW 5000
 
 // Actions of one side.
 struct side {
@@ -202,7 +204,7 @@ static struct side some_side(uint32_t total) {
     struct side side = {.waits = any(WAYS), .piece = pieces[any(7)], .leaves_at = any(3) ? any(total) : NEVER};
     static const uint32_t sizes[] = {0, 1, 1000, 70000, 300000, 2000000};
     side.sends = sizes[any(6)];
-    if (side.piece < 100 && side.sends > 20000) side.sends = 20000;
+    if (side.piece < 100 && side.sends > FEW) side.sends = FEW;
     side.pauses = any(4) ? 0 : 30;
     return side;
 }
@@ -216,8 +218,11 @@ static void client(struct sockaddr_in where, int rounds, uint32_t first) {
         // Bytes that were not sent yet would be lost.
         plan.resets = any(4) == 0 && plan.server.sends <= 1000;
         // Small pieces of the one are received in small ones of the other.
-        if (plan.client.piece < 100 && plan.server.sends > 20000) plan.server.sends = 20000;
-        if (plan.server.piece < 100 && plan.client.sends > 20000) plan.client.sends = 20000;
+        if (plan.client.piece < 100 && plan.server.sends > FEW) plan.server.sends = FEW;
+        if (plan.server.piece < 100 && plan.client.sends > FEW) plan.client.sends = FEW;
+        struct side *sides[] = {&plan.client, &plan.server};
+        for (int side = 0; side < 2; side++)
+            if (plan.client.sends + plan.server.sends <= 2 * FEW && sides[side]->leaves_at != NEVER) sides[side]->leaves_at %= 2 * FEW;
         int fd = socket(AF_INET, SOCK_STREAM, 0);
         if (connect(fd, (void *)&where, sizeof where)) die("connect");
         all(fd, &plan, sizeof plan, 1);

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include "serve.h"
 
-#define REST 240
+#define REST 60
 // As many bytes have a connection take the direct path.
 #define MUCH (600 << 10)
 
