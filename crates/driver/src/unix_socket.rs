@@ -19,7 +19,7 @@ const SHOW: u32 = 2 | 4;
 const STREAM: u8 = 1;
 const LISTEN: u8 = 10;
 /// Most sockets of a namespace in which one is looked for: a walk takes up to a millisecond.
-const SOCKETS_MAX: u64 = 8192;
+pub const SOCKETS_MAX: u64 = 8192;
 /// Most bytes of a list of protocols.
 const PROTOCOLS_BYTES_MAX: usize = 16 << 10;
 const ATTRIBUTE_VFS: u16 = 1;
@@ -31,10 +31,17 @@ impl SocketDiag {
     /// # Errors
     /// `ENOENT` if there is none, or no process holds it; `ENOBUFS` if the namespace has too many; errors of the calls.
     pub fn unix(&self, inode: u32) -> Result<UnixSocket> {
-        match self.unix_sockets() {
-            Some(count) if count > SOCKETS_MAX => Err(Errno::NOBUFS),
-            _ => self.unix_of_many(inode),
-        }
+        self.unix_among(inode, &mut { SOCKETS_MAX })
+    }
+
+    /// Returns the socket of this namespace that has this inode, if the namespace has no more sockets than are `left`, of which it takes
+    /// theirs.
+    ///
+    /// # Errors
+    /// As [`Self::unix`].
+    pub fn unix_among(&self, inode: u32, left: &mut u64) -> Result<UnixSocket> {
+        *left = left.checked_sub(self.unix_sockets().unwrap_or(0)).ok_or(Errno::NOBUFS)?;
+        self.unix_of_many(inode)
     }
 
     /// Returns the socket of this namespace that has this inode, however long that takes.

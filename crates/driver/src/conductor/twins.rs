@@ -50,6 +50,8 @@ pub struct Twins {
     registrants: HashMap<ClientId, Registrant>,
     /// Unclaimed connections, by name.
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
+    /// Likewise, by the place that they were made towards.
+    unclaimed_towards: HashMap<Place, Vec<ConnectionId>>,
     /// Connection and side of each kernel socket that has a twin.
     ends: HashMap<End, (ConnectionId, Side)>,
     /// Network namespace of each TCP socket in `ends`, by cookie. Those of unclaimed connections are not proved: one cookie may have several.
@@ -64,6 +66,9 @@ pub struct Twins {
 
 /// Most sides that are looked at for one socket. More have its cookie only where clients lie.
 const PLACES_MAX: usize = 8;
+
+/// Most unclaimed connections towards a place, as a listener's backlog has at most. Others stay on the kernel.
+const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
 
 /// Most sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
@@ -98,6 +103,7 @@ impl Twins {
             listeners: HashMap::default(),
             registrants: HashMap::default(),
             unclaimed: HashMap::default(),
+            unclaimed_towards: HashMap::default(),
             ends: HashMap::default(),
             namespaces: HashMap::default(),
             parked: Parked::default(),
@@ -207,11 +213,26 @@ impl Twins {
 
     fn no_longer_unclaimed(&mut self, connection: ConnectionId, twin: &mut Twin) {
         self.take_back_told(twin);
-        if let Some(list) = self.unclaimed.get_mut(twin.key()) {
-            list.retain(|unclaimed| *unclaimed != connection);
-            if list.is_empty() {
-                self.unclaimed.remove(twin.key());
-            }
+        take_out(&mut self.unclaimed, *twin.key(), connection);
+        take_out(&mut self.unclaimed_towards, twin.place(), connection);
+    }
+
+    fn note_unclaimed(&mut self, key: Key, place: Place, connection: ConnectionId) {
+        self.unclaimed.entry(key).or_default().push(connection);
+        self.unclaimed_towards.entry(place).or_default().push(connection);
+    }
+}
+
+/// Takes a connection out of the list that has this name.
+fn take_out<K: std::hash::Hash + Eq>(
+    lists: &mut HashMap<K, Vec<ConnectionId>>,
+    name: K,
+    connection: ConnectionId,
+) {
+    if let Some(list) = lists.get_mut(&name) {
+        list.retain(|one| *one != connection);
+        if list.is_empty() {
+            lists.remove(&name);
         }
     }
 }
@@ -335,6 +356,9 @@ impl Conductor {
             through,
             counted,
         } = new;
+        if self.twins.unclaimed_towards.get(&place).is_some_and(|list| list.len() >= UNCLAIMED_MAX) {
+            return Err(Errno::NOBUFS);
+        }
         let index = reserved.id();
         let mover = self.client(id).ok_or(Errno::BADF)?.mover;
         let v6 = connected.remote.is_ipv6();
@@ -362,7 +386,7 @@ impl Conductor {
             self.add_flow(NewFlow { id, tenant, lasts: true, source, destination, send_ring_bytes, serial });
         }
         self.show(index, Side::Connecting);
-        self.twins.unclaimed.entry(key).or_default().push(index);
+        self.twins.note_unclaimed(key, place, index);
         // The side is not proved yet: it must not displace another.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
         self.twins.note_namespace(&sides[Side::Connecting]);

@@ -8,6 +8,7 @@ use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
 use crate::kernel_socket::inode_of_descriptor;
+use crate::unix_socket::SOCKETS_MAX;
 use crate::wanted::{UnixSocket, Wanted};
 use pd_abi::TwinRequest;
 use rustix::io::Errno;
@@ -15,6 +16,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 /// Most network namespaces in which an accepted socket is looked for.
 const NAMESPACES_MAX: usize = 32;
+/// Most unclaimed connections that are asked for their namespaces.
+const UNCLAIMED_LOOKS: usize = 4096;
 
 /// Placeholder for an address, which a file does not have.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
@@ -88,9 +91,10 @@ impl Conductor {
     /// Finds the accepted socket that a client holds. The kernel lists it in the network namespace of the process that connected, which may
     /// be that of any unclaimed connection to the client's tenant.
     fn find_accepted(&self, id: ClientId, held: Held) -> Option<(NamespaceId, UnixSocket)> {
-        let tenant = self.client(id)?.tenant;
-        let mut namespaces = vec![held.namespace];
-        for index in self.twins.unclaimed_unix() {
+        let client = self.client(id)?;
+        let (tenant, told) = (client.tenant, (id, client.serial));
+        let (mut namespaces, mut others) = (vec![held.namespace], Vec::new());
+        for index in self.twins.unclaimed_unix().take(UNCLAIMED_LOOKS) {
             let Some(connection) = self.connection(index) else { continue };
             let Some(twin) =
                 connection.twin.as_ref().filter(|_| connection.tenants[Side::Accepting] == tenant)
@@ -98,14 +102,19 @@ impl Conductor {
                 continue;
             };
             let namespace = twin.namespace(Side::Connecting);
-            if !namespaces.contains(&namespace) {
-                namespaces.push(namespace);
-            }
-            if namespaces.len() == NAMESPACES_MAX {
-                break;
+            let list = if twin.is_told(told) { &mut namespaces } else { &mut others };
+            if list.len() < NAMESPACES_MAX && !list.contains(&namespace) {
+                list.push(namespace);
             }
         }
-        let look = |namespace| Some((namespace, self.twins.diag(namespace)?.unix(held.inode).ok()?));
+        // A tenant chooses the number of namespaces and of the sockets there: all looks together walk over as many as one look may.
+        let mut sockets_left = SOCKETS_MAX;
+        namespaces.extend(others);
+        namespaces.truncate(NAMESPACES_MAX);
+        let look = |namespace| {
+            let found = self.twins.diag(namespace)?.unix_among(held.inode, &mut sockets_left).ok()?;
+            Some((namespace, found))
+        };
         namespaces.into_iter().find_map(look)
     }
 }

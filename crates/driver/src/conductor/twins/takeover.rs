@@ -86,7 +86,7 @@ impl Conductor {
             self.twins.note_namespace(held);
         }
         if !is_claimed {
-            self.twins.unclaimed.entry(*twin.key()).or_default().push(index);
+            self.twins.note_unclaimed(*twin.key(), twin.place(), index);
         }
     }
 }

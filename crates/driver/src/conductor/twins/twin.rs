@@ -90,6 +90,16 @@ impl Twin {
         &self.key
     }
 
+    /// Returns the place that the twin was made towards.
+    pub(super) fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Tells whether a client may find the twin as long as it is unclaimed.
+    pub(in crate::conductor) fn is_told(&self, client: (ClientId, u64)) -> bool {
+        self.told.contains(&client)
+    }
+
     /// Returns a side's socket.
     pub(in crate::conductor) fn side(&self, side: Side) -> &Held {
         &self.sides[side]
