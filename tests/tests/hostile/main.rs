@@ -15,6 +15,7 @@ mod kills;
 mod locks;
 mod program;
 mod regions;
+mod reports;
 mod rings;
 mod wakes;
 mod words;

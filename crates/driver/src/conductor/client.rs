@@ -346,9 +346,19 @@ impl Client {
         Some((slot, entry.generation))
     }
 
+    /// Returns the number of sockets.
+    pub fn sockets_open(&self) -> usize {
+        self.slots.len() - self.free_slots.len()
+    }
+
+    /// Returns the number of places of sockets, free ones included.
+    pub fn places(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Tells whether more than half of the slots are free.
     pub fn has_many_slots(&self) -> bool {
-        self.slots.len() - self.free_slots.len() < SOCKETS_MAX / 2
+        self.sockets_open() < SOCKETS_MAX / 2
     }
 
     pub fn close(&mut self, slot: Slot) -> Option<Socket> {

@@ -16,7 +16,7 @@ pub(super) use takeover::{DirectState, DoorbellsGiven, DoorbellsTaken};
 
 use super::client::{Client, SocketState};
 use super::{Conductor, Connection};
-use crate::ids::{ClientId, ConnectionId, Side, Slot};
+use crate::ids::{ClientId, ConnectionId, Number, Side, Slot};
 use crate::memory::{DirectRing, RingEnds};
 use crate::messages::{Leave, Payer, ToMover, Violation, DRIVER};
 use crate::metrics::Metrics;
@@ -41,6 +41,8 @@ const RINGS_BYTES_MAX: u64 = 64 << 20;
 const RING_BYTES_BUSY: u64 = 16 << 10;
 /// Interval at which clients' words are read for the counters.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// Connections that are looked at for it before the mover of the same thread has its turn.
+const REPORTS_PER_STEP: usize = 512;
 /// Interval of looks for rings of ended connections that are let go.
 const LET_GO_EVERY: Duration = Duration::from_millis(100);
 /// Rings looked at each time.
@@ -58,6 +60,8 @@ pub struct Rings {
     /// Rings of ended connections that a client still holds.
     held: Vec<DirectRing>,
     next_report: Duration,
+    /// Place of the next connection in a round of looks that is under way.
+    reporting: Option<usize>,
     next_look: Duration,
     /// The number of the last doorbell.
     doorbells: u64,
@@ -280,7 +284,8 @@ impl Conductor {
         let now = self.clock.now();
         if self.rings.open > 0 && now >= self.rings.next_report {
             self.rings.next_report = now + REPORT_EVERY;
-            self.collect_reports();
+            self.rings.reporting.get_or_insert(0);
+            self.collect_some();
         }
         if !self.rings.held.is_empty() && now >= self.rings.next_look {
             self.rings.next_look = now + LET_GO_EVERY;
@@ -484,6 +489,16 @@ impl Conductor {
                 self.report_sides(index);
             }
         }
+    }
+
+    /// Reads the clients' counts of some connections, if a round is under way. Returns whether one is.
+    pub(super) fn collect_some(&mut self) -> bool {
+        let Some(first) = self.rings.reporting.take() else { return false };
+        let places = self.connections.places();
+        let next = (first + REPORTS_PER_STEP).min(places);
+        (first..next).for_each(|place| self.report_sides(ConnectionId::of_place(place)));
+        self.rings.reporting = (next < places).then_some(next);
+        true
     }
 
     /// Passes on the bytes and messages that the sides of a direct connection claim to have sent since the last time.

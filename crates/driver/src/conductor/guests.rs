@@ -77,13 +77,13 @@ impl Conductor {
                 | Asked::Plain(Ask::PortRemove { .. } | Ask::Pipes | Ask::MayUse { .. })) => {
                     self.hear_of_pipes(asked, reply);
                 }
-                asked => {
-                    // The asker may have gone.
-                    let _ = reply.send(self.answer_administrator(asked));
-                }
+                asked => self.answer_administrator(asked, reply),
             },
             FromDoor::WatchedEnded => self.forget_registered(),
-            FromDoor::TakeOver { successor, early } => self.successor = Some((successor, early)),
+            FromDoor::TakeOver { successor, early } => {
+                self.end_listings();
+                self.successor = Some((successor, early));
+            }
             FromDoor::Early { reply } => {
                 // The asker may have gone.
                 let _ = reply.send(self.early_rings());

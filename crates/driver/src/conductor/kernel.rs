@@ -1,7 +1,7 @@
 //! Connections that stay on the kernel and processes that were refused, with the reasons, for administrators. Clients report in their
 //! control regions, which are read on demand. No decision depends on these reports.
 use super::Conductor;
-use crate::admin::{KernelClient, KernelReport, RefusedReport};
+use crate::admin::{KernelClient, RefusedReport};
 use crate::ids::ClientId;
 use crate::memory::ClientMemory;
 use crate::refusal::{Refusal, Refused};
@@ -83,26 +83,21 @@ impl Conductor {
         client.report_kernel_counts(&mut self.kernel.counts);
     }
 
-    pub(super) fn take_all_kernel_counts(&mut self) {
-        for id in self.clients.ids() {
-            self.take_kernel_counts(id);
-        }
+    /// Reports the connections on the kernel of a client, as it reports them itself.
+    pub(super) fn kernel_client(&self, id: ClientId) -> Option<KernelClient> {
+        let client = self.client(id).filter(|client| client.channels > 0)?;
+        let memory = client.memory()?;
+        let said = (0..KERNEL_CONNECTIONS_MAX).map(|index| memory.kernel_connection(index));
+        let connections = said.filter_map(|word| {
+            let reason = KernelReason::from_raw((word >> 32) as u32)?;
+            Some((word as u32, reason as u32))
+        });
+        Some(KernelClient { pid: client.identity.pid, connections: connections.collect() })
     }
 
-    /// Reports connections on the kernel, twins and refused processes.
-    pub(super) fn kernel_report(&self) -> KernelReport {
+    /// Reports processes that were refused lately.
+    pub(super) fn refused_lately(&self) -> Vec<RefusedReport> {
         let now = self.clock.now();
-        let clients = self.clients.iter().map(|(_, client)| client).filter(|client| client.channels > 0);
-        let clients = clients.filter_map(|client| {
-            let memory = client.memory()?;
-            let said = (0..KERNEL_CONNECTIONS_MAX).map(|index| memory.kernel_connection(index));
-            let connections = said.filter_map(|word| {
-                let reason = KernelReason::from_raw((word >> 32) as u32)?;
-                Some((word as u32, reason as u32))
-            });
-            Some(KernelClient { pid: client.identity.pid, connections: connections.collect() })
-        });
-        let twins = self.connections.iter().filter_map(|(_, connection)| connection.twin.as_ref());
         let refused = self.kernel.refused.iter().map(|(refused, at)| RefusedReport {
             pid: refused.pid,
             uid: refused.uid,
@@ -111,11 +106,7 @@ impl Conductor {
             reason: refused.refusal.map(|refusal| refusal.label().to_owned()),
             seconds_ago: now.saturating_sub(*at).as_secs_f64(),
         });
-        KernelReport {
-            clients: clients.collect(),
-            twins: twins.flat_map(|twin| twin.inodes()).collect(),
-            refused: refused.collect(),
-        }
+        refused.collect()
     }
 }
 

@@ -15,6 +15,7 @@ mod gate;
 mod growth;
 mod guests;
 mod kernel;
+mod listing;
 mod mirrors;
 mod movers;
 mod names;
@@ -118,6 +119,7 @@ pub struct Conductor {
     kernel: Kernel,
     deferred: Deferred,
     review: review::Review,
+    listings: listing::Listings,
     /// The kernel's half of the policy.
     gate: gate::Teller,
     /// The agent of pipes.
@@ -237,6 +239,7 @@ impl Conductor {
             kernel: Kernel::default(),
             deferred: Deferred::default(),
             review: review::Review::default(),
+            listings: listing::Listings::default(),
             serial: 0,
             epoll,
             messages: VecDeque::new(),
@@ -285,6 +288,8 @@ impl Conductor {
         worked |= self.replay();
         worked |= self.serve_waiting();
         worked |= self.review_some();
+        worked |= self.list_some();
+        worked |= self.collect_some();
         if worked {
             self.set_gauges();
         }

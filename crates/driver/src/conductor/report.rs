@@ -1,28 +1,29 @@
 //! Reports to administrators, and registrations of `pd run`.
-use super::client::{Client, SocketState};
+use super::client::SocketState;
+use super::listing::Content;
 use super::Conductor;
-use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, Report};
+use crate::admin::{Answer, Ask, ClientReport, ConnectionReport, KernelReport, Report};
 use crate::door::{Asked, Registering, ToDoor};
-use crate::ids::{ClientId, Side};
+use crate::ids::{ClientId, ConnectionId, Side, Slot};
 use crate::policy::Path;
 use pd_abi::counters::Gauges;
 use rustix::io::Errno;
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
 impl Conductor {
-    /// Answers an administrator's question.
-    pub(super) fn answer_administrator(&mut self, asked: Asked) -> Answer {
-        match asked {
+    /// Answers an administrator's question, now or soon.
+    pub(super) fn answer_administrator(&mut self, asked: Asked, reply: Sender<Answer>) {
+        let answer = match asked {
             Asked::Plain(Ask::List) => {
-                self.collect_reports();
-                self.take_all_kernel_counts();
-                self.count_refused_on_kernel();
-                let (services, sidecars) = (self.service_reports(), self.sidecar_reports());
-                Answer::Report(Box::new(Report { services, sidecars, ..self.report() }))
+                return self.begin_listing(Content::All(Vec::new(), Vec::new()), reply)
             }
-            Asked::Plain(Ask::Kernel) => Answer::Kernel(Box::new(self.kernel_report())),
-            Asked::Plain(Ask::Policy) => Answer::Policy(Box::new(self.policy_report())),
+            Asked::Plain(Ask::Kernel) => {
+                return self.begin_listing(Content::Kernel(KernelReport::default()), reply)
+            }
+            Asked::Plain(Ask::Policy) => return self.begin_listing(Content::Policy, reply),
             Asked::Plain(Ask::Network { name }) => match self.network_report(&name) {
                 Ok(report) => Answer::Network(Box::new(report)),
                 Err(why) => Answer::Error(why),
@@ -45,7 +46,9 @@ impl Conductor {
                 | Ask::MayUse { .. }
                 | Ask::Tap { .. },
             ) => Answer::Error("not the conductor's to answer".to_owned()),
-        }
+        };
+        // The asker may have gone.
+        let _ = reply.send(answer);
     }
 
     pub(super) fn register(&mut self, registering: Registering) -> Result<(), String> {
@@ -97,62 +100,77 @@ impl Conductor {
         });
     }
 
-    fn report(&self) -> Report {
+    /// Reports everything, with lists that were made before.
+    pub(super) fn report(
+        &mut self,
+        clients: Vec<ClientReport>,
+        connections: Vec<ConnectionReport>,
+    ) -> Report {
+        let (services, sidecars) = (self.service_reports(), self.sidecar_reports());
         let (memory_used_bytes, memory_budget_bytes) = self.pool.usage();
-        let clients = self.clients.iter().map(|(id, client)| self.client_report(id, client)).collect();
-        let connections = self.connections.iter().map(|(id, entry)| {
-            let side = |side: Side| -> Option<(u16, SocketAddr)> {
-                let (client, slot) = entry.owner(side)?;
-                match &self.client(client)?.socket(slot)?.state {
-                    SocketState::Connected(connected) => Some((client.get(), connected.local)),
-                    _ => None,
-                }
-            };
-            let flow = |side| self.metrics.region().flow(id.flow(side).get(), entry.serial);
-            let flows = Side::BOTH.map(|side| flow(side).unwrap_or_default());
-            ConnectionReport {
-                connection: id.get(),
-                serial: entry.serial,
-                path: if entry.is_direct() { Path::Direct } else { Path::Offloaded },
-                from: side(Side::Connecting),
-                to: side(Side::Accepting),
-                bytes: flows.map(|flow| flow.bytes),
-                messages: flows.map(|flow| flow.messages),
-                asked: entry.through.map(|chosen| chosen.asked),
-            }
-        });
         let total = self.metrics.region().total();
         Report {
             memory_used_bytes,
             memory_budget_bytes,
             rings_waiting: self.rings_waiting(),
             clients,
-            connections: connections.collect(),
+            connections,
             kernel_connections_by_reason: self.kernel.counts().by_label(),
             attaches_refused_by_reason: self.kernel.refusals(),
             policy_on_kernel: self.kernel_half(),
-            services: Vec::new(),
-            sidecars: Vec::new(),
+            services,
+            sidecars,
             metrics: total.entries().map(|(name, value)| (name.to_owned(), value)).collect(),
             taken_over: self.taken_over.clone(),
             cores_scarce: self.cores_scarce,
         }
     }
 
-    fn client_report(&self, id: ClientId, client: &Client) -> ClientReport {
-        let registration = self.registration_of(&client.identity);
-        let slots = client.slots();
-        let listening = slots.iter().filter_map(|&slot| {
-            let socket = client.socket(slot)?;
+    /// Reports a connection, if there is one of this number.
+    pub(super) fn connection_report(&self, id: ConnectionId) -> Option<ConnectionReport> {
+        let entry = self.connection(id)?;
+        let side = |side: Side| -> Option<(u16, SocketAddr)> {
+            let (client, slot) = entry.owner(side)?;
+            match &self.client(client)?.socket(slot)?.state {
+                SocketState::Connected(connected) => Some((client.get(), connected.local)),
+                _ => None,
+            }
+        };
+        let flow = |side| self.metrics.region().flow(id.flow(side).get(), entry.serial);
+        let flows = Side::BOTH.map(|side| flow(side).unwrap_or_default());
+        Some(ConnectionReport {
+            connection: id.get(),
+            serial: entry.serial,
+            path: if entry.is_direct() { Path::Direct } else { Path::Offloaded },
+            from: side(Side::Connecting),
+            to: side(Side::Accepting),
+            bytes: flows.map(|flow| flow.bytes),
+            messages: flows.map(|flow| flow.messages),
+            asked: entry.through.map(|chosen| chosen.asked),
+        })
+    }
+
+    /// Returns the listeners among some places of a client's sockets, each with the number of connections that wait.
+    pub(super) fn listeners_at(&self, id: ClientId, places: Range<usize>) -> Vec<(SocketAddr, usize)> {
+        let Some(client) = self.client(id) else { return Vec::new() };
+        let listeners = places.filter_map(|place| {
+            let socket = client.socket(Slot::at(place))?;
             match &socket.state {
                 SocketState::Listen(listener) => Some((socket.bound?, listener.backlog.len())),
                 _ => None,
             }
         });
+        listeners.collect()
+    }
+
+    /// Reports a client without its listeners, if there is one of this number.
+    pub(super) fn client_report(&self, id: ClientId) -> Option<ClientReport> {
+        let client = self.client(id)?;
+        let registration = self.registration_of(&client.identity);
         let ring_bytes = client.regions.values();
         let ring_bytes =
             ring_bytes.map(|(region, space)| u64::from(space.taken()) * region.pages.bytes() as u64);
-        ClientReport {
+        Some(ClientReport {
             client: id.get(),
             serial: client.serial,
             pid: client.identity.pid,
@@ -167,9 +185,9 @@ impl Conductor {
             regions: client.account.leases(),
             region_bytes: client.account.used().memory_bytes,
             ring_bytes: ring_bytes.sum(),
-            sockets: slots.len(),
-            listening: listening.collect(),
+            sockets: client.sockets_open(),
+            listening: Vec::new(),
             kernel_connections_by_reason: client.kernel.by_label(),
-        }
+        })
     }
 }

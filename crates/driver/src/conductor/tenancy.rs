@@ -205,11 +205,15 @@ impl Conductor {
         }
     }
 
-    pub(super) fn policy_report(&mut self) -> PolicyReport {
-        self.collect_reports();
-        for (index, connection) in self.connections.iter_mut() {
+    /// Adds the traffic of a connection to its tenants' accounts.
+    pub(super) fn settle_traffic(&mut self, index: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(index) {
             self.tenants.settle(index, connection, self.metrics.region());
         }
+    }
+
+    /// Reports the policy and tenants, to whose accounts the traffic of connections has been added.
+    pub(super) fn policy_report(&mut self) -> PolicyReport {
         self.count_refused_on_kernel();
         let kernel = self.kernel_half();
         let report = self.tenants.report(self.settings.policy_file.clone(), &self.payers, kernel);

@@ -79,6 +79,15 @@ impl Drop for Guard {
     }
 }
 
+/// Passes on the conductor of a driver that has served the clients of a seed for some steps.
+#[cfg(test)]
+pub(crate) fn with_conductor(seed: u64, act: impl FnOnce(&mut crate::conductor::Conductor)) {
+    let _guard = Guard(seed);
+    let mut world = World::new(seed, None);
+    world.advance(1000);
+    act(world.conductor());
+}
+
 /// Runs a seed.
 ///
 /// # Panics

@@ -255,6 +255,12 @@ impl World {
         }
     }
 
+    /// Returns the driver's conductor.
+    #[cfg(test)]
+    pub fn conductor(&mut self) -> &mut crate::conductor::Conductor {
+        self.driver().conductor()
+    }
+
     /// Gives the driver's agents some turns, and no client.
     pub fn agents_go_on(&mut self, turns: usize) {
         for _ in 0..turns {
