@@ -75,4 +75,5 @@ pub use size::Bytes;
 pub use start_error::StartError;
 pub use takeover::offer::FORMAT as TAKE_OVER_FORMAT;
 pub use takeover::readable as state;
+pub use unix_socket::UnixStreamSocket;
 pub use wanted::UnixSocket;

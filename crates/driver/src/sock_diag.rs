@@ -145,6 +145,14 @@ impl<'a> Reply<'a> {
         self.0.get(at..at + M).and_then(|part| part.try_into().ok()).ok_or(Errno::PROTO)
     }
 
+    /// Returns `len` bytes at an offset.
+    ///
+    /// # Errors
+    /// `EPROTO` beyond the message's end.
+    pub fn bytes(&self, at: usize, len: usize) -> Result<&'a [u8]> {
+        self.0.get(at..at + len).ok_or(Errno::PROTO)
+    }
+
     /// Returns the word at an offset.
     ///
     /// # Errors

@@ -14,16 +14,33 @@ use rustix::io::{pread, Errno, Result};
 use rustix::net::{recv, send, RecvFlags, SendFlags};
 use std::mem::offset_of;
 
-/// Attributes asked for: the bound file, the peer.
+/// Attributes asked for about one socket: the bound file, the peer.
 const SHOW: u32 = 2 | 4;
+/// Attributes asked for in a list: the name, the peer.
+const SHOW_IN_LIST: u32 = 1 | 4;
 const STREAM: u8 = 1;
+const CONNECTED: u8 = 1;
 const LISTEN: u8 = 10;
 /// Most sockets of a namespace in which one is looked for: a walk takes up to a millisecond.
 pub const SOCKETS_MAX: u64 = 8192;
 /// Most bytes of a list of protocols.
 const PROTOCOLS_BYTES_MAX: usize = 16 << 10;
+const ATTRIBUTE_NAME: u16 = 0;
 const ATTRIBUTE_VFS: u16 = 1;
 const ATTRIBUTE_PEER: u16 = 2;
+
+/// A stream socket of AF_UNIX that listens or is connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnixStreamSocket {
+    /// The socket's inode.
+    pub inode: u32,
+    /// Tells whether the socket listens.
+    pub listens: bool,
+    /// The inode of its peer, or 0.
+    pub peer: u32,
+    /// Its name as it was bound: a path, or bytes that begin with a zero. Empty if it has none.
+    pub name: Vec<u8>,
+}
 
 impl SocketDiag {
     /// Returns the socket of this namespace that has this inode.
@@ -56,27 +73,25 @@ impl SocketDiag {
         parse(&ask(&self.diag, request(inode).bytes(), &mut bytes)?)
     }
 
-    /// Returns the inodes of the stream sockets of this namespace that have a peer, with those of their peers. One walk for all of them.
+    /// Returns the stream sockets of this namespace that listen or are connected. One walk for all of them.
     ///
     /// # Errors
     /// Errors of the calls.
-    pub fn unix_peers(&self) -> Result<Vec<(u32, u32)>> {
-        let mut pairs = Vec::new();
+    pub fn unix_streams(&self) -> Result<Vec<UnixStreamSocket>> {
+        let mut sockets = Vec::new();
         let mut bytes = vec![0u8; 64 << 10];
         while recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
-        send(&self.diag, message(NLM_F_DUMP, 0).bytes(), SendFlags::empty())?;
+        send(&self.diag, message(NLM_F_DUMP, 0, SHOW_IN_LIST).bytes(), SendFlags::empty())?;
         // The kernel answers a dump within the calls: the socket need not wait.
         loop {
             let (count, _) = recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
             let mut rest = &bytes[..count.min(bytes.len())];
             while let Some((one, after)) = next_message(rest) {
                 let reply = match kind_of(one) {
-                    Some(NLMSG_DONE) => return Ok(pairs),
+                    Some(NLMSG_DONE) => return Ok(sockets),
                     _ => Reply::new(one)?,
                 };
-                if let Ok(UnixSocket { peer: peer @ 1.., .. }) = parse(&reply) {
-                    pairs.push((reply.word(offset_of!(UnixReply, inode))?, peer));
-                }
+                sockets.extend(listed(&reply)?);
                 rest = after;
             }
         }
@@ -113,15 +128,15 @@ fn kind_of(message: &[u8]) -> Option<u16> {
 }
 
 fn request(inode: u32) -> Message<{ size_of::<UnixRequest>() }> {
-    message(0, inode)
+    message(0, inode, SHOW)
 }
 
-fn message(flags: u16, inode: u32) -> Message<{ size_of::<UnixRequest>() }> {
+fn message(flags: u16, inode: u32, show: u32) -> Message<{ size_of::<UnixRequest>() }> {
     Message::new(SOCK_DIAG_BY_FAMILY, flags)
         .with(offset_of!(UnixRequest, family), [libc::AF_UNIX as u8])
         .with(offset_of!(UnixRequest, states), u32::MAX.to_ne_bytes())
         .with(offset_of!(UnixRequest, inode), inode.to_ne_bytes())
-        .with(offset_of!(UnixRequest, show), SHOW.to_ne_bytes())
+        .with(offset_of!(UnixRequest, show), show.to_ne_bytes())
         // Any cookie.
         .with(offset_of!(UnixRequest, cookie), u64::MAX.to_ne_bytes())
 }
@@ -132,19 +147,48 @@ fn parse(reply: &Reply<'_>) -> Result<UnixSocket> {
     }
     let listens = reply.part(offset_of!(UnixReply, state))? == [LISTEN];
     let mut socket = UnixSocket { listens, ..UnixSocket::default() };
-    let end = (reply.word(offset_of!(Header, length))? as usize).min(reply.len());
-    let mut at = size_of::<UnixReply>();
-    while at + 4 <= end {
-        let head = reply.word(at)?;
-        let (len, kind) = (usize::from(head as u16), (head >> 16) as u16);
+    for_attributes(reply, |kind, at, len| {
         match kind {
-            ATTRIBUTE_VFS if len >= 12 => socket.file = Some((reply.word(at + 8)?, reply.word(at + 4)?)),
-            ATTRIBUTE_PEER if len >= 8 => socket.peer = reply.word(at + 4)?,
+            ATTRIBUTE_VFS if len >= 8 => socket.file = Some((reply.word(at + 4)?, reply.word(at)?)),
+            ATTRIBUTE_PEER if len >= 4 => socket.peer = reply.word(at)?,
             _ => {}
         }
-        at += len.max(4).next_multiple_of(4);
-    }
+        Ok(())
+    })?;
     Ok(socket)
+}
+
+/// Returns the stream socket of a list's message, if it is one that listens or is connected.
+fn listed(reply: &Reply<'_>) -> Result<Option<UnixStreamSocket>> {
+    let [state] = reply.part(offset_of!(UnixReply, state))?;
+    if reply.part(offset_of!(UnixReply, kind))? != [STREAM] || !matches!(state, LISTEN | CONNECTED) {
+        return Ok(None);
+    }
+    let inode = reply.word(offset_of!(UnixReply, inode))?;
+    let mut socket = UnixStreamSocket { inode, listens: state == LISTEN, peer: 0, name: Vec::new() };
+    for_attributes(reply, |kind, at, len| {
+        match kind {
+            ATTRIBUTE_NAME => socket.name = reply.bytes(at, len)?.to_vec(),
+            ATTRIBUTE_PEER if len >= 4 => socket.peer = reply.word(at)?,
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(Some(socket))
+}
+
+/// Calls `each` with kind, offset and length of the content of each attribute of a message about a socket of AF_UNIX.
+fn for_attributes(reply: &Reply<'_>, mut each: impl FnMut(u16, usize, usize) -> Result<()>) -> Result<()> {
+    const HEAD: usize = 4;
+    let end = (reply.word(offset_of!(Header, length))? as usize).min(reply.len());
+    let mut at = size_of::<UnixReply>();
+    while at + HEAD <= end {
+        let head = reply.word(at)?;
+        let (len, kind) = (usize::from(head as u16).max(HEAD), (head >> 16) as u16);
+        each(kind, at + HEAD, len - HEAD)?;
+        at += len.next_multiple_of(4);
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -175,10 +219,19 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(diag.unix(inode(&client)).unwrap().peer, inode(&accepted));
         assert_eq!(diag.unix(inode(&accepted)).unwrap().peer, inode(&client));
-        let pairs = diag.unix_peers().unwrap();
-        assert!(pairs.contains(&(inode(&client), inode(&accepted))), "{pairs:?}");
-        assert!(pairs.contains(&(inode(&accepted), inode(&client))), "{pairs:?}");
-        assert!(!pairs.iter().any(|pair| pair.0 == inode(&listener)));
+        let list = diag.unix_streams().unwrap();
+        let listed =
+            |fd: &dyn AsRawFd| list.iter().find(|socket| socket.inode == inode(fd)).cloned().unwrap();
+        let name = [path.as_os_str().as_encoded_bytes(), b"\0"].concat();
+        let (listening, theirs) = (listed(&listener), listed(&accepted));
+        assert_eq!((listening.listens, listening.peer, &listening.name), (true, 0, &name));
+        assert_eq!((theirs.listens, theirs.peer, &theirs.name), (false, inode(&client), &name));
+        assert_eq!(listed(&client).peer, inode(&accepted));
+        assert!(listed(&client).name.is_empty());
+        let mut left = SOCKETS_MAX;
+        assert!(diag.unix_among(inode(&client), &mut left).is_ok());
+        assert!(left < SOCKETS_MAX);
+        assert_eq!(diag.unix_among(inode(&client), &mut 0), Err(Errno::NOBUFS));
         let gone = inode(&client);
         drop(client);
         assert_eq!(diag.unix(gone), Err(Errno::NOENT));

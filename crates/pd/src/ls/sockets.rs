@@ -5,14 +5,11 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use pd_driver::SocketDiag;
-use procfs::net::{TcpNetEntry, TcpState, UnixNetEntry, UnixState};
+use pd_driver::{SocketDiag, UnixStreamSocket};
+use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process};
 
 use crate::foreign::printable;
-
-/// `SOCK_STREAM` in `/proc/net/unix`.
-const STREAM: u16 = 1;
 
 /// A stream socket that listens or is connected, or about to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,20 +20,12 @@ pub enum Ends {
     Connected(String, String),
 }
 
-/// An AF_UNIX socket, as `/proc` describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Unix {
-    path: Option<String>,
-    connected: bool,
-}
-
 /// The sockets of some network namespaces.
 #[derive(Debug, Default)]
 pub struct Sockets {
     tcp: HashMap<u64, Ends>,
-    unix: HashMap<u64, Unix>,
-    /// Inodes of connected sockets of AF_UNIX with those of their peers, which `/proc` does not have.
-    peers: HashMap<u32, u32>,
+    /// Sockets of AF_UNIX, by inode. `sock_diag` has them: in `/proc/net/unix` a name with a line feed looks like another socket.
+    unix: HashMap<u64, UnixStreamSocket>,
 }
 
 /// Returns the inode of a process's network namespace.
@@ -63,11 +52,10 @@ impl Sockets {
     pub fn add(&mut self, process: &Process) {
         let tcp = [process.tcp(), process.tcp6()].into_iter().flatten().flatten();
         self.tcp.extend(tcp.filter_map(|entry| Some((entry.inode, tcp_ends(&entry)?))));
-        let unix = process.unix().unwrap_or_default();
-        self.unix.extend(unix.into_iter().filter_map(|entry| Some((entry.inode, unix_socket(&entry)?))));
         let file = File::open(format!("/proc/{}/ns/net", process.pid())).map(OwnedFd::from);
         let diag = file.ok().and_then(|file| SocketDiag::new(&file).ok());
-        self.peers.extend(diag.and_then(|diag| diag.unix_peers().ok()).unwrap_or_default());
+        let unix = diag.and_then(|diag| diag.unix_streams().ok()).unwrap_or_default();
+        self.unix.extend(unix.into_iter().map(|socket| (socket.inode.into(), socket)));
     }
 
     /// Returns the ends of the socket with this inode, if it is a stream socket of TCP, or one of AF_UNIX with a name at one end.
@@ -76,18 +64,14 @@ impl Sockets {
             return Some(ends.clone());
         }
         let socket = self.unix.get(&inode)?;
-        match (&socket.path, socket.connected) {
-            (Some(path), false) => Some(Ends::Listens(path.clone())),
-            (Some(path), true) => Some(Ends::Connected(path.clone(), String::new())),
-            (None, true) => {
-                Some(Ends::Connected(String::new(), self.unix.get(&self.peer(inode)?)?.path.clone()?))
+        match (name(socket), socket.listens) {
+            (Some(name), true) => Some(Ends::Listens(name)),
+            (Some(name), false) => Some(Ends::Connected(name, String::new())),
+            (None, false) => {
+                Some(Ends::Connected(String::new(), name(self.unix.get(&u64::from(socket.peer))?)?))
             }
-            (None, false) => None,
+            (None, true) => None,
         }
-    }
-
-    fn peer(&self, inode: u64) -> Option<u64> {
-        self.peers.get(&u32::try_from(inode).ok()?).map(|&peer| peer.into())
     }
 }
 
@@ -101,18 +85,25 @@ fn tcp_ends(entry: &TcpNetEntry) -> Option<Ends> {
     }
 }
 
-fn unix_socket(entry: &UnixNetEntry) -> Option<Unix> {
-    let connected = matches!(entry.state, UnixState::CONNECTED | UnixState::CONNECTING);
-    let path = entry.path.as_ref().map(|path| printable(&path.to_string_lossy()));
-    (entry.socket_type == STREAM).then_some(Unix { path, connected })
+/// Returns the name of a socket of AF_UNIX in one line. A name that is no path begins with `@`.
+fn name(socket: &UnixStreamSocket) -> Option<String> {
+    let name = match socket.name.as_slice() {
+        [] => return None,
+        [0, name @ ..] => format!("@{}", String::from_utf8_lossy(name)),
+        path => String::from_utf8_lossy(path.strip_suffix(b"\0").unwrap_or(path)).into_owned(),
+    };
+    Some(printable(&name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::OsStr;
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
     fn inode(socket: &impl AsRawFd) -> u64 {
         fs::metadata(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap().ino()
@@ -143,5 +134,21 @@ mod tests {
         assert_eq!(sockets.find(inode(&unix)), Some(Ends::Connected(String::new(), path)));
         // The socket has no name to connect to.
         assert_eq!(sockets.find(inode(&pair)), None);
+    }
+
+    #[test]
+    fn no_name_passes_for_another_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let forged = "0000000000000000: 00000002 00000000 00010000 0001 01 4711 @other";
+        let path = folder.path().join(OsStr::from_bytes(format!("a\n{forged}\nb\x1b[2J").as_bytes()));
+        let listener = UnixListener::bind(&path).unwrap();
+        let abstract_name = SocketAddr::from_abstract_name(b"c\nd\0\xff").unwrap();
+        let other = UnixListener::bind_addr(&abstract_name).unwrap();
+        let mut sockets = Sockets::default();
+        sockets.add(&Process::myself().unwrap());
+        let shown = path.to_str().unwrap().replace(['\n', '\x1b'], " ");
+        assert_eq!(sockets.find(inode(&listener)), Some(Ends::Listens(shown)));
+        assert_eq!(sockets.find(inode(&other)), Some(Ends::Listens("@c d \u{fffd}".to_owned())));
+        assert_eq!(sockets.find(4711), None);
     }
 }
