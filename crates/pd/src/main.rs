@@ -68,6 +68,8 @@ enum Command {
     #[command(hide = true)]
     InternalProbe(probe_cmd::ProbeArgs),
     #[command(hide = true)]
+    InternalLook(ls::LookArgs),
+    #[command(hide = true)]
     InternalTied(tied::TiedArgs),
 }
 
@@ -108,6 +110,7 @@ fn run() -> ExitCode {
         Command::InternalBenchPeer(args) => pd_bench::run::peer::main(&args),
         Command::InternalBenchWeb(args) => pd_bench::web::main(&args),
         Command::InternalProbe(args) => probe_cmd::main(&args),
+        Command::InternalLook(args) => ls::look(&args),
         Command::InternalTied(args) => tied::main(&args),
     };
     match result {

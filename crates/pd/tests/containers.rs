@@ -11,6 +11,8 @@ mod jobs;
 #[path = "containers/names.rs"]
 mod names;
 mod pty;
+#[path = "containers/silent.rs"]
+mod silent;
 
 /// A bridge of one test, with the third number of its subnet.
 struct Net {

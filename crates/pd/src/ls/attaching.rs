@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::io::{Error, ErrorKind};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use pd_client::SOCKET_PATH_DEFAULT;
 use pd_driver::admin::RefusedReport;
 use pd_driver::Refusal;
-use procfs::process::{MMapPath, Process, Status};
+use procfs::process::{Process, Status};
 use procfs::Current;
 
 use crate::program;
@@ -19,6 +20,11 @@ use crate::program;
 const DAC_OVERRIDE: u64 = 1 << 1;
 /// Tolerance in comparing a process's start with a refusal.
 const CLOCKS_DIFFER_SECONDS: f64 = 0.1;
+
+/// Bytes that are read of a process's arguments, of its environment and of its map of memory, which it can make as long as it likes.
+const COMMAND_BYTES_MAX: u64 = 4 << 10;
+const ENVIRONMENT_BYTES_MAX: u64 = 1 << 20;
+const MAPS_BYTES_MAX: u64 = 16 << 20;
 
 /// A process that is not attached.
 #[derive(Debug, Default)]
@@ -67,9 +73,9 @@ impl Facts {
 
 /// Returns the reason why the process is not attached to the driver, which has refused these lately.
 pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
-    let environment = process.environ().unwrap_or_default();
+    let environment = environment(process.pid());
     let setting = |name: &str| environment.get(OsStr::new(name));
-    let (loader, library) = mapped(process);
+    let (loader, library) = mapped(process.pid());
     let preload = setting("LD_PRELOAD").map(|text| String::from_utf8_lossy(text.as_bytes()).into_owned());
     let facts = Facts {
         program: program::reason(&PathBuf::from(format!("/proc/{}/exe", process.pid()))),
@@ -91,16 +97,43 @@ pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
     facts.why()
 }
 
-/// Returns whether the loader and the library proper are in the process's memory.
-fn mapped(process: &Process) -> (bool, bool) {
-    let (mut loader, mut library) = (false, false);
-    for map in process.maps().into_iter().flatten() {
-        let MMapPath::Path(path) = map.pathname else { continue };
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        loader |= name.starts_with("libpd_preload.so");
-        library |= name.starts_with("libpd_preload_core.so");
+/// Returns the beginning of a file of a process, which says as much there as it likes.
+fn beginning(pid: i32, file: &str, bytes_max: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{pid}/{file}")) {
+        // Bytes that were read before an error count.
+        let _ = file.take(bytes_max).read_to_end(&mut bytes);
     }
-    (loader, library)
+    bytes
+}
+
+/// Returns the beginning of a process's command, with blanks between arguments.
+pub fn command(pid: i32) -> String {
+    let bytes = beginning(pid, "cmdline", COMMAND_BYTES_MAX);
+    let words = String::from_utf8_lossy(&bytes).replace('\0', " ");
+    words.trim_end().to_owned()
+}
+
+fn environment(pid: i32) -> HashMap<OsString, OsString> {
+    let bytes = beginning(pid, "environ", ENVIRONMENT_BYTES_MAX);
+    let settings = bytes.split(|byte| *byte == 0).filter_map(|setting| {
+        let at = setting.iter().position(|byte| *byte == b'=')?;
+        let text = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+        Some((text(&setting[..at]), text(&setting[at + 1..])))
+    });
+    settings.collect()
+}
+
+/// Returns whether the loader and the library proper are in the process's memory.
+fn mapped(pid: i32) -> (bool, bool) {
+    let bytes = beginning(pid, "maps", MAPS_BYTES_MAX);
+    let is_mapped = |library: &[u8]| {
+        let mut lines = bytes.split(|byte| *byte == b'\n');
+        lines.any(|line| {
+            line.rsplit(|byte| *byte == b'/').next().is_some_and(|name| name.starts_with(library))
+        })
+    };
+    (is_mapped(b"libpd_preload.so"), is_mapped(b"libpd_preload_core.so"))
 }
 
 /// Returns whether the process is the refused one: its number may have been another's then.
@@ -159,7 +192,9 @@ fn check(path: &Path, status: &Status, wanted: u32) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader};
     use std::os::unix::fs::PermissionsExt;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn the_nearest_cause_is_named() {
@@ -203,6 +238,34 @@ mod tests {
         assert_eq!(denied(&status), None);
         std::fs::remove_file(&socket).unwrap();
         assert_eq!(denied(&status), Some(ErrorKind::NotFound));
+    }
+
+    /// The numbers of `struct prctl_mm_map` that a process may give itself without any right.
+    #[test]
+    fn arguments_without_end_are_cut() {
+        let script = "import ctypes, mmap, sys, time\n\
+            libc = ctypes.CDLL(None, use_errno=True)\n\
+            libc.mmap.restype = ctypes.c_void_p\n\
+            size = 1 << 36\n\
+            at = libc.mmap(None, ctypes.c_size_t(size), 1, 0x4022, -1, ctypes.c_long(0))\n\
+            stat = open('/proc/self/stat').read().rsplit(')', 1)[1].split()\n\
+            code, data, brk = [int(stat[n - 3]) for n in (26, 27)], [int(stat[n - 3]) for n in (45, 46)], int(stat[47 - 3])\n\
+            stack = int(stat[28 - 3])\n\
+            words = code + data + [brk, brk, stack] + [at, at + size] * 2 + [0]\n\
+            map = (ctypes.c_uint64 * 13)(*words, 0xffffffff << 32)\n\
+            done = libc.prctl(35, 14, ctypes.byref(map), ctypes.c_long(104), 0)\n\
+            print(done, ctypes.get_errno(), flush=True)\n\
+            time.sleep(100)\n";
+        let mut python = Command::new("python3");
+        let mut child = python.args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = child.id() as i32;
+        let (command, all) = (command(pid), beginning(pid, "environ", ENVIRONMENT_BYTES_MAX));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(line, "0 0\n");
+        assert_eq!((command.len(), all.len() as u64), (0, ENVIRONMENT_BYTES_MAX));
     }
 
     #[test]

@@ -3,22 +3,20 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::sync::mpsc::channel;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use pd_abi::KernelReason;
-use pd_driver::admin::{KernelReport, RefusedReport, Report};
+use pd_driver::admin::{KernelReport, Report};
 use pd_driver::containers::{self, Container, Engine};
 use pd_harness::container::state::Record;
 use pd_harness::known::Names;
 use procfs::process::{all_processes, Process};
+use rustix::fs::{statx, AtFlags, StatxFlags, CWD};
 use serde::Serialize;
 
-use super::attaching;
+use super::apart::{Apart, Facts};
 use super::sockets::{held, namespace, Ends, Sockets};
-use super::table;
+use super::{few, table};
 use crate::foreign::{add_row, printable};
 
 /// The reason shown for a connection that its client does not report.
@@ -67,7 +65,7 @@ impl Kernel {
         containers: &[Record],
         driver: Option<(&Report, &KernelReport)>,
         engines: &mut Names,
-    ) -> Kernel {
+    ) -> Result<Kernel> {
         let (none, nothing) = (Vec::new(), KernelReport::default());
         let clients = driver.map_or(&none, |(report, _)| &report.clients);
         let told = driver.map_or(&nothing, |(_, told)| told);
@@ -78,12 +76,11 @@ impl Kernel {
         }
         names.extend(containers.iter().map(|record| (record.netns_inode, Some(record.name.clone()))));
         let reasons = Reasons::new(told);
+        let mut apart = Apart::new(&told.refused)?;
         let attached: HashSet<i32> = clients.iter().map(|client| client.pid as i32).collect();
         let counts = driver.map(|(report, _)| report.kernel_connections_by_reason.clone());
         let mut kernel = Kernel { connections_by_reason: counts.unwrap_or_default(), ..Kernel::default() };
-        let (mut sockets, mut known, mut patience) =
-            (Sockets::default(), HashSet::new(), Patience::default());
-        let refused: Arc<[RefusedReport]> = told.refused.as_slice().into();
+        let (mut sockets, mut known) = (Sockets::default(), HashSet::new());
         let mut those = Vec::new();
         for process in all_processes().into_iter().flatten().flatten() {
             let Some(space) = namespace(process.pid()) else { continue };
@@ -114,13 +111,12 @@ impl Kernel {
                 false if ends.is_empty() => {}
                 false => {
                     let tenant = whose.container.as_ref().and_then(|name| tenants.get(name)).cloned();
-                    let refused = Arc::clone(&refused);
-                    let facts = patience.of(move || Facts::of(&process, &refused)).unwrap_or_default();
+                    let facts = apart.facts(pid, (whose.container.clone(), process.uid().ok()));
                     kernel.add_process(pid, whose, tenant, ends, facts);
                 }
             }
         }
-        kernel
+        Ok(kernel)
     }
 
     fn add_process(
@@ -179,9 +175,10 @@ impl Kernel {
         let mut rows =
             table(["PROCESS", "CONTAINER", "TENANT", "USER", "COMMAND", "SOCKETS", "WHY ON THE KERNEL"]);
         for process in &self.processes {
-            let mut held = process.listening.iter().map(|at| format!("listens on {at}")).collect::<Vec<_>>();
+            let mut held = few(process.listening.iter().map(|at| format!("listens on {at}")));
             if process.connections > 0 {
-                held.push(format!("{} connected", process.connections));
+                let comma = if held.is_empty() { "" } else { ", " };
+                held += &format!("{comma}{} connected", process.connections);
             }
             add_row(
                 &mut rows,
@@ -191,7 +188,7 @@ impl Kernel {
                     process.tenant.clone().unwrap_or_default(),
                     process.user.map(|user| user.to_string()).unwrap_or_default(),
                     short(&process.command),
-                    held.join(", "),
+                    held,
                     process.reason.clone(),
                 ],
             );
@@ -229,58 +226,6 @@ struct Whose {
     pod: Option<String>,
 }
 
-/// Facts of a process that is not attached, some of which it can withhold.
-struct Facts {
-    user: Option<u32>,
-    command: String,
-    reason: String,
-}
-
-impl Facts {
-    fn of(process: &Process, refused: &[RefusedReport]) -> Facts {
-        Facts {
-            user: process.uid().ok(),
-            command: process.cmdline().unwrap_or_default().join(" "),
-            reason: attaching::why(process, refused),
-        }
-    }
-}
-
-impl Default for Facts {
-    fn default() -> Facts {
-        let reason = "not told: its memory, or the file system of its PD_SOCKET, does not answer".to_owned();
-        Facts { user: None, command: String::new(), reason }
-    }
-}
-
-/// Time that is left for answers of processes, which decide how long these take.
-struct Patience(Duration);
-
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience(Duration::from_secs(5))
-    }
-}
-
-impl Patience {
-    /// Longest wait for one process.
-    const OF_ONE: Duration = Duration::from_secs(1);
-    /// Wait for one process where others have used the time up.
-    const AT_LEAST: Duration = Duration::from_millis(10);
-
-    /// Looks at a process in a thread of its own. Returns nothing if that takes long; the thread is left behind.
-    fn of<T: Send + 'static>(&mut self, look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-        let (found, answer) = channel();
-        std::thread::spawn(move || found.send(look()));
-        let began = Instant::now();
-        let answer = answer.recv_timeout(self.0.clamp(Patience::AT_LEAST, Patience::OF_ONE)).ok();
-        if answer.is_none() {
-            self.0 = self.0.saturating_sub(began.elapsed());
-        }
-        answer
-    }
-}
-
 /// Returns the container of another engine than `pd run` that the control groups of a process name.
 fn of_engine(pid: i32) -> Option<Container> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -315,9 +260,14 @@ impl Reasons {
     }
 }
 
-/// Returns whether it is this program: driver, holder or first process of a container.
+/// Returns whether it is this program: driver, holder or first process of a container. No file system is asked: that of a program may not
+/// answer.
 fn is_own_program(pid: i32) -> bool {
-    let file = |path: String| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let file = |path: String| {
+        let wanted = StatxFlags::INO | StatxFlags::TYPE;
+        let file = statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+        Some((file.stx_dev_major, file.stx_dev_minor, file.stx_ino))
+    };
     let own = file("/proc/self/exe".to_owned());
     own.is_some() && file(format!("/proc/{pid}/exe")) == own
 }
@@ -360,15 +310,6 @@ mod tests {
         assert!(reasons.on_fabric.contains(&20));
         let (named, any) = (reasons.of(3, 14), reasons.of(3, 15));
         assert_eq!((named, any), (Some(KernelReason::Urgent), Some(KernelReason::ShortLived)));
-    }
-
-    #[test]
-    fn what_does_not_answer_is_waited_for_once() {
-        let mut patience = Patience(Duration::from_millis(100));
-        assert_eq!(patience.of(|| 1), Some(1));
-        let (_withheld, never) = channel::<u32>();
-        assert_eq!(patience.of(move || never.recv()), None);
-        assert_eq!(patience.0, Duration::ZERO);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `pd ls`: the running containers of a driver, and its clients: sockets, connections, rings. With `--all`
 //! also connections that stay on the kernel, with reasons.
 
+mod apart;
 mod attaching;
 mod kernel;
 mod sockets;
@@ -13,10 +14,14 @@ use pd_driver::admin::{ask, Answer, Ask, KernelReport, Report};
 use pd_driver::Bytes;
 use pd_harness::container::state::{self, Record};
 use pd_harness::known::Names;
+use pd_harness::sys::unshare;
+use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
+use rustix::thread::UnshareFlags;
 
 use crate::foreign::{add_row, json};
 use crate::live::{fill_in, no_answer};
 use crate::{refused, services, sidecars};
+pub use apart::{main as look, LookArgs};
 use kernel::Kernel;
 
 /// Lists a driver's containers, clients, sockets and connections.
@@ -54,7 +59,7 @@ pub fn main(args: &LsArgs) -> Result<i32> {
     if args.services {
         return list_services(args, &driver, report);
     }
-    let kernel = args.all.then(|| look_at_kernel(args, &containers, report, &mut names));
+    let kernel = args.all.then(|| look_at_kernel(args, &containers, report, &mut names)).transpose()?;
     if args.json {
         let mut all = serde_json::json!({ "containers": containers, "driver": report });
         if let Some(kernel) = &kernel {
@@ -97,7 +102,9 @@ fn look_at_kernel(
     containers: &[Record],
     report: Option<&Report>,
     names: &mut Names,
-) -> Kernel {
+) -> Result<Kernel> {
+    // Others look at the processes by the mount that there is, with their locks.
+    let _ = look_by_own_mount();
     let told = match ask(&args.admin_socket, &Ask::Kernel) {
         Ok(Answer::Kernel(told)) => *told,
         _ => KernelReport::default(),
@@ -105,10 +112,29 @@ fn look_at_kernel(
     Kernel::look(containers, report.map(|report| (report, &told)), names)
 }
 
+/// Puts a mount of `/proc` that no other process has over the present one, for this process alone. A process that lists a folder of a mount
+/// into memory that does not come keeps all others of that mount from listing it.
+fn look_by_own_mount() -> Result<()> {
+    unshare(UnshareFlags::NEWNS)?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
+    Ok(mount("proc", "/proc", "proc", MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC, None)?)
+}
+
 fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header(header);
     table
+}
+
+/// Returns the first of some words, and the number of the others. A client chooses how many there are.
+fn few(words: impl ExactSizeIterator<Item = String>) -> String {
+    const SHOWN: usize = 8;
+    let others = words.len().saturating_sub(SHOWN);
+    let shown = words.take(SHOWN).collect::<Vec<_>>().join(", ");
+    match others {
+        0 => shown,
+        others => format!("{shown} and {others} more"),
+    }
 }
 
 fn print_containers(containers: Vec<Record>) {
@@ -148,8 +174,7 @@ fn print_driver(report: &Report) {
         "LISTENING",
     ]);
     for c in &report.clients {
-        let listening: Vec<String> =
-            c.listening.iter().map(|(at, waiting)| format!("{at} ({waiting} waiting)")).collect();
+        let listening = c.listening.iter().map(|(at, waiting)| format!("{at} ({waiting} waiting)"));
         add_row(
             &mut clients,
             [
@@ -162,7 +187,7 @@ fn print_driver(report: &Report) {
                 c.regions.to_string(),
                 Bytes(c.region_bytes).to_string(),
                 Bytes(c.ring_bytes).to_string(),
-                listening.join(", "),
+                few(listening),
             ],
         );
     }
@@ -193,4 +218,16 @@ fn print_driver(report: &Report) {
         );
     }
     println!("\n{connections}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_few_of_many_words() {
+        let words = |count: usize| few((0..count).map(|word| word.to_string()));
+        assert_eq!((words(0), words(3)), (String::new(), "0, 1, 2".to_owned()));
+        assert_eq!(words(65_536), "0, 1, 2, 3, 4, 5, 6, 7 and 65528 more");
+    }
 }
