@@ -3,8 +3,10 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 /// Longest first line of a script.
 const LINE_BYTES_MAX: usize = 256;
@@ -31,9 +33,14 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|file| file.is_file())
 }
 
+/// Opens a program's file. A pipe of that name keeps nobody waiting for its other end.
+fn open(file: &Path) -> Option<File> {
+    File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(file).ok()
+}
+
 fn script_interpreter(file: &Path) -> Option<PathBuf> {
     let mut line = Vec::new();
-    File::open(file).ok()?.take(LINE_BYTES_MAX as u64).read_to_end(&mut line).ok()?;
+    open(file)?.take(LINE_BYTES_MAX as u64).read_to_end(&mut line).ok()?;
     let line = String::from_utf8_lossy(line.strip_prefix(b"#!")?).into_owned();
     let mut words = line.lines().next()?.split_whitespace();
     let first = words.next()?;
@@ -46,7 +53,7 @@ fn script_interpreter(file: &Path) -> Option<PathBuf> {
 /// Returns the fault of this file, as a predicate of its program ("is ..."), if any.
 pub fn reason(path: &Path) -> Option<&'static str> {
     const SET_ID: u32 = 0o6000;
-    let file = File::open(path).ok()?;
+    let file = open(path)?;
     let mut header = [0; 64];
     file.read_exact_at(&mut header, 0).ok()?;
     if header[..4] != *b"\x7fELF" {
@@ -87,6 +94,14 @@ mod tests {
         let script = folder.path().join("script");
         std::fs::write(&script, "#!/usr/bin/env sh\necho\n").unwrap();
         assert_eq!(stays_on_kernel(script.as_os_str()), None);
+    }
+
+    #[test]
+    fn a_pipe_is_no_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        assert_eq!(stays_on_kernel(pipe.as_os_str()), None);
     }
 
     /// Headers as they may be: cut short, without parts, with numbers that lead nowhere.
