@@ -65,7 +65,7 @@ pub struct RunArgs {
     /// Set a variable of its environment; without a value, to that of this one
     #[arg(short, long = "env", value_name = "NAME[=VALUE]")]
     env: Vec<Setting>,
-    /// Return once the command runs, and print the container's name; what it prints is in /run/pipedevice/logs/NAME
+    /// Return once the command runs, and print the container's name; what it prints is in /run/pd/logs/NAME
     #[arg(short, long)]
     detach: bool,
     /// CPU time it may take, in cores

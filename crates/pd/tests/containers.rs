@@ -68,7 +68,7 @@ impl Net {
     fn assert_clean(&self) {
         assert!(!Path::new("/sys/class/net").join(&self.bridge).exists(), "bridge {} is left", self.bridge);
         let prefix = format!("t{}-", self.third);
-        let records = std::fs::read_dir("/run/pipedevice/containers").unwrap().flatten();
+        let records = std::fs::read_dir("/run/pd/containers").unwrap().flatten();
         let groups = std::fs::read_dir("/sys/fs/cgroup/unified/pipedevice").into_iter().flatten().flatten();
         let left: Vec<_> = records
             .chain(groups)
@@ -325,7 +325,7 @@ fn a_detached_container_is_entered_and_stopped_by_name() {
 
     let stop = |time: &str| pd(&["stop", "--time", time, &name]).output().unwrap();
     assert_eq!(stdout(&stop("30")), format!("{name}\n"));
-    let log = std::fs::read_to_string(Path::new("/run/pipedevice/logs").join(&name)).unwrap();
+    let log = std::fs::read_to_string(Path::new("/run/pd/logs").join(&name)).unwrap();
     assert_eq!(log, "begun\nasked\n");
     assert_eq!(net.record("a"), None);
     assert_eq!(stop("1").status.code(), Some(1));
@@ -334,7 +334,7 @@ fn a_detached_container_is_entered_and_stopped_by_name() {
     assert!(detach(&["sh", "-c", stubborn]).status.success());
     assert!(stop("0").status.success());
     assert_eq!(net.record("a"), None);
-    std::fs::remove_file(Path::new("/run/pipedevice/logs").join(&name)).unwrap();
+    std::fs::remove_file(Path::new("/run/pd/logs").join(&name)).unwrap();
     net.assert_clean();
 }
 
@@ -378,7 +378,7 @@ fn a_container_is_confined_unless_told_otherwise() {
         ("a mount", "mount -t tmpfs none /mnt".to_owned()),
         ("its network", "ip link set eth0 down".to_owned()),
         ("a user namespace", "unshare --user true".to_owned()),
-        ("another's records", format!("ls /run/pipedevice/containers/{name}.json")),
+        ("another's records", format!("ls /run/pd/containers/{name}.json")),
         ("an end of its own first process", "cat /proc/1/environ".to_owned()),
     ];
     let before = std::fs::read_to_string("/proc/sys/vm/swappiness").unwrap();
@@ -432,7 +432,7 @@ impl Drop for Mounted {
 /// Where a chroot of the host's has a `/proc` or `/sys`, a container's root could write the kernel's switches there.
 #[test]
 fn mounts_of_the_kernels_elsewhere_are_hidden() {
-    let net = Net::new(47);
+    let net = Net::new(18);
     let folder = tempfile::tempdir().unwrap();
     let places = ["proc", "sysfs", "devtmpfs"].map(|kind| Mounted::new(kind, folder.path().join(kind)));
     let files = ["proc/sys/kernel/core_pattern", "sysfs/kernel/uevent_seqnum", "devtmpfs/kmsg"];
@@ -467,7 +467,7 @@ fn a_container_begins_with_nothing_of_its_callers() {
         ("/proc", "sys/kernel/core_pattern"),
         ("/proc/sys/kernel", "core_pattern"),
         ("/dev", "kmsg"),
-        ("/run/pipedevice/containers", "*.json"),
+        ("/run/pd/containers", "*.json"),
         ("/", "/proc/self/fd/8/proc/sys/kernel/core_pattern"),
     ] {
         let output = run(folder, &format!("pwd >&2; for file in {file}; do [ -w $file ] || exit 1; done"));
@@ -537,5 +537,27 @@ fn cpu_time_is_counted_for_the_container() {
     let output = net.output("a", Some(&net.ip(2)), &["sh", "-c", script]);
     let usage = stdout(&output).lines().find_map(|l| l.strip_prefix("usage_usec ")?.parse::<u64>().ok());
     assert!(usage.is_some_and(|us| us > 50_000), "{usage:?} {}", stderr(&output));
+    net.assert_clean();
+}
+
+/// Containers of other engines get the folder of the driver's sockets, and root there sees all that is in it.
+#[test]
+fn nothing_of_a_container_is_where_the_sockets_are() {
+    let net = Net::new(18);
+    let name = net.name("a");
+    let words = ["run", "-d", "--no-driver", "--bridge", &net.bridge, "--name", &name, "--ip", &net.ip(2)];
+    let output = pd(&words).args(["--", "sleep", "60"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let find = |folder: &str, what: &str| {
+        let output = Command::new("find").args([folder, "-name", what]).output().unwrap();
+        stdout(&output).lines().count()
+    };
+    let named = format!("*{name}*");
+    assert_eq!((find("/run/pipedevice", &named), find("/run/pd", &named)), (0, 2), "a record and a log");
+    let nobody = "import fcntl, os; os.setuid(65534); fcntl.flock(open('/run/pd/lock'), fcntl.LOCK_SH)";
+    let refused = Command::new("python3").args(["-c", nobody]).output().unwrap();
+    assert!(stderr(&refused).contains("PermissionError"), "{}", stderr(&refused));
+    assert!(pd(&["stop", &name]).status().unwrap().success());
+    std::fs::remove_file(Path::new("/run/pd/logs").join(&name)).unwrap();
     net.assert_clean();
 }

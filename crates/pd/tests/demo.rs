@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 fn scratch_dirs() -> Vec<String> {
-    let entries = std::fs::read_dir("/run/pipedevice").into_iter().flatten().flatten();
+    let entries = std::fs::read_dir("/run/pd").into_iter().flatten().flatten();
     entries.filter_map(|e| e.file_name().into_string().ok()).filter(|n| n.starts_with("scratch-")).collect()
 }
 
@@ -93,7 +93,7 @@ fn assert_clean(container: &str) {
     let id = container.trim_start_matches("demo-").trim_end_matches('-');
     let scratch = format!("scratch-{id}-");
     assert!(scratch_dirs().iter().all(|name| !name.starts_with(&scratch)));
-    let records = std::fs::read_dir("/run/pipedevice/containers").unwrap().flatten();
+    let records = std::fs::read_dir("/run/pd/containers").unwrap().flatten();
     assert!(records
         .filter_map(|e| e.file_name().into_string().ok())
         .all(|name| !name.starts_with(container)));

@@ -21,7 +21,7 @@ use rustix::thread::{
 use serde::{Deserialize, Serialize};
 
 use super::jobs::Terminal;
-use super::state::RUN_DIR;
+use super::state::{OF_ALL, RUN_DIR};
 use super::{filter, hosts};
 use crate::sys;
 
@@ -141,8 +141,7 @@ pub fn confine(inside: &Inside) -> Result<()> {
         }
     }
     let hidden = HIDDEN.iter().map(PathBuf::from);
-    let own = ["bridges", "containers", "hosts", "logs", "networks", "lock"]
-        .map(|name| Path::new(RUN_DIR).join(name));
+    let own = OF_ALL.into_iter().chain(["lock"]).map(|name| Path::new(RUN_DIR).join(name));
     for path in hidden.chain(own).chain([inside.admin_socket.clone()]) {
         hide(&path).with_context(|| format!("cannot hide {}", path.display()))?;
     }

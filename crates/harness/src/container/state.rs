@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -20,8 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{address::InterfaceAddress, links};
 
-/// Folder of this program's state.
-pub const RUN_DIR: &str = "/run/pipedevice";
+/// Folder of this program's state. Containers of other engines get the folder of the driver's sockets, and must not have this one.
+pub const RUN_DIR: &str = "/run/pd";
+/// Folders of [`RUN_DIR`] about all containers, which none of them sees.
+pub const OF_ALL: [&str; 5] = ["bridges", "containers", "hosts", "logs", "networks"];
 
 /// A process that cannot be mistaken for a later one with the same number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,9 +177,11 @@ impl Lock {
                 .create(path)
                 .with_context(|| format!("cannot create {}; run as root", path.display()))
         };
-        make(Path::new(RUN_DIR), 0o755)?;
-        make(&containers_dir(), 0o700)?;
-        make(&bridges_dir(), 0o755)?;
+        make(Path::new(RUN_DIR), 0o700)?;
+        // It may be there with another mode.
+        let _ = fs::set_permissions(RUN_DIR, PermissionsExt::from_mode(0o700));
+        // A container hides what is there when it starts.
+        OF_ALL.iter().try_for_each(|name| make(&Path::new(RUN_DIR).join(name), 0o700))?;
         let path = Path::new(RUN_DIR).join("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path);
         let file = file.with_context(|| format!("cannot open {}; run as root", path.display()))?;

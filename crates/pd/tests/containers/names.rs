@@ -30,7 +30,7 @@ fn containers_know_each_other_by_name() {
     assert!(!written.status.success());
     assert!(!std::fs::read_to_string("/etc/hosts").unwrap().contains(&net.name("first")));
     drop(first);
-    assert!(!Path::new("/run/pipedevice/hosts").join(&net.bridge).exists());
+    assert!(!Path::new("/run/pd/hosts").join(&net.bridge).exists());
     net.assert_clean();
 }
 
