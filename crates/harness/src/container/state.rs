@@ -178,7 +178,7 @@ impl Lock {
                 .with_context(|| format!("cannot create {}; run as root", path.display()))
         };
         make(Path::new(RUN_DIR), 0o700)?;
-        // It may be there with another mode.
+        // The folder may be there with another mode.
         let _ = fs::set_permissions(RUN_DIR, PermissionsExt::from_mode(0o700));
         // A container hides what is there when it starts.
         OF_ALL.iter().try_for_each(|name| make(&Path::new(RUN_DIR).join(name), 0o700))?;
