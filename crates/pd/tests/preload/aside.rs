@@ -119,7 +119,7 @@ fn a_thread_that_polls_goes_on_when_another_one_has_left() {
     let site = Site::new(144);
     let program = site.compiled("left_in_poll", &[]);
     let command = [program.as_str(), "300"];
-    let expected = "poll: 0 late, 0 wrong\nselect: 0 late, 0 wrong\n";
+    let expected = "poll: 0 lost, 0 wrong\nselect: 0 lost, 0 wrong\n";
     for has in [With::Nothing, With::Library, With::Mediated] {
         assert_eq!(site.answer(has, &command), expected, "{has:?}");
     }
