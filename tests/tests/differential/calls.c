@@ -8,6 +8,9 @@
 
 #define STEPS 40
 
+// Programs from this number on have further kinds of calls. Those of earlier ones stay the same.
+#define FURTHER_FROM 1000000
+
 static bool may_fork;
 
 static bool usable(unsigned c, unsigned actor) { return connections[c].ends[actor].open; }
@@ -40,6 +43,14 @@ static void step_once(void) {
         return;
     }
     if (!usable(c, actor)) actor = 1 - actor;
+    if (seed >= FURTHER_FROM && pick(3) == 0) {
+        unsigned further = pick(10);
+        if (further < 4) send_file(c, actor);
+        else if (further < 7) splice_some(c, actor);
+        else if (further < 9) replace(c, actor);
+        else depart(c, actor);
+        return;
+    }
     if (kind < 9) send_some(c, actor);
     else if (kind < 18) receive_some(c, actor);
     else if (kind < 22) look(c, actor);

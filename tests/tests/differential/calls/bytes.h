@@ -52,6 +52,56 @@ static void send_some(unsigned c, unsigned actor) {
     connections[c].sends++;
 }
 
+// Sends bytes of a file.
+static void send_file(unsigned c, unsigned actor) {
+    struct end *own = &connections[c].ends[actor], *peer = &connections[c].ends[1 - actor];
+    unsigned room = own->small || peer->small ? 2000 : PENDING_MAX, before = pick(3) * pick(100), by_position = pick(2);
+    unsigned most = peer->pending >= room || peer->pieces >= 16 ? 0 : room - peer->pending;
+    unsigned len = most ? 1 + pick(most) : 0, short_by = pick(4) ? 0 : pick(300);
+    int fd = acting_number(c, actor);
+    if (own->shut_out || own->refused || own->broken || !peer->open || peer->shut_in || !len) return;
+    if (actor == side) {
+        // The file may end before the call does.
+        static int file = -1;
+        if (file < 0) file = fcntl(memfd_create("bytes", MFD_CLOEXEC), F_DUPFD_CLOEXEC, 200);
+        off_t offset = before;
+        fill(side, own->sent, buffer, len);
+        if (ftruncate(file, 0) || pwrite(file, buffer, len, before) != (ssize_t)len) _exit(3);
+        lseek(file, by_position ? before : 7, SEEK_SET);
+        begin("sendfile", c);
+        SAY(" %u of %u", len, len + short_by);
+        result(sendfile(fd, file, by_position ? NULL : &offset, len + short_by), len);
+        SAY(" offset %ld position %ld", (long)offset - before, (long)lseek(file, 0, SEEK_CUR) - (by_position ? before : 0));
+        finish();
+    }
+    own->sent += len, peer->pending += len, peer->pieces++, peer->news = true;
+    connections[c].sends++;
+}
+
+// Receives into a pipe, and reads that.
+static void splice_some(unsigned c, unsigned actor) {
+    struct end *own = &connections[c].ends[actor];
+    unsigned len = 1 + pick(pick(2) ? 3000 : 100), got = len < own->pending ? len : own->pending, later = pick(2);
+    int fd = acting_number(c, actor);
+    if (!got) return;
+    if (actor == side) {
+        int ends[2];
+        long part, sum = 0;
+        if (pipe(ends)) _exit(3);
+        begin("splice", c);
+        SAY(" %u", len);
+        // A call may move fewer than there are.
+        while (sum < (long)got && (part = splice(fd, NULL, ends[1], NULL, got - sum, sum || later ? SPLICE_F_NONBLOCK : 0)) > 0) sum += part;
+        result(sum, got);
+        part = read(ends[0], buffer, sizeof buffer);
+        if (part != (long)got || verify(1 - side, own->received, buffer, got) != got) SAY(" wrong %ld", part), stray = true;
+        close(ends[0]), close(ends[1]);
+        finish();
+    }
+    own->received += got, own->pending -= got;
+    if (!own->pending) own->pieces = 0;
+}
+
 static void receive_some(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor];
     bool over = own->ended || own->shut_in || own->broken;

@@ -113,6 +113,36 @@ static void duplicate(unsigned c, unsigned actor) {
     own->numbers += closes ? -1 : 1;
 }
 
+// Asks for what only the kernel has, so that the connection leaves the fabric.
+static void depart(unsigned c, unsigned actor) {
+    unsigned way = pick(2), is_tcp = !connections[c].is_unix;
+    int fd = acting_number(c, actor);
+    if (actor != side) return;
+    begin("departs", c);
+    SAY(" %u", way && is_tcp);
+    if (way && is_tcp) result(setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &(int){1}, sizeof(int)), 0);
+    else result(fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_ASYNC), 0);
+    finish();
+}
+
+// Puts a number of a connection in the place of another one of it, or of another connection.
+static void replace(unsigned c, unsigned actor) {
+    unsigned from = pick(CONNECTIONS);
+    struct end *own = &connections[c].ends[actor], *source = &connections[from].ends[actor];
+    bool cloexec = pick(2);
+    // The number that epoll knows stays.
+    if (!source->open || own->numbers < 2 || (from != c && source->numbers == NUMBERS)) return;
+    if (actor == side) {
+        int to = fds[c][own->numbers - 1], number = fds[from][0];
+        begin("replaces", c);
+        SAY(" by %u", from);
+        result(cloexec ? dup3(number, to, O_CLOEXEC) : dup2(number, to), to);
+        if (from != c) fds[from][source->numbers] = to;
+        finish();
+    }
+    if (from != c) own->numbers--, source->numbers++;
+}
+
 static void shut(unsigned c, unsigned actor) {
     struct end *own = &connections[c].ends[actor], *peer = &connections[c].ends[1 - actor];
     unsigned how = pick(5) < 3 ? SHUT_WR : pick(2) ? SHUT_RD : SHUT_RDWR;
