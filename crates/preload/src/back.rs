@@ -8,7 +8,7 @@ use crate::call::{errno, lock};
 use crate::counts::{Counts, Moves};
 use crate::{address, real};
 use libc::{c_int, iovec};
-use pd_client::core::{outside, Socket, ELSEWHERE};
+use pd_client::core::{Socket, ELSEWHERE};
 use pd_client::{Error, Result};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -322,11 +322,11 @@ impl Back {
         }
         let flags = libc::MSG_DONTWAIT | if peek { libc::MSG_PEEK } else { 0 };
         // SAFETY: zeroes are a message without pieces; those are memory as the caller says.
-        let moved = outside(|| unsafe {
+        let moved = unsafe {
             let mut message: libc::msghdr = std::mem::zeroed();
             (message.msg_iov, message.msg_iovlen) = (list.as_mut_ptr(), list.len() as _);
             real::recvmsg(fd, &mut message, flags)
-        });
+        };
         match usize::try_from(moved) {
             Ok(moved) => {
                 if !peek {

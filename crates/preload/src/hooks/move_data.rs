@@ -68,15 +68,25 @@ unsafe fn send_file(held: &Held, from: c_int, offset: *mut off_t, count: usize) 
         Ok(sent)
     };
     let sent = twin.transmit_from(entry, count, true, &mut fill, &mut by_driver)?;
+    let mut sent = sent;
+    if sent < count {
+        let look = |place: &mut [u8], done: usize| {
+            // SAFETY: the place's memory; only asks for the file's position.
+            unsafe {
+                let begin = at.get().unwrap_or_else(|| libc::lseek(from, 0, libc::SEEK_CUR));
+                libc::pread(from, place.as_mut_ptr().cast(), place.len(), begin + done as off_t)
+            }
+        };
+        let more = twin.finish_by_kernel(entry, count - sent, &look);
+        sent += more;
+        if at.get().is_none() && more > 0 {
+            // SAFETY: sets the file's position.
+            unsafe { libc::lseek(from, more as off_t, libc::SEEK_CUR) };
+        }
+    }
     if !offset.is_null() {
         // SAFETY: as above.
         unsafe { *offset += sent as off_t };
     }
-    let rest = count - sent;
-    let more = match rest {
-        0 => 0,
-        // SAFETY: the caller's arguments.
-        _ => twin.finish_by_kernel(entry, |out| unsafe { real::sendfile(out, from, offset, rest) }),
-    };
-    Ok((sent + more) as ssize_t)
+    Ok(sent as ssize_t)
 }

@@ -2,17 +2,18 @@
 use super::hooks;
 use crate::address::is_nonblocking;
 use crate::away::calls::moving_as;
-use crate::call::{aside, checked, errno, Failure, Outcome, AGAIN};
+use crate::call::{aside, checked, errno, interrupted, Failure, Outcome, AGAIN};
 use crate::counts::Moves;
 use crate::entry::{Entry, Thing};
 use crate::held::Held;
 use crate::pipe::{bytes_in, numbers, Found, Pipe};
+use crate::sleep::kernel_poll;
 use crate::twin::waiting::Waits;
 use crate::{ending, real, table};
 use libc::{c_int, c_uint, iovec, loff_t, size_t, ssize_t};
-use pd_client::core::outside;
 use pd_client::Error;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes that a writable pipe takes without waiting.
 const PIPE_BYTES: usize = 4096;
@@ -238,12 +239,17 @@ fn is_end(fd: c_int, wanted: c_int) -> bool {
     size >= 0 && [wanted, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
 }
 
+/// Waits until the pipe is ready, if the call waits. A handler that is due runs where the call holds nothing.
 fn wait_for(fd: c_int, events: i16, wait: bool) -> Outcome<()> {
-    let mut poll = libc::pollfd { fd, events, revents: 0 };
-    // SAFETY: one descriptor.
-    match checked(outside(|| unsafe { real::poll(&mut poll, 1, if wait { -1 } else { 0 }) }))? {
-        0 => Err(Failure::Errno(libc::EAGAIN)),
-        _ => Ok(()),
+    let limit = (!wait).then_some(Duration::ZERO);
+    loop {
+        let mut poll = [libc::pollfd { fd, events, revents: 0 }];
+        match kernel_poll(&mut poll, limit, std::ptr::null()) {
+            Ok(0) => return Err(AGAIN),
+            Ok(_) => return Ok(()),
+            Err(Failure::Errno(libc::EINTR)) => interrupted(false)?,
+            Err(failure) => return Err(failure),
+        }
     }
 }
 

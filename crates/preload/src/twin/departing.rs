@@ -11,10 +11,13 @@ use crate::shared::Slot;
 use crate::sleep::kernel_poll;
 use crate::{address, closed, confined, heap, real};
 use libc::{c_int, iovec};
-use pd_client::core::{outside, KernelReason, Socket};
+use pd_client::core::{let_run, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Most bytes of a file that are read at once to be sent over the kernel.
+const PIECE_BYTES: usize = 256 << 10;
 
 impl Twin {
     /// Answers a call for something that only the kernel can do. Tells how the call ends if it cannot be the kernel's.
@@ -205,14 +208,59 @@ impl Twin {
         moved
     }
 
-    /// Goes on with a call that waits and has begun here by `work` in the kernel, if the connection has left meanwhile. Returns the bytes
-    /// that `work` has moved.
-    pub(crate) fn finish_by_kernel(&self, entry: &Entry, work: impl FnOnce(c_int) -> isize) -> usize {
-        let is_kernels = (self.progress().sends() || self.is_abandoned()) && self.waits(0);
-        let Some(fd) = entry.kernels_fd().filter(|_| is_kernels) else { return 0 };
-        let moved = usize::try_from(outside(|| work(fd))).unwrap_or(0);
-        self.aside.counts.add(Moves::Sends, moved);
-        moved
+    /// Goes on with a call that waits and has begun here, if the connection has left meanwhile: sends at most `len` bytes over the kernel.
+    /// `look` reads what is to be sent, from behind so many bytes that were sent here, and takes nothing away. Returns the bytes sent. A handler
+    /// that is due ends it, and runs where the call holds nothing.
+    pub(crate) fn finish_by_kernel(
+        &self,
+        entry: &Entry,
+        len: usize,
+        look: &dyn Fn(&mut [u8], usize) -> isize,
+    ) -> usize {
+        if !(self.progress().sends() || self.is_abandoned()) || !self.waits(0) {
+            return 0;
+        }
+        let until = Self::until(&self.send_timeout_ns);
+        let mut bytes = vec![0u8; len.min(PIECE_BYTES)];
+        let mut sent = 0;
+        while sent < len {
+            let room = bytes.len().min(len - sent);
+            let there = usize::try_from(look(&mut bytes[..room], sent)).unwrap_or(0);
+            let piece = [iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: there }];
+            let part = self.rest_by_kernel(entry, &piece, 0, false, until);
+            sent += part;
+            if there == 0 || part < there {
+                break;
+            }
+        }
+        sent
+    }
+
+    /// Sends bytes over the kernel that a call has read from somewhere and cannot give back. So it waits for room, whatever the socket says.
+    #[cold]
+    pub(super) fn unsent_by_kernel(&self, entry: &Entry, bytes: &[u8]) -> usize {
+        let (mut sent, mut has_room) = (0, false);
+        while let Some(fd) = entry.kernels_fd() {
+            let rest = &bytes[sent..];
+            let piece = [iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() }];
+            let part = self.rest_by_kernel(entry, &piece, libc::MSG_DONTWAIT, false, None);
+            if part == 0 && has_room {
+                break;
+            }
+            sent += part;
+            if sent == bytes.len() {
+                break;
+            }
+            let mut poll = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+            has_room = match kernel_poll(&mut poll, None, std::ptr::null()) {
+                Err(_) => {
+                    let_run();
+                    false
+                }
+                Ok(_) => true,
+            };
+        }
+        sent
     }
 }
 

@@ -4,7 +4,6 @@ use super::waiting::{Wait, Waits};
 use super::Twin;
 use crate::call::{lock, Failure, Outcome, AGAIN};
 use crate::entry::Entry;
-use crate::real;
 use crate::unseen::looking;
 use crate::{address, aside, claim};
 use libc::{c_int, iovec};
@@ -207,9 +206,7 @@ impl Twin {
                 Err(failure) => failure,
             };
             if failure == Failure::Kernel && !unsent.is_empty() {
-                // SAFETY: the vector's memory.
-                let rest = |out| unsafe { real::write(out, unsent.as_ptr().cast(), unsent.len()) };
-                return Ok(sent + self.finish_by_kernel(entry, rest));
+                return Ok(sent + self.unsent_by_kernel(entry, &unsent));
             }
             if sent == 0 && failure == Failure::Errno(libc::EPIPE) {
                 if self.unix && !self.ends_sending() {

@@ -130,7 +130,7 @@ impl Twin {
         }
     }
 
-    fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
+    pub(super) fn until(timeout_ns: &AtomicU64) -> Option<Instant> {
         match timeout_ns.load(Ordering::Relaxed) {
             0 => None,
             timeout_ns => Instant::now().checked_add(Duration::from_nanos(timeout_ns)),
