@@ -150,11 +150,10 @@ impl Twin {
         self.current().is_some_and(|end| receiving::await_rest(entry, self, &end))
     }
 
-    /// The end of the fabric's stream was received: what of the kernel's is there, too. Bytes to be thrown away are left to the next
-    /// call.
+    /// The end of the fabric's stream was received: what of the kernel's is there, too.
     #[cold]
     pub(super) fn rest_now(&self, entry: &Arc<Entry>, missing: &[iovec], flags: c_int) -> usize {
-        if flags & libc::MSG_TRUNC != 0 || closed::is_closed() {
+        if closed::is_closed() {
             return 0;
         }
         match receiving::kernels_part(entry, self, false, None) {
@@ -173,8 +172,11 @@ impl Twin {
         receives: bool,
         until: Option<Instant>,
     ) -> usize {
+        // TCP throws away what `MSG_TRUNC` receives, and looks at no place.
+        let is_thrown_away = receives && flags & libc::MSG_TRUNC != 0 && !self.unix;
+        let has_place = |piece: &iovec| !piece.iov_base.is_null() || is_thrown_away;
         let pieces: Vec<iovec> =
-            pieces.iter().copied().filter(|piece| piece.iov_len > 0 && !piece.iov_base.is_null()).collect();
+            pieces.iter().copied().filter(|piece| piece.iov_len > 0 && has_place(piece)).collect();
         let (mut rest, wanted, mut moved) = (Rest::new(&pieces, false), total(&pieces), 0);
         let is_once = receives && (flags & libc::MSG_WAITALL == 0 || flags & libc::MSG_PEEK != 0);
         while moved < wanted {
