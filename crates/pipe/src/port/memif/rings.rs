@@ -6,11 +6,11 @@ use super::message::{Refused, RING_LOG_MAX};
 use pd_abi::pipe::FRAME_BYTES_MIN;
 use pd_shm::copy::copy;
 use pd_shm::{Mapping, Protection};
-use rustix::fs::{fcntl_get_seals, fstat, fstatfs, SealFlags};
+use rustix::fs::{fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, SealFlags};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
-/// Largest region: freeing its pages takes some milliseconds.
+/// Largest file of a region: freeing its pages takes some milliseconds.
 pub const REGION_BYTES_MAX: u64 = 64 << 20;
 /// Most descriptors of a frame.
 const PIECES_MAX: u16 = 16;
@@ -34,21 +34,30 @@ const ORDINARY: u32 = 0x0102_1994;
 pub struct Shared(Mapping);
 
 impl Shared {
-    /// Maps a region, which cannot shrink.
+    /// Maps a region. Its file can neither shrink, so that no access fails, nor grow.
+    ///
+    /// The kernel has a fault in the region wait while its owner punches holes into the file. The bound on the file's pages is one on
+    /// that time.
     ///
     /// # Errors
     /// A sentence, for a file that is no such memory.
     pub fn map(fd: &OwnedFd, bytes: u64) -> Result<Self, Refused> {
-        let facts = fstat(fd).map_err(|_| Refused("no memory"))?;
-        let sealed = fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
-        let ordinary = fstatfs(fd).is_ok_and(|facts| facts.f_type as u64 == u64::from(ORDINARY));
-        if !sealed || !ordinary {
-            return Err(Refused("a region is a memfd of ordinary pages, sealed against shrinking"));
+        let wrong = Refused("a region is a memfd of ordinary pages, sealed against shrinking");
+        // Only files of memory have seals. Any other call may wait for a client's own file system.
+        if !fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+            return Err(wrong);
         }
-        if bytes == 0
-            || bytes > REGION_BYTES_MAX
-            || i64::try_from(bytes).map_or(true, |len| facts.st_size < len)
-        {
+        if !fstatfs(fd).is_ok_and(|facts| facts.f_type as u64 == u64::from(ORDINARY)) {
+            return Err(wrong);
+        }
+        let _ = fcntl_add_seals(fd, SealFlags::GROW);
+        if !fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SealFlags::GROW)) {
+            return Err(Refused("a region can be sealed against growing, or is"));
+        }
+        let facts = fstat(fd).map_err(|_| wrong)?;
+        // The file may have pages behind its end.
+        let (has, takes) = (facts.st_size as u64, facts.st_blocks as u64 * 512);
+        if bytes == 0 || bytes > has || has.max(takes) > REGION_BYTES_MAX {
             return Err(Refused("a region has its bytes, and at most 64 MiB"));
         }
         let mapped = Mapping::new(fd, bytes as usize, Protection::ReadWrite);
@@ -215,7 +224,7 @@ mod tests {
     use super::*;
     use pd_shm::memfd::{create, Pages};
     use proptest::prelude::*;
-    use rustix::fs::{fcntl_add_seals, ftruncate, memfd_create, MemfdFlags};
+    use rustix::fs::{fallocate, ftruncate, memfd_create, FallocateFlags, MemfdFlags};
 
     const BYTES: usize = 64 << 10;
 
@@ -280,6 +289,21 @@ mod tests {
         for bytes in [0, BYTES as u64 + 1, u64::MAX, REGION_BYTES_MAX + 1] {
             assert!(Shared::map(&fd, bytes).is_err(), "{bytes}");
         }
+        // Freeing pages, or punching holes, takes a time that grows with the file, not with the region.
+        let other = |size: u64, from: u64, len: u64, seals: SealFlags| {
+            let fd = memfd_create("memif", MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&fd, size).unwrap();
+            fallocate(&fd, FallocateFlags::KEEP_SIZE, from, len).unwrap();
+            fcntl_add_seals(&fd, SealFlags::SHRINK | seals).unwrap();
+            fd
+        };
+        let (page, none) = (4096, SealFlags::empty());
+        let grows = other(REGION_BYTES_MAX, 0, page, none);
+        assert!(Shared::map(&grows, page).is_ok());
+        assert!(ftruncate(&grows, REGION_BYTES_MAX + page).is_err(), "it is sealed");
+        assert!(Shared::map(&other(REGION_BYTES_MAX + page, 0, page, none), page).is_err(), "a long file");
+        assert!(Shared::map(&other(page, 0, REGION_BYTES_MAX + page, none), page).is_err(), "pages behind");
+        assert!(Shared::map(&other(page, 0, page, SealFlags::SEAL), page).is_err(), "it may grow");
         let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
         assert!(Shared::map(&file, 4096).is_err());
         let shared = Shared::map(&fd, BYTES as u64).unwrap();
