@@ -1,8 +1,11 @@
 //! A client of memif by hand, which breaks the protocol.
-use super::{Stand, PATIENCE};
+use super::{Held, Stand, PATIENCE};
 use pd_driver::admin::PortSpec;
 use pd_pipe::{Direction, Flow};
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::mount::{
+    fsconfig_create, fsconfig_set_string, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
+};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Makes a message of memif of a type, with bytes behind it.
 fn message(kind: u16, rest: &[&[u8]]) -> [u8; 128] {
@@ -17,13 +20,18 @@ struct Client(OwnedFd);
 
 impl Client {
     fn connect(path: &std::path::Path) -> Self {
+        let this = Self::begin(path);
+        assert_eq!(this.hear(), Some(2));
+        this
+    }
+
+    /// Connects without waiting for the port.
+    fn begin(path: &std::path::Path) -> Self {
         use rustix::net::{connect, socket, sockopt, AddressFamily, SocketAddrUnix, SocketType};
         let made = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
         sockopt::set_socket_timeout(&made, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
         connect(&made, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        let this = Self(made);
-        assert_eq!(this.hear(), Some(2));
-        this
+        Self(made)
     }
 
     /// Returns the type of the next message; none at the end.
@@ -37,7 +45,7 @@ impl Client {
 
     fn say(&self, message: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
         use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
@@ -145,4 +153,111 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
         assert_eq!(far.pipe.frames().unwrap().next().unwrap().bytes(), [number; 64]);
     }
     assert!(stand.driver.is_running());
+}
+
+/// Two pipes with a link between them.
+struct Honest {
+    near: Held,
+    far: Held,
+    number: u8,
+}
+
+impl Honest {
+    fn new(stand: &Stand) -> Self {
+        stand.add("wire", PortSpec::Link, "").unwrap();
+        let near = stand.open(Direction::Send, "wire.0", Flow::default()).unwrap();
+        let far = stand.open(Direction::Receive, "wire.1", Flow::default()).unwrap();
+        Self { near, far, number: 0 }
+    }
+
+    /// Passes frames of all numbers, each of which arrives.
+    fn exchange(&mut self, beside: &str) {
+        for _ in 0..8 {
+            self.number = self.number.wrapping_add(1);
+            let frame = [self.number; 64];
+            self.near.pipe.send(&frame, 0).unwrap();
+            self.near.pipe.flush();
+            assert_eq!(self.far.pipe.wait(PATIENCE), Ok(()), "beside {beside}");
+            assert_eq!(self.far.pipe.frames().unwrap().next().unwrap().bytes(), frame, "beside {beside}");
+        }
+    }
+}
+
+/// Makes a file of a file system in user space that answers nothing, and the descriptor that its server would have.
+fn silent_file() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let open = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let server = rustix::fs::open("/dev/fuse", open, rustix::fs::Mode::empty())?;
+    let made = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    let number = server.as_raw_fd().to_string();
+    for (key, value) in [("fd", &*number), ("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")] {
+        fsconfig_set_string(made.as_fd(), key, value)?;
+    }
+    fsconfig_create(made.as_fd())?;
+    let root = fsmount(made.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+    Ok((root, server))
+}
+
+/// Descriptors that take an hour to close, or to look at, come with a message, too many for one, with an empty one, and with
+/// one that nobody reads; also in a client's queue when the port is removed.
+#[test]
+fn descriptors_of_a_client_of_memif_hold_up_nobody() {
+    let stand = Stand::new();
+    let mut honest = Honest::new(&stand);
+    let gift = || {
+        let (gift, peer) = pd_raw::lingering(std::time::Duration::from_secs(3600)).unwrap();
+        (OwnedFd::from(gift), peer)
+    };
+    let region = message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]);
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let mut peers = Vec::new();
+    for (number, way) in ["one", "many", "empty", "unread", "silent"].into_iter().enumerate() {
+        // A port of its own for each, whose thread closes one at a time.
+        let path = stand.driver.folder().join(format!("{way}.sock"));
+        let port = format!("dpdk{number}");
+        stand.add(&port, PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+        // The port reads nothing of a second client, so that it has the last descriptor when it does.
+        let (first, client) = (Client::connect(&path), Client::begin(&path));
+        if way == "silent" {
+            match silent_file() {
+                Ok((file, server)) => {
+                    peers.push(server);
+                    client.say(&message(3, &INIT), &[]);
+                    client.say(&region, &[file.as_fd()]);
+                }
+                Err(why) => println!("SKIPPED: no file system in user space: {why}"),
+            }
+        } else {
+            let (gift, peer) = gift();
+            peers.push(OwnedFd::from(peer));
+            match way {
+                "one" => client.say(&message(3, &INIT), &[gift.as_fd()]),
+                "many" => client.say(&region, &[&vec![null.as_fd(); 252][..], &[gift.as_fd()]].concat()),
+                "empty" => client.say(&[], &[gift.as_fd()]),
+                _ => {
+                    client.say(&message(9, &[]), &[]);
+                    client.say(&message(9, &[]), &[gift.as_fd()]);
+                }
+            }
+        }
+        drop(first);
+        assert_eq!(client.hear(), Some(2), "it is greeted");
+        // All that it has sent is read.
+        while !matches!(client.hear(), None | Some(8)) && way != "one" {}
+        honest.exchange(way);
+        drop(client);
+        honest.exchange(way);
+        // A client that nobody has accepted, because another is there.
+        let (gift, peer) = gift();
+        peers.push(OwnedFd::from(peer));
+        let _first = Client::connect(&path);
+        let waiting = Client::begin(&path);
+        waiting.say(&message(3, &INIT), &[gift.as_fd()]);
+        drop((gift, waiting));
+        honest.exchange(way);
+        stand.driver.tell(&pd_driver::admin::Ask::PortRemove { name: port.clone() });
+        honest.exchange(way);
+        // The path is free again, although the thread has the previous socket.
+        stand.add(&port, PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+        let _again = Client::connect(&path);
+    }
 }

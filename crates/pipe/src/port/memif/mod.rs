@@ -17,16 +17,15 @@ use self::waker::Waker;
 use super::device::{Device, Taken};
 use pd_abi::pipe::FRAME_BYTES_MAX;
 use rustix::event::epoll;
-use rustix::fs::fcntl_get_seals;
 use rustix::io::{Errno, Result};
 use rustix::net::{
-    accept_with, recvmsg, send, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketFlags,
+    accept_with, recvmsg, send, shutdown, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags,
+    Shutdown, SocketFlags,
 };
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{sync_channel, SyncSender, TrySendError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Turns between two looks at the socket while frames come or go.
@@ -35,15 +34,21 @@ const LOOK_TURNS: u32 = 8;
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Most frames in a row that are skipped because no pipe can carry them.
 const SKIPPED_MAX: usize = 16;
-/// Most foreign descriptors that wait to be closed.
+/// Most clients that wait to be dropped.
 const CLOSING_MAX: usize = 8;
-/// Most threads of previous clients that have not ended yet. At this number, no client's message is read.
-const ENDING_MAX: usize = 8;
+/// Most unused descriptors of a client.
+const UNUSED_MAX: usize = 4;
+/// Most descriptors that the kernel passes with a message (`SCM_MAX_FD`). It closes what a smaller buffer has no room for, in the
+/// receiving thread.
+const FDS_MAX: usize = 253;
 
-/// A client.
+/// A client. Dropping it may take as long as it likes: a socket that lingers, also one that lies unread in its own socket; a file system of
+/// its own, also behind an epoll set that has its eventfd; many pages.
 #[derive(Debug)]
 struct Client {
     socket: OwnedFd,
+    /// Descriptors that came and are not used.
+    unused: Vec<OwnedFd>,
     since: Instant,
     greeted: bool,
     memory: Option<Shared>,
@@ -65,7 +70,7 @@ pub struct Memif {
     id: u32,
     /// Epoll set of listener, client and doorbell, which the agent's own sleep watches.
     watched: OwnedFd,
-    client: Option<Client>,
+    client: Option<Box<Client>>,
     frame: Box<[u8]>,
     len: Option<usize>,
     turns: u32,
@@ -74,16 +79,10 @@ pub struct Memif {
     /// Set if frames were skipped in this turn, and more may lie behind them.
     has_skipped: bool,
     missed: u64,
-    /// Closes descriptors, which may take as long as a client likes.
-    closer: SyncSender<OwnedFd>,
-    /// Descriptors for which `closer` has no room. Until it has, no client's message is read.
-    unclosed: Vec<OwnedFd>,
-    ending: Vec<JoinHandle<()>>,
-}
-
-/// Returns whether closing a descriptor takes no time that a client chooses: of memory, or of an eventfd.
-fn closes_at_once(fd: &OwnedFd) -> bool {
-    fcntl_get_seals(fd).is_ok() || is_doorbell(fd)
+    /// Drops clients that have gone, in a thread.
+    closer: SyncSender<Box<Client>>,
+    /// A client for which `closer` has no room. Until it has, no other is served.
+    left: Option<Box<Client>>,
 }
 
 fn is_doorbell(fd: &OwnedFd) -> bool {
@@ -92,14 +91,19 @@ fn is_doorbell(fd: &OwnedFd) -> bool {
 }
 
 impl Memif {
-    /// Serves interface `id` on a listening socket (`SOCK_SEQPACKET`). Starts a thread for descriptors that take long to close.
+    /// Serves interface `id` on a listening socket (`SOCK_SEQPACKET`). Starts a thread that drops clients.
     ///
     /// # Errors
-    /// Errors of making an epoll set and a thread.
+    /// Errors of making an epoll set, a descriptor and a thread.
     pub fn new(listener: OwnedFd, id: u32) -> Result<Self> {
         let watched = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (closer, closing) = sync_channel(CLOSING_MAX);
-        let run = move || closing.into_iter().for_each(drop::<OwnedFd>);
+        // The thread closes the socket last: clients that nobody has accepted may have sent descriptors.
+        let last = listener.try_clone().map_err(|_| Errno::MFILE)?;
+        let run = move || {
+            closing.into_iter().for_each(drop::<Box<Client>>);
+            drop(last);
+        };
         std::thread::Builder::new().name("pd-close".into()).spawn(run).map_err(|_| Errno::AGAIN)?;
         let this = Self {
             listener,
@@ -113,8 +117,7 @@ impl Memif {
             has_skipped: false,
             missed: 0,
             closer,
-            unclosed: Vec::new(),
-            ending: Vec::new(),
+            left: None,
         };
         this.watch(&this.listener)?;
         Ok(this)
@@ -125,46 +128,44 @@ impl Memif {
         epoll::add(&self.watched, fd, epoll::EventData::new_u64(0), edge)
     }
 
-    /// Closes a descriptor of a client's choice.
-    fn close(&mut self, fd: OwnedFd) {
-        if closes_at_once(&fd) {
-            return;
-        }
-        if let Err(TrySendError::Full(fd) | TrySendError::Disconnected(fd)) = self.closer.try_send(fd) {
-            self.unclosed.push(fd);
+    /// Has the thread drop a client, or keeps it until there is room.
+    fn dismiss(&mut self, client: Box<Client>) {
+        if let Err(TrySendError::Full(left) | TrySendError::Disconnected(left)) = self.closer.try_send(client)
+        {
+            self.left = Some(left);
         }
     }
 
     /// Looks for a client, or for its messages. Returns whether there was work.
     fn look(&mut self) -> bool {
-        for fd in std::mem::take(&mut self.unclosed) {
-            self.close(fd);
-        }
-        self.ending.retain(|thread| !thread.is_finished());
-        if !self.unclosed.is_empty() || self.ending.len() >= ENDING_MAX {
-            return false;
+        if let Some(client) = self.left.take() {
+            self.dismiss(client);
+            if self.left.is_some() {
+                return false;
+            }
         }
         if self.client.is_none() {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let Ok(socket) = accept_with(&self.listener, flags) else { return false };
-            if self.watch(&socket).is_err() || !say(&socket, &hello()) {
-                return true;
-            }
-            let since = Instant::now();
-            let rings = [None, None];
-            self.client = Some(Client {
+            let is_told = self.watch(&socket).is_ok() && say(&socket, &hello());
+            self.client = Some(Box::new(Client {
                 socket,
-                since,
+                unused: Vec::new(),
+                since: Instant::now(),
                 greeted: false,
                 memory: None,
-                rings,
+                rings: [None, None],
                 doorbell: None,
                 waker: None,
                 is_connected: false,
                 is_polled: false,
-            });
+            }));
+            if !is_told {
+                self.forget();
+                return true;
+            }
         }
-        let Some(client) = &self.client else { return false };
+        let Some(client) = &mut self.client else { return false };
         match hear(&client.socket) {
             Heard::Nothing => {
                 if !client.is_connected && client.since.elapsed() > CONNECT_TIME {
@@ -172,22 +173,30 @@ impl Memif {
                 }
                 return false;
             }
-            Heard::End => self.forget(),
-            Heard::Message(bytes, fds) => {
-                let mut fds = fds.into_iter();
-                let mut fd = fds.next();
-                fds.for_each(|more| self.close(more));
-                let answer = Message::read(&bytes).and_then(|message| self.understand(message, &mut fd));
-                if let Some(fd) = fd {
-                    self.close(fd);
+            Heard::End(fds) => {
+                client.unused.extend(fds);
+                self.forget();
+            }
+            Heard::Message(bytes, mut fds) => {
+                let mut fd = fds.pop();
+                client.unused.extend(fds);
+                let message = Message::read(&bytes);
+                let answer = message.and_then(|message| self.understand(message, &mut fd));
+                if let Some(client) = &mut self.client {
+                    client.unused.extend(fd);
                 }
+                let is_full = |client: &Client| client.unused.len() > UNUSED_MAX;
                 match answer {
+                    _ if self.client.as_deref().is_some_and(is_full) => {
+                        self.refuse(Refused("a descriptor comes with a region or a ring"));
+                    }
                     Ok(Some(answer)) => {
                         let said = self.client.as_ref().is_some_and(|client| say(&client.socket, &answer));
                         if !said {
                             self.forget();
                         }
                     }
+                    Ok(None) if message == Ok(Message::Disconnect) => self.forget(),
                     Ok(None) => {}
                     Err(why) => self.refuse(why),
                 }
@@ -210,7 +219,7 @@ impl Memif {
             return Err(Refused("a client begins with its version"));
         }
         match message {
-            Message::Ack => return Ok(None),
+            Message::Ack | Message::Disconnect => return Ok(None),
             Message::Init { id } if id == self.id && !client.greeted => client.greeted = true,
             Message::Init { .. } => return Err(Refused("an interface of another number")),
             Message::AddRegion { index, bytes } => {
@@ -246,10 +255,6 @@ impl Memif {
                 client.is_connected = true;
                 return Ok(Some(connected()));
             }
-            Message::Disconnect => {
-                self.forget();
-                return Ok(None);
-            }
         }
         Ok(Some(ack()))
     }
@@ -270,7 +275,9 @@ impl Memif {
             if let Some(doorbell) = &client.doorbell {
                 let _ = epoll::delete(&self.watched, doorbell);
             }
-            self.ending.extend(client.waker.and_then(Waker::end));
+            // The client sees its end now, and can send no more descriptors.
+            let _ = shutdown(&client.socket, Shutdown::Both);
+            self.dismiss(client);
         }
     }
 
@@ -301,27 +308,31 @@ fn say(socket: &OwnedFd, message: &[u8; MESSAGE_BYTES]) -> bool {
 enum Heard {
     Nothing,
     Message([u8; MESSAGE_BYTES], Vec<OwnedFd>),
-    End,
+    /// The client has gone, or has sent an empty message, which may have descriptors.
+    End(Vec<OwnedFd>),
 }
 
 fn hear(socket: &OwnedFd) -> Heard {
     let mut bytes = [0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut ancillary, flags) {
         Err(Errno::AGAIN | Errno::INTR) => Heard::Nothing,
-        Ok(got) if got.bytes > 0 => {
+        Err(_) => Heard::End(Vec::new()),
+        Ok(got) => {
             let mut fds = Vec::new();
             for item in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(received) = item {
                     fds.extend(received);
                 }
             }
-            // A shorter message is padded with zeros.
-            Heard::Message(bytes, fds)
+            match got.bytes {
+                0 => Heard::End(fds),
+                // A shorter message is padded with zeros.
+                _ => Heard::Message(bytes, fds),
+            }
         }
-        _ => Heard::End,
     }
 }
 
@@ -406,9 +417,11 @@ impl Device for Memif {
 impl Drop for Memif {
     fn drop(&mut self) {
         self.refuse(Refused("the port was removed"));
-        for thread in self.ending.drain(..) {
-            // No such thread waits for a client.
-            let _ = thread.join();
+        // Nobody connects from now on, however long the thread has the socket open.
+        let _ = shutdown(&self.listener, Shutdown::Both);
+        if let Some(client) = self.left.take() {
+            // Without a thread it is dropped here, with the closure.
+            let _ = std::thread::Builder::new().name("pd-close".into()).spawn(move || drop(client));
         }
     }
 }

@@ -35,10 +35,12 @@ impl Waker {
     /// # Errors
     /// A sentence, if there is no thread or no context of asynchronous requests.
     pub fn wake(&mut self) -> Result<(), Refused> {
-        if let Some(doorbell) = self.doorbell.take() {
+        if self.doorbell.is_some() {
             let signaller =
                 Signaller::new().map_err(|_| Refused("no request can wake a client: see fs.aio-max-nr"))?;
             let (notes, taken) = sync_channel(1);
+            // Not before: closing an eventfd may take long.
+            let Some(doorbell) = self.doorbell.take() else { return Ok(()) };
             let thread = std::thread::Builder::new().name("pd-wake".into());
             let started = thread.spawn(move || run(&signaller, &doorbell, &taken));
             let handle = started.map_err(|_| Refused("no thread can wake a client"))?;
@@ -48,10 +50,15 @@ impl Waker {
         let _ = self.thread.as_ref().map(|thread| thread.notes.try_send(()));
         Ok(())
     }
+}
 
-    /// Ends the thread after its last note. Returns it, if there is one.
-    pub fn end(self) -> Option<JoinHandle<()>> {
-        self.thread.map(|thread| thread.handle)
+impl Drop for Waker {
+    /// Ends the thread after its last note, and waits for it.
+    fn drop(&mut self) {
+        if let Some(Thread { notes, handle }) = self.thread.take() {
+            drop(notes);
+            let _ = handle.join();
+        }
     }
 }
 
@@ -82,14 +89,14 @@ mod tests {
             std::thread::yield_now();
         }
         // The last note is handled before the end.
-        waking.end().unwrap().join().unwrap();
+        drop(waking);
         let mut count = [0; 8];
         read(&doorbell, &mut count).unwrap();
         assert!((1..=50).contains(&u64::from_ne_bytes(count)), "{count:?}");
-        assert!(waker(&doorbell).end().is_none());
+        assert!(waker(&doorbell).thread.is_none());
     }
 
-    /// The counter is full, the description blocks, and nobody reads: the thread ends.
+    /// The counter is full, the description blocks, and nobody reads: the thread ends, and with it the drop.
     #[test]
     fn a_thread_ends_whatever_its_client_does_with_the_eventfd() {
         let doorbell = eventfd(0, EventfdFlags::empty()).unwrap();
@@ -99,6 +106,6 @@ mod tests {
             waking.wake().unwrap();
             std::thread::yield_now();
         }
-        waking.end().unwrap().join().unwrap();
+        drop(waking);
     }
 }
