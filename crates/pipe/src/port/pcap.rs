@@ -19,12 +19,22 @@ const VERSION: u32 = 2 | 4 << 16;
 /// A capture to read, one to write, or both.
 pub struct Pcap {
     reader: Option<Box<dyn PcapReaderIterator + Send>>,
+    /// Interfaces of this section of a pcapng capture.
+    interfaces: Vec<Interface>,
     writer: Option<BufWriter<Box<dyn Write + Send>>>,
     frame: Vec<u8>,
     ready: bool,
     has_skipped: bool,
     counts: PcapCounts,
     error: Option<io::Error>,
+}
+
+/// An interface of a pcapng capture.
+#[derive(Clone, Copy)]
+struct Interface {
+    is_ethernet: bool,
+    /// Most bytes of a packet that are captured; 0 sets no bound.
+    bytes_max: u32,
 }
 
 /// Counts of frames read and written.
@@ -64,7 +74,7 @@ impl Pcap {
         writer.as_mut().map_or(Ok(()), write_head)?;
         let counts = PcapCounts::default();
         let (frame, ready, has_skipped) = (Vec::new(), false, false);
-        Ok(Self { reader, writer, frame, ready, has_skipped, counts, error: None })
+        Ok(Self { reader, interfaces: Vec::new(), writer, frame, ready, has_skipped, counts, error: None })
     }
 
     /// Reads a whole capture. Returns the frames that pipes carry as a capture, which no frame of another kind interrupts, and the counts.
@@ -118,7 +128,22 @@ impl Pcap {
         let Some(reader) = &mut self.reader else { return };
         match reader.next() {
             Ok((consumed, block)) => {
-                if let Some((data, whole)) = packet(&block) {
+                let mut is_refused = false;
+                match &block {
+                    // A new section begins anew.
+                    PcapBlockOwned::NG(Block::SectionHeader(_)) => self.interfaces.clear(),
+                    PcapBlockOwned::NG(Block::InterfaceDescription(interface)) => {
+                        self.interfaces.push(Interface {
+                            is_ethernet: interface.linktype == Linktype::ETHERNET,
+                            bytes_max: interface.snaplen,
+                        });
+                    }
+                    PcapBlockOwned::LegacyHeader(header) => {
+                        is_refused = header.network != Linktype::ETHERNET;
+                    }
+                    _ => {}
+                }
+                if let Some((data, whole)) = packet(&block, &self.interfaces) {
                     let lengths = usize::from(FRAME_BYTES_MIN)..=FRAME_BYTES_MAX.into();
                     if whole && lengths.contains(&data.len()) {
                         self.frame.clear();
@@ -128,9 +153,8 @@ impl Pcap {
                         self.counts.skipped += 1;
                     }
                 }
-                let other = other_link(&block);
                 reader.consume(consumed);
-                if other {
+                if is_refused {
                     self.fail("the capture is not of Ethernet");
                 }
             }
@@ -212,22 +236,26 @@ fn open<R: Read + Send + 'static>(from: R) -> io::Result<Box<dyn PcapReaderItera
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "this is no capture"))
 }
 
-/// Returns the bytes of a packet, and whether they are the whole packet.
-fn packet<'a>(block: &'a PcapBlockOwned<'_>) -> Option<(&'a [u8], bool)> {
+/// Returns the bytes of a packet, and whether they are a whole frame of Ethernet.
+fn packet<'a>(block: &'a PcapBlockOwned<'_>, interfaces: &[Interface]) -> Option<(&'a [u8], bool)> {
     match block {
         PcapBlockOwned::Legacy(block) => Some((block.data, block.caplen == block.origlen)),
         PcapBlockOwned::NG(Block::EnhancedPacket(block)) => {
-            Some((block.data.get(..block.caplen as usize)?, block.caplen == block.origlen))
+            let of = interfaces.get(block.if_id as usize);
+            let whole = block.caplen == block.origlen && of.is_some_and(|of| of.is_ethernet);
+            Some((block.data.get(..block.caplen as usize)?, whole))
+        }
+        // A packet of the first interface, with padding, and without the length that was captured.
+        PcapBlockOwned::NG(Block::SimplePacket(block)) => {
+            let fits =
+                |of: &Interface| of.is_ethernet && (of.bytes_max == 0 || block.origlen <= of.bytes_max);
+            let whole = interfaces.first().is_some_and(fits);
+            Some(match block.data.get(..block.origlen as usize) {
+                Some(data) => (data, whole),
+                None => (block.data, false),
+            })
         }
         _ => None,
-    }
-}
-
-fn other_link(block: &PcapBlockOwned<'_>) -> bool {
-    match block {
-        PcapBlockOwned::LegacyHeader(header) => header.network != Linktype::ETHERNET,
-        PcapBlockOwned::NG(Block::InterfaceDescription(block)) => block.linktype != Linktype::ETHERNET,
-        _ => false,
     }
 }
 
@@ -344,6 +372,89 @@ mod tests {
         for said in [300_000u32, u32::MAX] {
             let head = [&file[..32], &said.to_le_bytes(), &said.to_le_bytes()].concat();
             assert!(Pcap::whole([&head[..], &[7; 300_000]].concat()).is_err());
+        }
+    }
+
+    type Word = fn(u32) -> [u8; 4];
+    type Half = fn(u16) -> [u8; 2];
+    /// Orders of bytes that captures have.
+    const ORDERS: [(Word, Half); 2] =
+        [(u32::to_le_bytes, u16::to_le_bytes), (u32::to_be_bytes, u16::to_be_bytes)];
+
+    fn lengths_read(capture: Vec<u8>) -> Result<(Vec<usize>, PcapCounts), String> {
+        let (mut pcap, counts) = Pcap::whole(capture).map_err(|why| why.to_string())?;
+        let mut lengths = Vec::new();
+        while let Some(frame) = pcap.peek() {
+            assert!(frame.iter().all(|&byte| byte == frame.len() as u8));
+            lengths.push(frame.len());
+            pcap.advance();
+        }
+        Ok((lengths, counts))
+    }
+
+    #[test]
+    fn captures_of_each_order_and_clock_are_read() {
+        for (word, half) in ORDERS {
+            for magic in [MAGIC, 0xa1b2_3c4d] {
+                let head = |link: u32| {
+                    [&word(magic)[..], &half(2), &half(4), &[0; 8], &word(65_535), &word(link)].concat()
+                };
+                let frame = |len: u32, of: u32| {
+                    [&[0; 8][..], &word(len), &word(of), &vec![len as u8; len as usize]].concat()
+                };
+                // An empty one, one that is cut short, one that is too long, and two whole ones.
+                let frames =
+                    [frame(0, 0), frame(64, 1500), frame(9217, 9217), frame(60, 60), frame(9216, 9216)];
+                let (lengths, counts) = lengths_read([head(1), frames.concat()].concat()).unwrap();
+                assert_eq!((lengths, counts.skipped), (vec![60, 9216], 3));
+                // Raw IP, and the kernel's own header (`tcpdump -i any`).
+                for link in [101, 113] {
+                    let why = lengths_read([head(link), frames.concat()].concat()).unwrap_err();
+                    assert!(why.contains("not of Ethernet"), "{why}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn frames_of_ethernet_are_read_from_a_capture_of_several_interfaces() {
+        for (word, half) in ORDERS {
+            let block = |kind: u32, body: &[u8]| {
+                let padding = vec![0; body.len().next_multiple_of(4) - body.len()];
+                let length = word((12 + body.len() + padding.len()) as u32);
+                [&word(kind)[..], &length, body, &padding, &length].concat()
+            };
+            let section =
+                block(0x0a0d_0d0a, &[&word(0x1a2b_3c4d)[..], &half(1), &half(0), &[0xff; 8]].concat());
+            let interface =
+                |link: u16, most: u32| block(1, &[&half(link)[..], &half(0), &word(most)].concat());
+            let enhanced = |of: u32, len: u32, original: u32| {
+                let bytes = vec![len as u8; len as usize];
+                block(6, &[&word(of)[..], &[0; 8], &word(len), &word(original), &bytes].concat())
+            };
+            let simple = |len: u32, original: u32| {
+                block(3, &[&word(original)[..], &vec![len as u8; len as usize]].concat())
+            };
+            let capture = [
+                section.clone(),
+                interface(1, 100),
+                interface(101, 0),
+                enhanced(0, 61, 61),
+                // Of an interface of another kind, cut short, of no interface.
+                enhanced(1, 62, 62),
+                enhanced(0, 63, 64),
+                enhanced(2, 64, 64),
+                simple(65, 65),
+                simple(100, 1500),
+                // Interfaces of a section are its own.
+                section,
+                interface(101, 0),
+                interface(1, 0),
+                simple(66, 66),
+                enhanced(1, 67, 67),
+            ];
+            let (lengths, counts) = lengths_read(capture.concat()).unwrap();
+            assert_eq!((lengths, counts.skipped), (vec![61, 65, 67], 5));
         }
     }
 }
