@@ -1,7 +1,7 @@
 //! Frames of `pd gen`: made of a recipe, with a stamp by which they are known when they come back, or of a capture.
 
 use std::fs::File;
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
@@ -111,16 +111,11 @@ impl Frames {
         if bytes.len() as u64 > CAPTURE_BYTES_MAX {
             bail!("capture {name} has more than {CAPTURE_BYTES_MAX} bytes");
         }
-        let mut capture =
-            Pcap::new(Some(Cursor::new(bytes)), None).with_context(|| format!("capture {name}"))?;
+        let (mut capture, _) = Pcap::whole(bytes).with_context(|| format!("capture {name}"))?;
         let mut frames = Vec::new();
         while let Some(frame) = capture.peek() {
             frames.push(frame.to_vec());
             capture.advance();
-        }
-        capture.finish().with_context(|| format!("capture {name}"))?;
-        if frames.is_empty() {
-            bail!("capture {name} has no frame of Ethernet with 14 to {BYTES_MAX} bytes");
         }
         Ok(Self::of(frames, 1, false))
     }
@@ -225,5 +220,19 @@ mod tests {
         for wrong in ["", "57", "9217", "64,", "64 128", "-1", "imix,64"] {
             assert!(sizes(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// Far more frames than one look at a capture reads.
+    #[test]
+    fn frames_of_a_capture_are_all_there_however_many_pipes_cannot_carry() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut capture = Pcap::new(None::<File>, Some(Box::new(file.reopen().unwrap()))).unwrap();
+        for len in [13, 60, 9217, 61] {
+            (0..1000 * (len % 2)).for_each(|_| capture.write(&vec![7; len]));
+            capture.write(&vec![7; len]);
+        }
+        capture.finish().unwrap();
+        let frames = Frames::captured(file.path()).unwrap();
+        assert_eq!((frames.bytes(0), frames.bytes(1), frames.bytes(1001)), (60, 61, 61));
     }
 }
