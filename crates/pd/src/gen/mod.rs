@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{bail, Context, Result};
+use pd_abi::pipe::{PIPE_RING_BYTES_DEFAULT, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
 use pd_harness::signals::Signals;
 use serde::Serialize;
 
@@ -50,13 +51,13 @@ pub struct GenArgs {
     #[arg(long)]
     search: bool,
     /// Share of frames that a trial of a search may lose, in percent
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = percent)]
     loss_allowed: f64,
     /// Nothing comes back: the port is a sink, or its program drops
     #[arg(long)]
     one_way: bool,
     /// Size of each pipe's ring, a power of two
-    #[arg(long, default_value_t = pd_abi::pipe::PIPE_RING_BYTES_DEFAULT)]
+    #[arg(long, default_value_t = PIPE_RING_BYTES_DEFAULT, value_parser = ring_bytes)]
     ring_bytes: u64,
     /// Ethernet address that frames come from
     #[arg(long, default_value = "02:00:00:00:00:01", value_parser = mac)]
@@ -76,8 +77,21 @@ pub struct GenArgs {
 }
 
 fn mac(text: &str) -> Result<[u8; 6], String> {
-    let bytes: Option<Vec<u8>> = text.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    let byte = |text: &str| u8::from_str_radix(text, 16).ok().filter(|_| !text.starts_with('+'));
+    let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
     bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| format!("'{text}' is no Ethernet address"))
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=100.0).contains(share));
+    share.ok_or_else(|| format!("'{text}' is no share from 0 to 100"))
+}
+
+fn ring_bytes(text: &str) -> Result<u64, String> {
+    let possible = PIPE_RING_BYTES_MIN..=PIPE_RING_BYTES_MAX;
+    let bytes = text.parse().ok().filter(|bytes: &u64| bytes.is_power_of_two() && possible.contains(bytes));
+    let [least, most] = [possible.start(), possible.end()];
+    bytes.ok_or_else(|| format!("'{text}' is no power of two from {least} to {most}"))
 }
 
 /// A run, for people and for programs.
@@ -245,9 +259,11 @@ impl Generator {
     fn run(&mut self, frames_per_second: Option<f64>) -> Result<Outcome> {
         self.runs = self.runs.wrapping_add(1);
         let Self { ends, frames, limit, runs, signals, interrupted } = self;
+        // Each signal ends one thing: the run, and then the wait for what is still on its way.
         let is_over = || {
-            interrupted.set(interrupted.get() || signals.next().is_some());
-            interrupted.get()
+            let has_come = signals.next().is_some();
+            interrupted.set(interrupted.get() || has_come);
+            has_come
         };
         ends.run(frames, *runs, Pace::new(frames_per_second), *limit, &is_over)
     }
@@ -261,6 +277,9 @@ impl Generator {
             Some(most) => most,
             None => {
                 let outcome = self.run(None)?;
+                if self.interrupted.get() {
+                    bail!("interrupted");
+                }
                 ABOVE * outcome.sent[0] as f64 / outcome.time.as_secs_f64().max(1e-9)
             }
         };
@@ -322,4 +341,27 @@ pub fn main(args: &GenArgs) -> Result<i32> {
         }
     }
     Ok(if report.frames_per_second_max.is_some() { 0 } else { 1 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_values_are_refused() {
+        assert_eq!((percent("0"), percent("12.5"), percent("100")), (Ok(0.0), Ok(12.5), Ok(100.0)));
+        for wrong in ["", "-1", "100.1", "NaN", "inf", "1e300"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!((ring_bytes("32768"), ring_bytes("67108864")), (Ok(32 << 10), Ok(64 << 20)));
+        for wrong in
+            ["", "0", "-1", "16384", "65535", "134217728", "9223372036854775808", "18446744073709551616"]
+        {
+            assert!(ring_bytes(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(mac("2:0:0:0:a:FF"), Ok([2, 0, 0, 0, 10, 255]));
+        for wrong in ["", "1:2", "+1:0:0:0:0:0", "1:2:3:4:5:6:7", "100:0:0:0:0:0", ":::::"] {
+            assert!(mac(wrong).is_err(), "{wrong}");
+        }
+    }
 }

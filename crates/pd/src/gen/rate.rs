@@ -64,7 +64,8 @@ impl Pace {
     /// Frames due `elapsed` after the start.
     pub fn due(&self, elapsed: Duration) -> u64 {
         // The first is due at once.
-        self.frames_per_second.map_or(u64::MAX, |rate| (elapsed.as_secs_f64() * rate) as u64 + 1)
+        self.frames_per_second
+            .map_or(u64::MAX, |rate| ((elapsed.as_secs_f64() * rate) as u64).saturating_add(1))
     }
 
     /// Returns the time at which frame `number`, from 0, is due.
@@ -136,6 +137,7 @@ mod tests {
             assert!(pace.due(at) > number, "{number}");
         }
         assert_eq!(Pace::new(None).due(Duration::ZERO), u64::MAX);
+        assert_eq!(Pace::new(Some(1e30)).due(Duration::from_secs(1)), u64::MAX);
         assert_eq!(Pace::new(Some(1e-300)).at(u64::MAX), Duration::MAX);
     }
 

@@ -97,7 +97,7 @@ impl Ends {
         let mut trip = Trip::new(frames, run, self.receive.is_some())?;
         let mut turns = 0u32;
         let all_due = pace.due(limit.time).min(limit.frames);
-        let end = if pace.is_limited() { limit.time + GRACE } else { limit.time };
+        let end = if pace.is_limited() { limit.time.saturating_add(GRACE) } else { limit.time };
         loop {
             let elapsed = trip.start.elapsed();
             let due = pace.due(elapsed).min(all_due);
