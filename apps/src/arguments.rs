@@ -1,5 +1,6 @@
 //! Words of a command line.
 use anyhow::{bail, Result};
+use std::io::Write;
 use std::str::FromStr;
 
 /// Returns the words after the program's name. Prints `usage`, and ends the program, where one of them is `--help` or `-h`.
@@ -7,7 +8,7 @@ pub fn arguments(usage: &str) -> Vec<String> {
     let words: Vec<String> =
         std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if words.iter().any(|word| word == "--help" || word == "-h") {
-        println!("usage: {usage}");
+        let _ = writeln!(std::io::stdout(), "usage: {usage}");
         std::process::exit(0);
     }
     words

@@ -12,6 +12,7 @@ use pd_apps::random::{Random, Zipf};
 use pd_apps::{arguments, number};
 use pd_client::pipe::{Direction, Flow, Options, Pipe, BACK};
 use pd_client::Error;
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Ends of a client of a link; the store answers to a request's source.
@@ -79,7 +80,7 @@ impl Link {
             })?;
         }
         match answered {
-            Some((Status::Done, value)) => println!("{value}"),
+            Some((Status::Done, value)) => writeln!(std::io::stdout(), "{value}")?,
             Some((status, _)) => bail!("{status:?}"),
             None => {}
         }
@@ -138,9 +139,10 @@ impl Link {
             None => 0.0,
         };
         let (p50, p99) = (part(0.5), part(0.99));
-        println!(
+        writeln!(
+            std::io::stdout(),
             "{requests} requests, {gets} gets, {hits} hits, {wrong} wrong, {rate:.0} requests/s, P50 {p50:.1} us, P99 {p99:.1} us"
-        );
+        )?;
         ensure!(wrong == 0, "answers were wrong");
         Ok(())
     }

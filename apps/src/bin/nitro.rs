@@ -7,6 +7,7 @@ use pd_apps::nitro::Nitro;
 use pd_apps::{arguments, number, over_pipe};
 use pd_client::pipe::{Direction, Options, Pipe};
 use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
 
 /// Inverse of the share of pairs of frame and row that are counted.
 const WEIGHT: u32 = 100;
@@ -29,9 +30,10 @@ fn main() -> Result<()> {
         over_pipe(&mut pipe, None, &mut app).map_err(pd_client::Error::from)?;
         if app.frames() >= each {
             let heavy = app.heavy();
-            println!("{} frames, {} heavy flows", app.frames(), heavy.len());
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "{} frames, {} heavy flows", app.frames(), heavy.len())?;
             for (flow, frames) in heavy {
-                println!("{frames} {flow}");
+                writeln!(out, "{frames} {flow}")?;
             }
             app = new();
         }

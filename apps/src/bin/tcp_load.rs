@@ -6,6 +6,7 @@ use anyhow::{bail, ensure, Context, Result};
 use pd_apps::tcp::load::Load;
 use pd_apps::tcp::{address, Host};
 use pd_apps::{arguments, number};
+use std::io::Write;
 
 const USAGE: &str = "tcp_load PORT ADDRESS/PREFIX SERVER:TCP-PORT CONNECTIONS BYTES";
 
@@ -29,6 +30,6 @@ fn main() -> Result<()> {
         host.sleep()?;
     }
     host.finish()?;
-    println!("{connections} connections, {bytes} bytes each, all back");
+    writeln!(std::io::stdout(), "{connections} connections, {bytes} bytes each, all back")?;
     Ok(())
 }

@@ -16,6 +16,7 @@ mod foreign;
 mod gen;
 mod live;
 mod ls;
+mod output;
 mod pipes;
 mod policy_cmd;
 mod probe_cmd;
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
         eprintln!("pd: {complaint}");
         return ExitCode::from(1);
     }
-    run()
+    output::or_failed(run)
 }
 
 /// Runs a command. Separate from `main`, which has to run on any processor.
