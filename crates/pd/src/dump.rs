@@ -16,6 +16,7 @@ use pcap_file::{DataLink, PcapError};
 use pd_driver::admin::{tap, TapOf};
 use pd_harness::signals::Signals;
 use pd_pipe::{Record, Way};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::live::no_answer;
@@ -107,22 +108,28 @@ pub fn dump(socket: &Path, args: DumpArgs) -> Result<i32> {
         }
     };
     let end = args.seconds.map(|seconds| Duration::try_from_secs_f64(seconds).context("--seconds"));
-    let end = end.transpose()?.map(|seconds| Instant::now() + seconds);
-    let to: Box<dyn Write> = if args.out.as_os_str() == "-" {
-        Box::new(io::stdout())
-    } else {
-        let file = File::create(&args.out);
-        Box::new(file.with_context(|| format!("cannot write {}", args.out.display()))?)
-    };
+    // A time that no clock reaches is none.
+    let end = end.transpose()?.and_then(|seconds| Instant::now().checked_add(seconds));
     let mut tap = tap(socket, of, args.snap).map_err(|error| match error.kind() {
         ErrorKind::Other => anyhow!("{error}"),
         _ => anyhow!(no_answer(socket, &error)),
     })?;
+    let is_piped = args.out.as_os_str() == "-";
+    let to: Box<dyn Write> = if is_piped {
+        Box::new(io::stdout())
+    } else {
+        // A file that is there stays as it is until there is a tap.
+        let file = File::create(&args.out);
+        Box::new(file.with_context(|| format!("cannot write {}", args.out.display()))?)
+    };
     let left = args.count.unwrap_or(u64::MAX);
     let mut capture = match Capture::new(BufWriter::new(to), &name, args.snap) {
         Ok(capture) => capture,
         Err(error) => return written(error).map(|()| 0),
     };
+    if let Err(error) = capture.file.get_mut().flush() {
+        return written(PcapError::IoError(error)).map(|()| 0);
+    }
     let why = loop {
         if capture.written >= left || signals.next().is_some() {
             break None;
@@ -131,6 +138,7 @@ pub fn dump(socket: &Path, args: DumpArgs) -> Result<i32> {
         match tap.records.wait(wait) {
             Ok(()) => {}
             Err(Errno::AGAIN) if end.is_some_and(|end| Instant::now() >= end) => break None,
+            Err(Errno::AGAIN) if is_piped && has_no_reader() => break None,
             Err(Errno::AGAIN) if tap.is_live() => continue,
             Err(Errno::NODEV) => break Some(format!("{name} was removed")),
             Err(_) => break Some("the driver has ended".to_owned()),
@@ -162,10 +170,19 @@ pub fn dump(socket: &Path, args: DumpArgs) -> Result<i32> {
     Ok(0)
 }
 
+/// Returns whether the standard output is a pipe of the kernel that nobody reads any more.
+fn has_no_reader() -> bool {
+    let (out, at_once) = (io::stdout(), Timespec { tv_sec: 0, tv_nsec: 0 });
+    let mut looked = [PollFd::new(&out, PollFlags::empty())];
+    poll(&mut looked, Some(&at_once)).is_ok() && looked[0].revents().contains(PollFlags::ERR)
+}
+
 /// Converts an error of writing: a reader that has gone is no error.
 fn written(error: PcapError) -> Result<()> {
     match error {
         PcapError::IoError(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        // The crate's own text speaks of reading.
+        PcapError::IoError(error) => Err(anyhow!("cannot write the capture: {error}")),
         error => Err(anyhow!("cannot write the capture: {error}")),
     }
 }

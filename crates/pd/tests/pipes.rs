@@ -235,6 +235,26 @@ fn a_generator_counts_and_times_what_comes_back() {
     let played = json(&["loop.0", "--pcap", file.to_str().unwrap(), "--frames", "70", "--seconds", "20"]);
     assert_eq!((&played["returned"]["frames"], &played["returned"]["bytes"]), (&70.into(), &4200.into()));
     assert!(played["returned"]["round_trip_ns"].is_null());
+
+    // What is on its way when a signal comes still comes back.
+    let sent = || {
+        let ports = driver.pd(&["port", "ls", "--json"]).stdout;
+        let ports: serde_json::Value = serde_json::from_slice(&ports).unwrap();
+        ports.as_array().unwrap().iter().find(|port| port["name"] == "loop.0").unwrap()["frames_sent"]
+            .as_u64()
+    };
+    let (before, end) = (sent(), Instant::now() + Duration::from_secs(20));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
+    command.args(["gen", "loop.0", "--json", "--seconds", "60"]).env("PD_SOCKET", driver.socket());
+    let running = command.stdout(Stdio::piped()).spawn().unwrap();
+    while sent() == before {
+        assert!(Instant::now() < end, "nothing is sent");
+    }
+    let pid = rustix::process::Pid::from_child(&running);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let run = running.wait_with_output().unwrap();
+    let run: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert_eq!((&run["returned"]["frames"], &run["loss"]), (&run["frames_sent"], &0.0.into()), "{run}");
     drop(echo);
 
     let (done, out, said) = gen(&["hole", "--one-way", "--frames", "5000", "--seconds", "20"]);
@@ -333,6 +353,48 @@ fn a_dump_has_the_frames_of_a_port_and_holds_none_back() {
             assert_eq!(lines.count(), 1000, "{}", String::from_utf8_lossy(&read.stderr));
         }
         Err(_) => eprintln!("SKIPPED: no tcpdump to read the capture with"),
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let driver = Driver::start();
+    driver.done(&["port", "add", "out", "sink"]);
+    let admin = driver.folder.path().join("admin.sock");
+    let run = |args: &[&str], out: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pd"));
+        command.args(args).arg("--admin-socket").arg(&admin).stdout(out).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let lists: [&[&str]; 3] = [&["port", "ls"], &["pipe", "ls", "--json"], &["pipe", "dump", "out"]];
+    for args in lists {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = run(args, full.into()).wait_with_output().unwrap();
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && why.contains("No space left"), "{args:?}: {why}");
+        assert!(!why.contains("panicked"), "{args:?}: {why}");
+    }
+    // The reader of a capture goes while nothing comes.
+    let mut dump = run(&["pipe", "dump", "out"], Stdio::piped());
+    let mut out = dump.stdout.take().unwrap();
+    out.read_exact(&mut [0; 28]).unwrap();
+    drop(out);
+    assert!(dump.wait().unwrap().success());
+}
+
+#[test]
+fn a_socket_of_memif_takes_the_place_of_no_file() {
+    let driver = Driver::start();
+    let file = driver.folder.path().join("precious");
+    std::fs::write(&file, "all that there is").unwrap();
+    let socket = file.to_str().unwrap();
+    driver.refused(&["port", "add", "in", "memif", "--socket", socket], "Address already in use");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "all that there is");
+    // A socket of a port that was removed is another matter.
+    std::fs::remove_file(&file).unwrap();
+    for _ in 0..2 {
+        driver.done(&["port", "add", "in", "memif", "--socket", socket]);
+        driver.done(&["port", "rm", "in"]);
     }
 }
 
