@@ -1,7 +1,7 @@
 //! Flows: frames of a port that a pipe receives.
 
 /// An IPv4 network: an address, and the number of its bits that count. No bits: any address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Net {
     /// The network's address; bits that do not count are 0.
     pub address: [u8; 4],
@@ -11,7 +11,7 @@ pub struct Net {
 
 /// A 5-tuple of IPv4 with wildcards. Among several pipes of a port the one with the most specific flow receives a frame, and pipes with
 /// the same flow share its frames. The default matches any frame, also of other protocols than IPv4.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of IPv4; 0 for any.
     pub protocol: u8,
@@ -42,6 +42,12 @@ impl Net {
     /// Returns whether `other` lies inside the network.
     pub fn covers(self, other: Self) -> bool {
         other.prefix >= self.prefix && self.contains(other.address)
+    }
+
+    /// Returns the network of `prefix` bits that this one lies in.
+    fn reduced(self, prefix: u8) -> Self {
+        let wide = Self { prefix, ..self };
+        Self { address: (u32::from_be_bytes(self.address) & wide.mask()).to_be_bytes(), prefix }
     }
 
     fn is_sound(self) -> bool {
@@ -75,23 +81,53 @@ impl Flow {
         if self.is_any() {
             return true;
         }
-        let Some(ip) = header.get(14..34).filter(|ip| header[12..14] == [8, 0] && ip[0] >> 4 == 4) else {
-            return false;
-        };
-        let address = |at: usize| [ip[at], ip[at + 1], ip[at + 2], ip[at + 3]];
-        if self.protocol != 0 && self.protocol != ip[9]
-            || !self.addresses[0].contains(address(12))
-            || !self.addresses[1].contains(address(16))
-        {
-            return false;
+        let Some((frame, has_ports)) = Self::of(header) else { return false };
+        let ports = self.ports == [0; 2]
+            || has_ports
+                && self.ports.iter().zip(frame.ports).all(|(&port, of_frame)| port == 0 || port == of_frame);
+        ports
+            && (self.protocol == 0 || self.protocol == frame.protocol)
+            && self
+                .addresses
+                .iter()
+                .zip(frame.addresses)
+                .all(|(net, of_frame)| net.contains(of_frame.address))
+    }
+
+    /// Returns the flow of a frame of IPv4 with all fields, and whether its ports are known.
+    #[inline]
+    pub(crate) fn of(header: &[u8]) -> Option<(Self, bool)> {
+        let ip: &[u8; 20] = header.get(14..)?.first_chunk()?;
+        if header[12..14] != [8, 0] || ip[0] >> 4 != 4 {
+            return None;
         }
-        if self.ports == [0; 2] {
-            return true;
-        }
+        let net = |at: usize| Net { address: [ip[at], ip[at + 1], ip[at + 2], ip[at + 3]], prefix: 32 };
         let first = u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff == 0 && ip[0] == 0x45;
-        let Some(ports) = header.get(34..38).filter(|_| first) else { return false };
-        let of_frame = [u16::from_be_bytes([ports[0], ports[1]]), u16::from_be_bytes([ports[2], ports[3]])];
-        self.ports.iter().zip(of_frame).all(|(&port, of_frame)| port == 0 || port == of_frame)
+        let ports: Option<&[u8; 4]> = header[34..].first_chunk().filter(|_| first);
+        let both = ports.map(|&[a, b, c, d]| [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])]);
+        let flow = Self { protocol: ip[9], addresses: [net(12), net(16)], ports: both.unwrap_or_default() };
+        Some((flow, both.is_some()))
+    }
+
+    /// Returns whether both flows name the same fields.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let fields = |flow: &Self| {
+            (flow.protocol != 0, flow.addresses.map(|net| net.prefix), flow.ports.map(|port| port != 0))
+        };
+        fields(self) == fields(other)
+    }
+
+    /// Returns the flow of a frame, from [`Self::of`], with the fields that `like` names; none if the frame lacks one.
+    #[inline]
+    pub(crate) fn reduced(&self, like: &Self, has_ports: bool) -> Option<Self> {
+        if like.ports != [0; 2] && !has_ports {
+            return None;
+        }
+        Some(Self {
+            protocol: if like.protocol == 0 { 0 } else { self.protocol },
+            addresses: [0, 1].map(|end| self.addresses[end].reduced(like.addresses[end].prefix)),
+            ports: [0, 1].map(|end| if like.ports[end] == 0 { 0 } else { self.ports[end] }),
+        })
     }
 }
 

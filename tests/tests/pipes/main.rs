@@ -3,6 +3,7 @@
 mod frames;
 mod hostile;
 mod links;
+mod many;
 mod policy;
 
 use pd_abi::pipe::{entry, entry_offset, pipe_control, DROP, FRAME_TABLE_OFFSET};

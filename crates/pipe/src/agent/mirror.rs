@@ -3,7 +3,7 @@
 //! A copy is kept until the end of the turn, and then goes to a pipe of the mirror as a frame of any port does. Copies hold nothing
 //! up: a copy without room is lost and counted. Frames are copied on delivery. A mirror thus shows the frames that its port's pipes
 //! and the outside have seen.
-use super::ports::Choice;
+use super::groups::Choice;
 use super::Agent;
 use rustix::io::{Errno, Result};
 use std::ops::Range;

@@ -8,6 +8,7 @@
 //! breaks the protocol loses that pipe, and no other.
 mod doorbells;
 mod end;
+mod groups;
 mod lease;
 mod link;
 mod mirror;

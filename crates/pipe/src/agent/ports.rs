@@ -1,4 +1,5 @@
 //! Ports of an agent: choice of the pipe for a frame, and counts.
+use super::groups::{Choice, Groups};
 use super::{Agent, PipeId, Tapped};
 use crate::flow::Flow;
 use crate::port::{Device, Port, Taken};
@@ -32,27 +33,6 @@ pub struct PortCounts {
     pub frames_lost: u64,
     /// Of a port that leads out: frames that pipes sent and that could not leave.
     pub frames_unsent: u64,
-}
-
-/// Pipes with the same flow.
-#[derive(Debug)]
-struct Group {
-    flow: Flow,
-    pipes: Vec<usize>,
-}
-
-/// Pipes that receive from a port, and have started; the most specific flows first.
-#[derive(Debug, Default)]
-struct Groups(Vec<Group>);
-
-/// Pipe for a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
-    Pipe(usize),
-    /// No pipe receives from the port: the frame waits.
-    Wait,
-    /// No pipe is bound to the frame.
-    Nobody,
 }
 
 #[derive(Debug)]
@@ -101,23 +81,14 @@ impl PortSlot {
 
     /// Adds a pipe that receives from now on.
     pub(super) fn admit(&mut self, pipe: usize, flow: Flow) {
-        let Groups(groups) = &mut self.groups;
-        match groups.iter_mut().find(|group| group.flow == flow) {
-            Some(group) if group.pipes.contains(&pipe) => {}
-            Some(group) => group.pipes.push(pipe),
-            None => {
-                groups.push(Group { flow, pipes: vec![pipe] });
-                groups.sort_by_key(|group| std::cmp::Reverse(group.flow.specificity()));
-            }
-        }
+        self.groups.admit(pipe, flow);
         self.bind();
     }
 
     /// Tells a port that leads out the flows of its pipes.
     fn bind(&mut self) {
-        let flows: Vec<_> = self.groups.0.iter().map(|group| group.flow).collect();
         if let Some(device) = self.port.device() {
-            device.bind(&flows);
+            device.bind(&self.groups.flows());
         }
     }
 
@@ -140,7 +111,7 @@ impl PortSlot {
 
     /// Tells a mirror of its own frames whether anybody sees them.
     pub(super) fn set_watched(&mut self, is_tapped: bool) {
-        let is_watched = is_tapped || !self.groups.0.is_empty();
+        let is_watched = is_tapped || !self.groups.is_empty();
         if let Port::Device(device) = &mut self.port {
             device.set_watched(is_watched);
         }
@@ -171,16 +142,14 @@ impl PortSlot {
     pub(super) fn flush(&mut self) -> bool {
         match &mut self.port {
             Port::Device(device) => device.flush(),
-            Port::Pcap(capture) => capture.has_skipped() && !self.groups.0.is_empty(),
+            Port::Pcap(capture) => capture.has_skipped() && !self.groups.is_empty(),
             _ => false,
         }
     }
 
     /// Removes a pipe from this port.
     pub(super) fn leave(&mut self, pipe: usize, shape: Shape) {
-        let Groups(groups) = &mut self.groups;
-        groups.iter_mut().for_each(|group| group.pipes.retain(|&other| other != pipe));
-        groups.retain(|group| !group.pipes.is_empty());
+        self.groups.leave(pipe);
         self.bind();
         for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
             *count -= usize::from(has);
@@ -189,10 +158,12 @@ impl PortSlot {
 
     /// Returns the only pipe that receives from the port, if all frames are its own.
     pub(super) fn only_receiver(&self) -> Option<usize> {
-        match &self.groups.0[..] {
-            [only] if only.pipes.len() == 1 && only.flow.is_any() => Some(only.pipes[0]),
-            _ => None,
-        }
+        self.groups.only_receiver()
+    }
+
+    /// Prepares for a turn.
+    pub(super) fn begin_turn(&mut self) {
+        self.groups.index();
     }
 
     /// Finds the pipe for a frame. `header` is called only where it matters.
@@ -205,7 +176,7 @@ impl PortSlot {
     #[inline]
     pub(super) fn peek(&mut self) -> Option<(&[u8], Choice)> {
         // Frames of a port that leads out do not wait for a pipe.
-        if self.groups.0.is_empty() && !matches!(self.port, Port::Device(_)) {
+        if self.groups.is_empty() && !matches!(self.port, Port::Device(_)) {
             return None;
         }
         let frame = self.port.peek()?;
@@ -278,23 +249,6 @@ impl PortSlot {
     pub(super) fn count_sent(&mut self, len: usize) {
         self.counts.frames_sent += 1;
         self.counts.bytes_sent += len as u64;
-    }
-}
-
-impl Groups {
-    #[inline]
-    fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
-        match &self.0[..] {
-            [] => Choice::Wait,
-            [only] if only.pipes.len() == 1 && only.flow.is_any() => Choice::Pipe(only.pipes[0]),
-            groups => {
-                let header = header();
-                match groups.iter().find(|group| group.flow.matches(header)) {
-                    Some(group) => Choice::Pipe(group.pipes[spread(header, group.pipes.len())]),
-                    None => Choice::Nobody,
-                }
-            }
-        }
     }
 }
 
@@ -408,46 +362,5 @@ impl Agent {
             _ => 0,
         };
         PortCounts { frames_lost: slot.counts.frames_lost + missed, ..slot.counts }
-    }
-}
-
-/// Chooses one of `count` pipes for a frame's flow: by addresses and ports of IPv4, or by MAC addresses.
-fn spread(header: &[u8], count: usize) -> usize {
-    /// Odd, and without a pattern in its bits: the golden ratio.
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let word = |at: usize| {
-        header.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_be_bytes(*bytes).into())
-    };
-    let mix = |hash: u64, word: u64| (hash ^ word).wrapping_mul(FACTOR).rotate_left(29);
-    let ipv4 = header.get(12..15) == Some(&[8, 0, 0x45]);
-    // Only the first fragment of a datagram has ports.
-    let whole = word(20) >> 16 & 0x3fff == 0;
-    let hash = match (ipv4, whole) {
-        (true, true) => [word(26), word(30), word(34)].into_iter().fold(0, mix),
-        (true, false) => [word(26), word(30)].into_iter().fold(0, mix),
-        _ => [word(0), word(4), word(8)].into_iter().fold(0, mix),
-    };
-    (((hash >> 32) * count as u64) >> 32) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flows_spread_over_pipes_and_stay_where_they_are() {
-        let mut frame = [0u8; 64];
-        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
-        let mut hit = [0u32; 8];
-        for port in 0..800u16 {
-            frame[34..36].copy_from_slice(&port.to_be_bytes());
-            hit[spread(&frame, 8)] += 1;
-        }
-        assert!(hit.iter().all(|&count| (50..200).contains(&count)), "{hit:?}");
-        // Fragments have no ports.
-        frame[20] = 0x20;
-        let of = |port: u8| spread(&[&frame[..35], &[port], &frame[36..]].concat(), 8);
-        assert!((0..100).all(|port| of(port) == of(0)));
-        assert_eq!(spread(&[], 3), spread(&[], 3));
     }
 }

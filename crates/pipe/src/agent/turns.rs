@@ -1,6 +1,7 @@
 //! Turns of the agent: each looks at programs and ports, moves frames, and notifies; and the sleep between turns.
 use super::end::{Appended, End, HEADER_BYTES};
-use super::ports::Choice;
+use super::groups::Choice;
+use super::ports::PortSlot;
 use super::shares::{FRAME_COST, LOOK_COST, NEWS_COST, WAKE_COST};
 use super::tap::Way;
 use super::{Agent, Slot};
@@ -20,6 +21,7 @@ impl Agent {
     /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
         self.shares.begin_turn();
+        self.ports.iter_mut().for_each(PortSlot::begin_turn);
         let mut busy = self.turn_links();
         for number in 0..self.pipes.len() {
             busy |= self.look(number);
