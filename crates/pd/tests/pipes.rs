@@ -236,7 +236,7 @@ fn a_generator_counts_and_times_what_comes_back() {
     assert_eq!((&played["returned"]["frames"], &played["returned"]["bytes"]), (&70.into(), &4200.into()));
     assert!(played["returned"]["round_trip_ns"].is_null());
 
-    // What is on its way when a signal comes still comes back.
+    // Frames on their way when a signal comes still come back.
     let sent = || {
         let ports = driver.pd(&["port", "ls", "--json"]).stdout;
         let ports: serde_json::Value = serde_json::from_slice(&ports).unwrap();
