@@ -87,7 +87,9 @@ static void round_of(const char *path, bool is_unix, enum call call, int flags, 
     connected(path, is_unix, true, ends);
     used = ends[0];
     make_pipe(call, leaver >= 0);
-    if (call == SPLICES_OUT && send(ends[1], "more", 4, 0) != 4) die("send");
+    // A close with bytes unread resets an AF_UNIX connection, but not one that left with them (libpd_preload(7)).
+    bool is_ended = is_unix && leaver == 0;
+    if (call == SPLICES_OUT && !is_ended && send(ends[1], "more", 4, 0) != 4) die("send");
     struct sigaction action = {.sa_handler = handler, .sa_flags = flags};
     sigaction(SIGALRM, &action, NULL);
     pthread_t self = pthread_self(), thread;
