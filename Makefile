@@ -14,6 +14,7 @@ FUZZ_SECONDS ?= 30
 SEED ?=
 MINUTES ?= 1
 TEST_ARGS ?=
+TEST_SECONDS ?=
 CARGO ?= cargo
 INSTALL ?= install
 
@@ -148,7 +149,7 @@ BOUNDED := --config 'target."cfg(unix)".runner="$(CURDIR)/tests/bounded"'
 ALL_TARGETS := --lib --bins --examples --tests
 test: TESTING := yes
 test: need-root deps rtl-packages ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
-	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes --first '$(MAKE) rtl-model' \
+	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes $(TEST_SECONDS:%=--seconds %) --first '$(MAKE) rtl-model' \
 	    --aside 'tests/unchanged $(TARGET)/passed/rtl Makefile rtl -- $(MAKE) rtl-test' \
 	    --aside 'tests/unchanged $(TARGET)/passed/loom Makefile Cargo.lock crates/abi crates/shm crates/pipe -- $(MAKE) test-loom' \
 	    --aside '$(MAKE) test-docs' \
