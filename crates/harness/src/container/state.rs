@@ -7,7 +7,7 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -177,13 +177,14 @@ impl Lock {
                 .create(path)
                 .with_context(|| format!("cannot create {}; run as root", path.display()))
         };
-        make(Path::new(RUN_DIR), 0o700)?;
+        // Processes of a run that have given up root reach its driver here, by the socket's path. Nobody else can list or change anything.
+        make(Path::new(RUN_DIR), 0o711)?;
         // The folder may be there with another mode.
-        let _ = fs::set_permissions(RUN_DIR, PermissionsExt::from_mode(0o700));
+        let _ = fs::set_permissions(RUN_DIR, PermissionsExt::from_mode(0o711));
         // A container hides what is there when it starts.
         OF_ALL.iter().try_for_each(|name| make(&Path::new(RUN_DIR).join(name), 0o700))?;
         let path = Path::new(RUN_DIR).join("lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = file.with_context(|| format!("cannot open {}; run as root", path.display()))?;
         flock(&file, FlockOperation::LockExclusive)
             .with_context(|| format!("cannot lock {}", path.display()))?;
