@@ -78,20 +78,14 @@ impl Flow {
     /// Returns whether the flow matches a frame with these first bytes. Fragments but the first have no ports. Headers with options
     /// match only flows without ports.
     pub fn matches(&self, header: &[u8]) -> bool {
-        if self.is_any() {
-            return true;
-        }
-        let Some((frame, has_ports)) = Self::of(header) else { return false };
-        let ports = self.ports == [0; 2]
-            || has_ports
-                && self.ports.iter().zip(frame.ports).all(|(&port, of_frame)| port == 0 || port == of_frame);
-        ports
-            && (self.protocol == 0 || self.protocol == frame.protocol)
-            && self
-                .addresses
-                .iter()
-                .zip(frame.addresses)
-                .all(|(net, of_frame)| net.contains(of_frame.address))
+        self.has(Self::of(header).as_ref())
+    }
+
+    /// Returns whether the flow matches a frame, from [`Self::of`].
+    #[inline]
+    pub(crate) fn has(&self, frame: Option<&(Self, bool)>) -> bool {
+        self.is_any()
+            || frame.is_some_and(|(frame, has_ports)| frame.reduced(self, *has_ports).as_ref() == Some(self))
     }
 
     /// Returns the flow of a frame of IPv4 with all fields, and whether its ports are known.

@@ -107,10 +107,10 @@ impl Groups {
 
     /// Returns the place of the first group whose flow matches a frame.
     fn find(&self, header: &[u8]) -> Option<usize> {
-        if self.maps.is_empty() {
-            return self.all.iter().position(|group| group.flow.matches(header));
-        }
         let frame = Flow::of(header);
+        if self.maps.is_empty() {
+            return self.all.iter().position(|group| group.flow.has(frame.as_ref()));
+        }
         let mut found = None;
         for map in &self.maps {
             if found.is_some_and(|found| found < map.first) {
