@@ -67,8 +67,7 @@ unsafe fn send_file(held: &Held, from: c_int, offset: *mut off_t, count: usize) 
         }
         Ok(sent)
     };
-    let sent = twin.transmit_from(entry, count, true, &mut fill, &mut by_driver)?;
-    let mut sent = sent;
+    let mut sent = twin.transmit_from(entry, count, true, &mut fill, &mut by_driver)?;
     if sent < count {
         let look = |place: &mut [u8], done: usize| {
             // SAFETY: the place's memory; only asks for the file's position.

@@ -417,7 +417,7 @@ impl Device for Memif {
 impl Drop for Memif {
     fn drop(&mut self) {
         self.refuse(Refused("the port was removed"));
-        // Nobody connects from now on, however long the thread has the socket open.
+        // Connects fail from now on, however long the thread has the socket open.
         let _ = shutdown(&self.listener, Shutdown::Both);
         if let Some(client) = self.left.take() {
             // Without a thread it is dropped here, with the closure.
