@@ -4,6 +4,7 @@ use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 mod bystander;
 mod control_group;
@@ -280,6 +281,17 @@ pub fn program_path(name: &str) -> PathBuf {
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the processor time of threads of this process with name `thread`. The time of one that has ended is not in it.
+pub fn processor_time(thread: &str) -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("proc").flatten();
+    let time = tasks.filter_map(|task| {
+        let read = |name| std::fs::read_to_string(task.path().join(name)).ok();
+        read("comm").filter(|comm| comm.trim_end() == thread)?;
+        Some(Duration::from_nanos(read("schedstat")?.split(' ').next()?.parse().ok()?))
+    });
+    time.sum()
 }
 
 /// Returns the files of this process's descriptors, in order.

@@ -2,14 +2,12 @@
 use super::{stage, stage_for_anyone};
 use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
-use pd_tests::{needs_root, program_path, watch, Raw, TestDriver};
+use pd_tests::{needs_root, processor_time, program_path, watch, Raw, TestDriver};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time that an answer may take at most, in most rounds. The kernel walks waiters without interrupts, and holds up all else on that core.
-const PROMPT: Duration = Duration::from_millis(40);
 const ROUNDS: usize = 9;
 
 /// Has the driver post an event, and waits until it is there. Returns the time that took.
@@ -28,17 +26,27 @@ fn ask(raw: &mut Raw, wakes: bool) -> Duration {
     begun.elapsed()
 }
 
-/// Has the driver wake `hostile` several times, and asks it for answers to another client meanwhile. Most are prompt.
+/// Has the driver wake `hostile` several times, and asks it for answers to another client meanwhile. The mover makes none of the
+/// wake-ups itself: its processor time stays below that of the thread that makes them. Times of answers say more about the machine,
+/// since the kernel walks waiters without interrupts and holds up all else on that core.
 fn others_are_answered(driver: &TestDriver, hostile: &mut Raw) {
     let mut other = Raw::attach(driver, 1);
+    let [mut mover, mut ringer] = [Duration::ZERO; 2];
     let mut longest: Vec<_> = (0..ROUNDS)
         .map(|_| {
+            let before = [processor_time("pd-driver"), processor_time("pd-ringer")];
             ask(hostile, true);
-            (0..20).map(|_| ask(&mut other, false)).max().unwrap()
+            let longest = (0..20).map(|_| ask(&mut other, false)).max().unwrap();
+            mover += processor_time("pd-driver") - before[0];
+            // The thread ends where it is idle, and its time with it.
+            let now = processor_time("pd-ringer");
+            ringer += now.checked_sub(before[1]).unwrap_or(now);
+            longest
         })
         .collect();
     longest.sort_unstable();
-    assert!(longest[ROUNDS / 2] < PROMPT, "{longest:?}");
+    println!("mover {mover:?}, wake-ups {ringer:?}, longest answers of the rounds {longest:?}");
+    assert!(mover < ringer / 2, "mover {mover:?}, wake-ups {ringer:?}");
 }
 
 #[test]
@@ -109,13 +117,13 @@ fn an_attach_socket_with_a_million_watchers() {
     assert!(line.starts_with("watched"), "{line}");
     // The attacker has used up what it had.
     std::thread::sleep(Duration::from_secs(2));
-    let begun = Instant::now();
+    let before = processor_time("pd-door");
     (0..20).for_each(|_| drop(Raw::attach(&scene.driver, 1)));
-    let took = begun.elapsed();
+    let took = processor_time("pd-door") - before;
     assert!(attacker.try_wait().unwrap().is_none());
     attacker.kill().unwrap();
     attacker.wait().unwrap();
     drop(attacker);
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
     scene.end();
 }
