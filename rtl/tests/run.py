@@ -46,15 +46,17 @@ def call(command, log, **options):
 
 
 class Builder:
-    def __init__(self, root):
+    def __init__(self, root, optimises):
         self.root = root
+        # Few cycles take less time than a compiler that optimises.
+        self.level = "-O1" if optimises else "-O0"
         self.share = Path(cocotb_config("--share"))
         self.libs = Path(cocotb_config("--prefix")) / "cocotb" / "libs"
         self.libpython = subprocess.run([sys.executable, "-m", "find_libpython"], check=True, capture_output=True,
                                         text=True).stdout.strip()
         self.sources = [RTL / "gen" / "pd_abi_pkg.sv", *sorted((RTL / "src").glob("*.sv"))]
         self.version = subprocess.run(["verilator", "--version"], check=True, capture_output=True, text=True).stdout
-        digest = hashlib.sha256(self.version.encode() + str(self.libs).encode())
+        digest = hashlib.sha256(f"{self.version}{self.libs}{self.level}".encode())
         for source in [RTL / "lint.vlt", Path(__file__), *self.sources]:
             digest.update(source.read_bytes())
         self.digest = digest.hexdigest()
@@ -82,7 +84,7 @@ class Builder:
         if runtime.exists():
             for part in RUNTIME:
                 shutil.copy(runtime / f"{part}.o", where)
-        call(["make", "-C", str(where), "-f", "Vtop.mk", "-j2", "OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1"], where / "make.log")
+        call(["make", "-C", str(where), "-f", "Vtop.mk", "-j2", f"OPT_FAST={self.level}", "OPT_SLOW=-O0", f"OPT_GLOBAL={self.level}"], where / "make.log")
         if not runtime.exists():
             fresh = where / "runtime"
             fresh.mkdir()
@@ -137,7 +139,7 @@ def main():
     seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 31) if arguments.long else 1
     build_dir = arguments.build.resolve()
     build_dir.mkdir(parents=True, exist_ok=True)
-    builder = Builder(build_dir)
+    builder = Builder(build_dir, arguments.long)
     runs = list(plan(folders, arguments.long))
     bad, tests, reports = 0, 0, []
     with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
