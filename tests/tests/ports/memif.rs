@@ -2,6 +2,7 @@
 use super::{Held, Stand, PATIENCE};
 use pd_driver::admin::PortSpec;
 use pd_pipe::{Direction, Flow};
+use rustix::io::Errno;
 use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
 };
@@ -37,10 +38,10 @@ impl Client {
     /// Returns the type of the next message; none at the end.
     fn hear(&self) -> Option<u16> {
         let mut bytes = [0; 128];
-        match rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty()) {
-            Ok((128, _)) => Some(u16::from_ne_bytes([bytes[0], bytes[1]])),
-            _ => None,
-        }
+        let mut receive = || rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty());
+        // A port that closes with messages unread resets the connection. The kernel says so once, before what the port has sent.
+        let (len, _) = receive().or_else(|error| if error == Errno::CONNRESET { receive() } else { Err(error) }).ok()?;
+        (len == bytes.len()).then(|| u16::from_ne_bytes([bytes[0], bytes[1]]))
     }
 
     fn say(&self, message: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
