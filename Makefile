@@ -208,7 +208,9 @@ test-programs: need-root deps suites ## run whole programs with and without the 
 	[ -z "$$missing" ] || DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$missing
 	$(CARGO) build --workspace --jobs $(JOBS)
 	$(CARGO) build --package pd-tests --features programs --examples --jobs $(JOBS)
-	$(CARGO) test --package pd-tests --features programs --test programs --test direct_programs --jobs $(JOBS) -- --ignored --test-threads 1
+	for path in offloaded direct; do \
+	    PD_TEST_PATH=$$path $(CARGO) test --package pd-tests --features programs --test programs --jobs $(JOBS) -- --ignored --test-threads 1 || exit; \
+	done
 
 # The first test of a suite for each program that is there. SHORT pairs programs with tests.
 SHORT := redis-server:redis_answers_right nginx:nginx_serves_right_files iperf3:iperf3_moves haproxy:haproxy_stands \

@@ -217,13 +217,6 @@ impl Default for TestDriver {
     }
 }
 
-/// Tells whether this test binary's name contains `name`. Some repeat the tests of others in other circumstances, by
-/// including them as modules.
-fn is_called(name: &str) -> bool {
-    let binary = std::env::current_exe().expect("path of the test");
-    binary.file_name().and_then(|own| own.to_str()).is_some_and(|own| own.contains(name))
-}
-
 /// Asks for reports until one is as wished, and returns it.
 fn await_report<T: std::fmt::Debug>(what: &str, report: impl Fn() -> T, wished: impl Fn(&T) -> bool) -> T {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
@@ -237,12 +230,12 @@ fn await_report<T: std::fmt::Debug>(what: &str, report: impl Fn() -> T, wished: 
     }
 }
 
-/// Returns the path of this test binary's connections: direct in those called `direct...`.
+/// Returns the path of connections: that of `PD_TEST_PATH`, offloaded without.
 pub fn path() -> BytesPath {
-    if is_called("direct") {
-        BytesPath::Direct
-    } else {
-        BytesPath::Offloaded
+    match std::env::var("PD_TEST_PATH").as_deref() {
+        Ok("direct") => BytesPath::Direct,
+        Ok("offloaded") | Err(_) => BytesPath::Offloaded,
+        Ok(other) => panic!("PD_TEST_PATH={other}: offloaded or direct"),
     }
 }
 
@@ -253,13 +246,10 @@ fn everything() -> Tenant {
     Tenant { name: DEFAULT_TENANT.to_owned(), caps, ..Tenant::default() }
 }
 
-/// Returns the movers of drivers of this test binary: three in those called `several_movers...`.
+/// Returns the movers of drivers: those of `PD_TEST_MOVERS`, or the default.
 fn movers() -> usize {
-    if is_called("several_movers") {
-        3
-    } else {
-        Settings::default().movers
-    }
+    let wanted = std::env::var("PD_TEST_MOVERS").ok();
+    wanted.map_or(Settings::default().movers, |number| number.parse().expect("PD_TEST_MOVERS is a number"))
 }
 
 /// Returns the peer program, which cargo builds with the tests.

@@ -2,6 +2,8 @@
 //! and passed between processes that hold the same socket, without a byte lost or doubled.
 #[path = "twins/claims.rs"]
 mod claims;
+#[path = "twins/direct.rs"]
+mod direct;
 #[path = "twins/leaving.rs"]
 mod leaving;
 #[path = "twins/owners.rs"]
@@ -24,7 +26,7 @@ const ROOM: usize = 3_000_000;
 
 /// Returns the driver of all tests of this binary: a process attaches once. Tests run one at a time, for they
 /// count the remains.
-pub fn driver() -> &'static TestDriver {
+fn driver() -> &'static TestDriver {
     static DRIVER: OnceLock<TestDriver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         let driver = TestDriver::new();
@@ -35,7 +37,7 @@ pub fn driver() -> &'static TestDriver {
 
 /// Makes a listener that takes twins. Waits until connections of earlier tests are over, so that rings have their
 /// full size: these tests send unread bytes at once.
-pub fn listener(at: &str) -> TcpListener {
+fn listener(at: &str) -> TcpListener {
     let driver = driver();
     let listener = TcpListener::bind(at).unwrap();
     twin::listen(listener.as_fd()).unwrap();
@@ -66,7 +68,7 @@ fn bound(to: SocketAddr) -> OwnedFd {
 }
 
 /// Makes a connection of the kernel, its twin, and the accepted socket, unclaimed.
-pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
+fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
     let to = listener.local_addr().unwrap();
     let fd = bound(to);
     let side = TwinSide::new(twin::connect(fd.as_fd(), to).unwrap(), 0);
@@ -76,7 +78,7 @@ pub fn connect(listener: &TcpListener) -> (OwnedFd, TwinSide, TcpStream) {
 }
 
 /// Claims the other end of it.
-pub fn claim(accepted: &TcpStream) -> Option<TwinSide> {
+fn claim(accepted: &TcpStream) -> Option<TwinSide> {
     twin::claim(accepted.as_fd()).unwrap().map(|socket| TwinSide::new(socket, 1))
 }
 
@@ -89,7 +91,7 @@ pub struct Holder {
 
 impl Holder {
     /// Starts a process that has not taken the socket.
-    pub fn new(socket: &impl AsRawFd, side: u64) -> Self {
+    fn new(socket: &impl AsRawFd, side: u64) -> Self {
         let raw = socket.as_raw_fd();
         // Without close-on-exec, so that it is inherited under this number.
         // SAFETY: no memory is concerned.
@@ -116,13 +118,13 @@ impl Holder {
     }
 
     /// Makes the process carry out a line; see the program `twin`.
-    pub fn tell(&mut self, line: &str) {
+    fn tell(&mut self, line: &str) {
         self.say(line);
         self.hear();
     }
 
     /// Kills it.
-    pub fn kill(mut self) {
+    fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

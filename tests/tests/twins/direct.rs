@@ -1,13 +1,26 @@
-//! The tests of twins, over the direct path, and of twins that leave it when an end moves.
-#[path = "twins.rs"]
-mod twins;
-
+//! Twins on the direct path, which leave it when an end moves.
+use super::{claim, connect, driver, listener, Holder};
 use pd_client::Path;
 use pd_tests::{alone, Random, TwinSide};
 use std::net::TcpListener;
 use std::os::fd::AsFd;
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
-use twins::{claim, connect, driver, listener, Holder};
+
+/// New connections are direct as long as this lives.
+struct Direct(#[expect(dead_code, reason = "ends with the test")] MutexGuard<'static, ()>);
+
+fn direct() -> Direct {
+    let alone = alone();
+    driver().apply("path = \"direct\"");
+    Direct(alone)
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        driver().apply(&format!("path = \"{}\"", pd_tests::path()));
+    }
+}
 
 /// Ends that go to another process in the middle of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +124,7 @@ fn exchange(listener: &TcpListener, round: u64, Moving(moving): Moving, recall: 
 
 #[test]
 fn a_moving_end_takes_the_connection_off_the_direct_path_without_a_byte_lost() {
-    let _alone = alone();
+    let _direct = direct();
     let moving = |round| Moving([[false, true], [true, false], [true, true]][round as usize % 3]);
     let listener = listener("127.0.0.1:0");
     let stayed = (0..36).filter(|&round| exchange(&listener, round, moving(round), false)).count();
@@ -121,7 +134,7 @@ fn a_moving_end_takes_the_connection_off_the_direct_path_without_a_byte_lost() {
 
 #[test]
 fn a_policy_takes_connections_off_the_direct_path_while_ends_move_without_a_byte_lost() {
-    let _alone = alone();
+    let _direct = direct();
     let moving = |round| {
         Moving(
             [[false, false], [false, true], [true, false], [false, false], [true, true]][round as usize % 5],
@@ -138,7 +151,7 @@ fn a_policy_takes_connections_off_the_direct_path_while_ends_move_without_a_byte
 
 #[test]
 fn what_lies_in_a_ring_comes_before_what_its_writer_sends_after_a_recall() {
-    let _alone = alone();
+    let _direct = direct();
     let listener = listener("127.0.0.1:0");
     for back in [false, true] {
         let (_fd, a, accepted) = connect(&listener);
@@ -155,7 +168,7 @@ fn what_lies_in_a_ring_comes_before_what_its_writer_sends_after_a_recall() {
 
 #[test]
 fn what_lies_in_a_ring_is_received_before_its_writers_reset() {
-    let _alone = alone();
+    let _direct = direct();
     let listener = listener("127.0.0.1:0");
     let (fd, a, accepted) = connect(&listener);
     let b = claim(&accepted).expect("a twin");
@@ -169,7 +182,7 @@ fn what_lies_in_a_ring_is_received_before_its_writers_reset() {
 
 #[test]
 fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
-    let _alone = alone();
+    let _direct = direct();
     let listener = listener("127.0.0.1:0");
     for shut in [false, true] {
         let (fd, a, accepted) = connect(&listener);
@@ -201,14 +214,14 @@ fn what_lies_in_a_ring_outlives_its_writer_and_its_reader() {
 /// come before those of the rings.
 #[test]
 fn a_ring_comes_after_what_a_former_process_was_brought_or_has_sent() {
-    let _alone = alone();
+    let _direct = direct();
     change_hands(false);
 }
 
 /// The connection is offloaded at that time, and put on the direct path afterwards.
 #[test]
 fn a_ring_of_a_later_policy_comes_after_what_a_former_process_was_brought_or_has_sent() {
-    let _alone = alone();
+    let _direct = direct();
     change_hands(true);
 }
 
@@ -272,7 +285,7 @@ fn change_hands(later: bool) {
 /// A side whose process has gone while the kernel's socket is held leaves the direct path with the policy, too, and its peer with it.
 #[test]
 fn a_policy_takes_a_parked_side_off_the_direct_path() {
-    let _alone = alone();
+    let _direct = direct();
     let listener = listener("127.0.0.1:0");
     let (_fd, a, accepted) = connect(&listener);
     let _b = claim(&accepted).expect("a twin");

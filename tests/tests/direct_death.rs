@@ -1,3 +1,0 @@
-//! The tests of dying clients, over the direct path.
-#[path = "death.rs"]
-mod death;
