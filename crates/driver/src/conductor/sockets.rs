@@ -504,9 +504,9 @@ impl Conductor {
             return Err(Errno::ACCESS);
         }
         let other = side.other();
-        // A process that was killed cannot decline it.
+        // A process that has closed or was killed cannot decline it.
         let due = self.connection(connection).and_then(|entry| entry.twin.as_ref());
-        let is_vain = due.is_some_and(|twin| twin.waits_for_mark(other)) && self.is_let_go(connection, other);
+        let is_vain = due.is_some_and(|twin| twin.may_mark(side)) && self.is_let_go(connection, other);
         let Some(entry) = self.connections.get_mut(connection) else {
             return Err(Errno::NOTCONN);
         };

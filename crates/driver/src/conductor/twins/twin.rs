@@ -213,9 +213,9 @@ impl Twin {
         left | if was_unmarked { UNMARKED } else { 0 }
     }
 
-    /// Tells whether a side has left that is still to get a mark, and its peer has not.
-    pub(in crate::conductor) fn waits_for_mark(&self, side: Side) -> bool {
-        self.aside[side] && !self.aside[side.other()] && !self.unmarked[side]
+    /// Tells whether a side that leaves now sends a mark.
+    pub(in crate::conductor) fn may_mark(&self, side: Side) -> bool {
+        self.claimed && !self.aside[side] && !self.unmarked[side.other()]
     }
 
     /// Sends no mark to a side.
