@@ -27,6 +27,11 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
     if twin.progress().sends() || twin.is_abandoned() {
         return true;
     }
+    // The kernel's connection knows nothing of a reset on the fabric, and nothing comes any more that it could tell of.
+    let asked = by_choice || matches!(why, KernelReason::Signals | KernelReason::Option);
+    if asked && twin.current().is_some_and(|end| end.is_gone()) {
+        return false;
+    }
     if twin.aside.is_closed() {
         // The number may be another descriptor's by now.
         return false;
