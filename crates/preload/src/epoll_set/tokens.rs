@@ -8,6 +8,7 @@ use libc::{c_int, epoll_event};
 use std::sync::Arc;
 
 const ONCE: u32 = libc::EPOLLONESHOT as u32;
+const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM) as u32;
 
 /// Meaning of an event of the kernel's.
 enum Leaves {
@@ -51,10 +52,14 @@ fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves 
         // The fabric's part has reported.
         return Leaves::Nothing;
     }
-    let told =
+    let mut told =
         entry.twin().map_or(event.events, |twin| receiving::told_by_kernel(&entry, twin, fd, event.events));
     if told != 0 {
         if let Some((set, end)) = once {
+            // It tells once, and thus of both parts.
+            if end.received() > 0 {
+                told |= wanted & READABLE;
+            }
             set.fabric.spend(&end, name(fd));
         }
         return Leaves::InBoth(epoll_event { events: told, u64: data }, name(fd));
