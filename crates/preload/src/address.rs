@@ -140,6 +140,14 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
+/// Number of the bytes that the kernel has for a receive.
+pub(crate) fn unread(fd: c_int) -> Option<c_int> {
+    let mut there = 0;
+    // SAFETY: room for a number.
+    let known = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut there) as usize as _) } == 0;
+    known.then_some(there)
+}
+
 /// Returns whether a socket listens.
 pub(crate) fn listens(fd: c_int) -> bool {
     option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1)

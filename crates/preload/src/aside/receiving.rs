@@ -160,10 +160,7 @@ pub(crate) fn has_unread(fd: c_int, twin: &Twin) -> bool {
     if twin.names.is_some() || !has_begun(twin) {
         return false;
     }
-    let mut there = 0;
-    // SAFETY: room for a number.
-    let known = unsafe { real::ioctl(fd, libc::FIONREAD, (&raw mut there) as usize as _) } == 0;
-    known && without_mark(twin, there) > 0
+    address::unread(fd).is_some_and(|there| without_mark(twin, there) > 0)
 }
 
 /// The last number is about to be closed with bytes unread: so is the kernel's connection reset if the two go on there. Of AF_UNIX the

@@ -14,7 +14,7 @@ use libc::{c_int, iovec};
 use pd_client::core::{let_run, KernelReason, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Most bytes of a file that are read at once to be sent over the kernel.
 const PIECE_BYTES: usize = 256 << 10;
@@ -179,11 +179,16 @@ impl Twin {
             pieces.iter().copied().filter(|piece| piece.iov_len > 0 && has_place(piece)).collect();
         let (mut rest, wanted, mut moved) = (Rest::new(&pieces, false), total(&pieces), 0);
         let is_once = receives && (flags & libc::MSG_WAITALL == 0 || flags & libc::MSG_PEEK != 0);
+        // AF_UNIX says nothing more of a failure that a call for more has met.
+        let spares_failure = !self.unix || receives && flags & libc::MSG_WAITALL == 0;
         while moved < wanted {
             let (fd, part) = {
                 // No close of another thread gives the number away before this is over.
                 let _paused = self.aside.pause();
                 let Some(fd) = entry.kernels_fd() else { break };
+                if spares_failure && fails_next(fd, receives) {
+                    break;
+                }
                 (fd, message_now(fd, rest.pieces(), flags, receives))
             };
             match part {
@@ -278,4 +283,11 @@ fn message_now(fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> Res
         }
     };
     usize::try_from(moved).map_err(|_| errno())
+}
+
+/// Tells whether the kernel's next call would take a failure that the program has still to see. What lies there is received before it.
+fn fails_next(fd: c_int, receives: bool) -> bool {
+    let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
+    let _ = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null());
+    poll[0].revents & libc::POLLERR != 0 && !(receives && address::unread(fd) > Some(0))
 }
