@@ -138,6 +138,7 @@ hooks! {
                     twin.lender.settle();
                 }
                 let (gone, was_shut) = (twin.is_gone(), twin.send_shut.load(Ordering::Relaxed));
+                let by_kernel = twin.progress().sends();
                 let direction = match direction {
                     // TCP resets the connection if more comes.
                     Shutdown::Write if !twin.unix && twin.recv_shut.load(Ordering::Relaxed) => Shutdown::Both,
@@ -181,7 +182,7 @@ hooks! {
                 receiving::before_shutdown(&entry, fd, twin);
                 match checked(real::shutdown(fd, how)) {
                     // The peer has answered the fabric's end by closing both.
-                    Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() && !was_shut => Ok(0),
+                    Err(Failure::Errno(libc::ENOTCONN)) if result.is_ok() && !was_shut && !by_kernel => Ok(0),
                     answer => answer,
                 }
             },
