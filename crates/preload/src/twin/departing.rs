@@ -1,5 +1,6 @@
 //! Reasons for which calls have a twin's connection go on in the kernel, and the part of a call that is left for it.
 use super::pieces::{total, Rest};
+use super::receiving::PEEK_EVERY;
 use super::taking::has_ended;
 use super::{Twin, LINGERS};
 use crate::aside::{self, leaving, receiving};
@@ -178,9 +179,11 @@ impl Twin {
         let pieces: Vec<iovec> =
             pieces.iter().copied().filter(|piece| piece.iov_len > 0 && has_place(piece)).collect();
         let (mut rest, wanted, mut moved) = (Rest::new(&pieces, false), total(&pieces), 0);
-        let is_once = receives && (flags & libc::MSG_WAITALL == 0 || flags & libc::MSG_PEEK != 0);
+        let (wants_all, peeks) = (flags & libc::MSG_WAITALL != 0, receives && flags & libc::MSG_PEEK != 0);
+        // A peek that waits for all looks again and again; nothing more comes once it is the last one.
+        let mut is_last = !(peeks && wants_all && !self.unix && self.waits(flags));
         // AF_UNIX says nothing more of a failure that a call for more has met.
-        let spares_failure = !self.unix || receives && flags & libc::MSG_WAITALL == 0;
+        let spares_failure = !self.unix || receives && !wants_all;
         while moved < wanted {
             let (fd, part) = {
                 // No close of another thread gives the number away before this is over.
@@ -192,10 +195,21 @@ impl Twin {
                 (fd, message_now(fd, rest.pieces(), flags, receives))
             };
             match part {
+                Ok(part) if peeks => {
+                    moved = part;
+                    if part == wanted || is_last {
+                        break;
+                    }
+                    let mut poll = [libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 }];
+                    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                    let pause = left.map_or(PEEK_EVERY, |left| left.min(PEEK_EVERY));
+                    is_last = kernel_poll(&mut poll, Some(pause), std::ptr::null()) != Ok(0)
+                        || left == Some(Duration::ZERO);
+                }
                 Ok(part) => {
                     moved += part;
                     rest.advance(part);
-                    if part == 0 || is_once {
+                    if part == 0 || receives && !wants_all {
                         break;
                     }
                 }

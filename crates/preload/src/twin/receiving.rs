@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pause between looks of a wait for more bytes to peek at, where nothing tells of them.
-const PEEK_EVERY: Duration = Duration::from_micros(50);
+pub(super) const PEEK_EVERY: Duration = Duration::from_micros(50);
 
 /// A receive under way.
 struct Receive<'a> {
