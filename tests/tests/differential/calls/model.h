@@ -20,6 +20,8 @@ struct end {
 
 struct connection {
     bool is_unix;
+    // The kernel carries what is sent from now on.
+    bool has_departed;
     // Number of sends, after which the side may be on the direct path.
     unsigned sends;
     struct end ends[2];

@@ -117,6 +117,7 @@ static void duplicate(unsigned c, unsigned actor) {
 static void depart(unsigned c, unsigned actor) {
     unsigned way = pick(2), is_tcp = !connections[c].is_unix;
     int fd = acting_number(c, actor);
+    connections[c].has_departed = true;
     if (actor != side) return;
     begin("departs", c);
     SAY(" %u", way && is_tcp);
@@ -167,6 +168,8 @@ static void close_all(unsigned c, unsigned actor) {
     bool lingers = !connections[c].is_unix && pick(4) == 0 && !own->shut_out && !(peer->shut_in && peer->shut_out);
     // A connection that has ended both ways causes no reset.
     if (own->pending && ((own->shut_in && own->shut_out) || (peer->shut_in && peer->shut_out))) return;
+    // Bytes that lie unread on the fabric alone reset no connection of AF_UNIX that has left it: libpd_preload(7).
+    if (own->pending && connections[c].is_unix && connections[c].has_departed) return;
     if (actor == side) {
         begin("close", c);
         SAY(" %u", own->numbers);
