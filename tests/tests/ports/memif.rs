@@ -40,7 +40,8 @@ impl Client {
         let mut bytes = [0; 128];
         let mut receive = || rustix::net::recv(&self.0, &mut bytes, rustix::net::RecvFlags::empty());
         // A port that closes with messages unread resets the connection. The kernel says so once, before what the port has sent.
-        let (len, _) = receive().or_else(|error| if error == Errno::CONNRESET { receive() } else { Err(error) }).ok()?;
+        let (len, _) =
+            receive().or_else(|error| if error == Errno::CONNRESET { receive() } else { Err(error) }).ok()?;
         (len == bytes.len()).then(|| u16::from_ne_bytes([bytes[0], bytes[1]]))
     }
 
