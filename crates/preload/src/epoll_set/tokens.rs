@@ -56,7 +56,7 @@ fn told_of_leaving(instance: Option<&Arc<Entry>>, event: epoll_event) -> Leaves 
         entry.twin().map_or(event.events, |twin| receiving::told_by_kernel(&entry, twin, fd, event.events));
     if told != 0 {
         if let Some((set, end)) = once {
-            // It tells once, and thus of both parts.
+            // One event is all that comes, so it is of both parts.
             if end.received() > 0 {
                 told |= wanted & READABLE;
             }
