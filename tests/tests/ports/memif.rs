@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, FsMountFlags, FsOpenFlags, MountAttrFlags,
 };
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Makes a message of memif of a type, with bytes behind it.
 fn message(kind: u16, rest: &[&[u8]]) -> [u8; 128] {
@@ -45,7 +45,7 @@ impl Client {
         (len == bytes.len()).then(|| u16::from_ne_bytes([bytes[0], bytes[1]]))
     }
 
-    fn say(&self, message: &[u8], fds: &[std::os::fd::BorrowedFd<'_>]) {
+    fn say(&self, message: &[u8], fds: &[BorrowedFd<'_>]) {
         use rustix::net::{sendmsg, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -74,6 +74,40 @@ fn ring(to_driver: u16, offset: u32) -> [u8; 128] {
     message(5, &[&to_driver.to_ne_bytes(), &[0; 4], &offset.to_ne_bytes(), &[3, 0, 0]])
 }
 
+/// Messages and descriptors with which a client connects, each with the type of its answer.
+fn steps<'a>(memory: &'a OwnedFd, doorbell: &'a OwnedFd) -> [([u8; 128], Vec<BorrowedFd<'a>>, u16); 5] {
+    [
+        (message(3, &INIT), vec![], 1),
+        (message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]), vec![memory.as_fd()], 1),
+        (ring(1, 0), vec![doorbell.as_fd()], 1),
+        (ring(0, 256), vec![doorbell.as_fd()], 1),
+        (message(6, &[]), vec![], 7),
+    ]
+}
+
+/// A client's own socket comes with any of its messages. When it has left, the next one is served.
+#[test]
+fn a_client_of_memif_that_gives_its_own_socket_leaves() {
+    let stand = Stand::new();
+    let path = stand.driver.folder().join("own.sock");
+    stand.add("dpdk", PortSpec::Memif { socket: path.clone(), id: 3 }, "").unwrap();
+    let doorbell = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+    for with in 0..=5 {
+        let (client, memory) = (Client::connect(&path), region());
+        for (number, (bytes, mut fds, answer)) in steps(&memory, &doorbell).into_iter().enumerate() {
+            if number == with {
+                fds.insert(0, client.0.as_fd());
+            }
+            client.say(&bytes, &fds);
+            assert_eq!(client.hear(), Some(answer), "{with}, step {number}");
+        }
+        if with == 5 {
+            client.say(&message(1, &[]), &[client.0.as_fd()]);
+        }
+    }
+    drop(Client::connect(&path));
+}
+
 #[test]
 fn a_hostile_client_of_memif_ends_itself_alone() {
     let stand = Stand::new();
@@ -87,23 +121,16 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
     let mut receiver = stand.open(Direction::Receive, "dpdk", Flow::default()).unwrap();
     let (memory, doorbell) =
         (region(), rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap());
-    let add_region = message(4, &[&[0, 0], &(64u64 << 10).to_ne_bytes()]);
-    let steps: [([u8; 128], Vec<_>); 5] = [
-        (message(3, &INIT), vec![]),
-        (add_region, vec![memory.as_fd()]),
-        (ring(1, 0), vec![doorbell.as_fd()]),
-        (ring(0, 256), vec![doorbell.as_fd()]),
-        (message(6, &[]), vec![]),
-    ];
+    let steps = steps(&memory, &doorbell);
     // A client leaves at each step, and sends wrong messages at each step.
     let mut random = pd_tests::Random(7);
     let null = std::fs::File::open("/dev/null").unwrap();
     for until in 0..=steps.len() {
         for odd in 0..8 {
             let client = Client::connect(&path);
-            for (number, (bytes, fds)) in steps[..until].iter().enumerate() {
+            for (number, (bytes, fds, answer)) in steps[..until].iter().enumerate() {
                 client.say(bytes, fds);
-                assert_eq!(client.hear(), Some(if number == 4 { 7 } else { 1 }), "step {number}");
+                assert_eq!(client.hear(), Some(*answer), "step {number}");
             }
             let mut bytes = [0; 128];
             bytes.fill_with(|| random.below(256) as u8);
@@ -111,8 +138,8 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
             match odd {
                 0 => {}
                 1 => client.say(&bytes[..1 + random.below(127) as usize], &[]),
-                2 => client.say(&add_region, &[null.as_fd()]),
-                3 => client.say(&add_region, &[null.as_fd(), doorbell.as_fd(), memory.as_fd()]),
+                2 => client.say(&steps[1].0, &[null.as_fd()]),
+                3 => client.say(&steps[1].0, &[null.as_fd(), doorbell.as_fd(), memory.as_fd()]),
                 4 => client.say(&message(4, &[&[0, 0], &u64::MAX.to_ne_bytes()]), &[memory.as_fd()]),
                 5 => client.say(&ring(0, u32::MAX), &[null.as_fd()]),
                 _ => client.say(&bytes, &[null.as_fd()]),
@@ -124,7 +151,7 @@ fn a_hostile_client_of_memif_ends_itself_alone() {
     }
     // Frames, then impossible words: the pipe has the frames, and the client gets the reason.
     let client = Client::connect(&path);
-    for (bytes, fds) in &steps {
+    for (bytes, fds, _) in &steps {
         client.say(bytes, fds);
         assert!(client.hear().is_some());
     }

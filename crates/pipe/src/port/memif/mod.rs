@@ -34,7 +34,7 @@ const LOOK_TURNS: u32 = 8;
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Most frames in a row that are skipped because no pipe can carry them.
 const SKIPPED_MAX: usize = 16;
-/// Most clients that wait to be dropped.
+/// Most clients, and lots of descriptors, that wait to be dropped.
 const CLOSING_MAX: usize = 8;
 /// Most unused descriptors of a client.
 const UNUSED_MAX: usize = 4;
@@ -47,7 +47,7 @@ const FDS_MAX: usize = 253;
 #[derive(Debug)]
 struct Client {
     socket: OwnedFd,
-    /// Descriptors that came and are not used.
+    /// Descriptors that came and are not used, and for which the thread has no room. One may be the client's own end of `socket`.
     unused: Vec<OwnedFd>,
     since: Instant,
     greeted: bool,
@@ -61,6 +61,14 @@ struct Client {
     is_connected: bool,
     /// Set while the client's transmit ring says that this side polls.
     is_polled: bool,
+}
+
+/// What the thread drops.
+#[derive(Debug)]
+enum Gone {
+    Client(Box<Client>),
+    /// Descriptors of a client that goes on.
+    Unused(Vec<OwnedFd>),
 }
 
 /// The socket, and its client.
@@ -79,8 +87,8 @@ pub struct Memif {
     /// Set if frames were skipped in this turn, and more may lie behind them.
     has_skipped: bool,
     missed: u64,
-    /// Drops clients that have gone, in a thread.
-    closer: SyncSender<Box<Client>>,
+    /// Drops what is no longer used, in a thread.
+    closer: SyncSender<Gone>,
     /// A client for which `closer` has no room. Until it has, no other is served.
     left: Option<Box<Client>>,
 }
@@ -101,7 +109,7 @@ impl Memif {
         // The thread closes the socket last: clients that nobody has accepted may have sent descriptors.
         let last = listener.try_clone().map_err(|_| Errno::MFILE)?;
         let run = move || {
-            closing.into_iter().for_each(drop::<Box<Client>>);
+            closing.into_iter().for_each(drop::<Gone>);
             drop(last);
         };
         std::thread::Builder::new().name("pd-close".into()).spawn(run).map_err(|_| Errno::AGAIN)?;
@@ -130,9 +138,27 @@ impl Memif {
 
     /// Has the thread drop a client, or keeps it until there is room.
     fn dismiss(&mut self, client: Box<Client>) {
-        if let Err(TrySendError::Full(left) | TrySendError::Disconnected(left)) = self.closer.try_send(client)
-        {
+        if let Some(Gone::Client(left)) = self.close(Gone::Client(client)) {
             self.left = Some(left);
+        }
+    }
+
+    /// Has the thread drop something. Returns it if there is no room.
+    fn close(&self, gone: Gone) -> Option<Gone> {
+        match self.closer.try_send(gone) {
+            Ok(()) => None,
+            Err(TrySendError::Full(left) | TrySendError::Disconnected(left)) => Some(left),
+        }
+    }
+
+    /// Has the thread close descriptors that the client has sent and nobody uses. The socket tells of no end as long as one of them is its
+    /// other end.
+    fn close_unused(&mut self) {
+        let Some(client) = self.client.as_mut().filter(|client| !client.unused.is_empty()) else { return };
+        let unused = std::mem::take(&mut client.unused);
+        if let (Some(Gone::Unused(left)), Some(client)) = (self.close(Gone::Unused(unused)), &mut self.client)
+        {
+            client.unused = left;
         }
     }
 
@@ -200,6 +226,7 @@ impl Memif {
                     Ok(None) => {}
                     Err(why) => self.refuse(why),
                 }
+                self.close_unused();
             }
         }
         true
