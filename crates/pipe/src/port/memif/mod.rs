@@ -63,7 +63,7 @@ struct Client {
     is_polled: bool,
 }
 
-/// What the thread drops.
+/// Client or descriptors that the thread drops.
 #[derive(Debug)]
 enum Gone {
     Client(Box<Client>),
