@@ -140,7 +140,7 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
-/// Number of the bytes that the kernel has for a receive.
+/// Number of the bytes that the kernel has for a receive or a read.
 pub(crate) fn unread(fd: c_int) -> Option<c_int> {
     let mut there = 0;
     // SAFETY: room for a number.

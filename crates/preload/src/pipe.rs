@@ -11,6 +11,7 @@
 //! A pipe has bytes in the kernel or lent ones, never both. Nothing here waits.
 pub(crate) mod numbers;
 
+use crate::address::unread;
 use crate::call::lock;
 use crate::real;
 use libc::{c_int, iovec};
@@ -389,14 +390,7 @@ fn size_of_pipe(end: c_int) -> usize {
 
 /// Bytes that the kernel's pipe has.
 pub(crate) fn bytes_in(pipe: c_int) -> usize {
-    let mut bytes: c_int = 0;
-    // SAFETY: room for a number.
-    let result = unsafe { real::ioctl(pipe, libc::FIONREAD, &raw mut bytes as libc::c_ulong) };
-    if result == 0 {
-        usize::try_from(bytes).unwrap_or(0)
-    } else {
-        0
-    }
+    unread(pipe).and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0)
 }
 
 /// After a write that has failed: whether there is room now.
