@@ -289,7 +289,11 @@ fn a_mapped_address_reaches_the_other_network() {
         let mut client = two.blue("a", Way::Library("short"));
         // After a fork the fabric has a listener when one of the processes waits, and the kernel has no way here.
         let mut attempts = 0;
-        while connect(&mut client, Way::Library("short"), 0, "10.9.0.2", port) != 0 {
+        loop {
+            match connect(&mut client, Way::Library("short"), 0, "10.9.0.2", port) {
+                0 => break,
+                error => assert_eq!(error, libc::ECONNREFUSED, "{how}, connection 0"),
+            }
             attempts += 1;
             assert!(attempts < 500, "{how}: no worker is reached");
             std::thread::sleep(Duration::from_millis(10));
