@@ -298,5 +298,4 @@ fn a_policy_takes_a_parked_side_off_the_direct_path() {
     driver().wait_for("nobody has it", |report| report.clients.len() == 1);
     driver().apply("path = \"offloaded\"");
     driver().wait_for("it has left", |_| a.socket.path() != Path::Direct);
-    driver().apply("path = \"direct\"");
 }
