@@ -140,6 +140,15 @@ pub(crate) fn option(fd: c_int, level: c_int, name: c_int) -> Option<c_int> {
     (result == 0).then_some(value)
 }
 
+/// State of TCP in which both streams have ended, or the connection was reset.
+pub(crate) const CLOSED: c_int = 7;
+
+/// State of a connection of TCP.
+pub(crate) fn tcp_state(fd: c_int) -> Option<c_int> {
+    // The first byte of `TCP_INFO` is the state.
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info & 0xff)
+}
+
 /// Number of the bytes that the kernel has for a receive or a read.
 pub(crate) fn unread(fd: c_int) -> Option<c_int> {
     let mut there = 0;

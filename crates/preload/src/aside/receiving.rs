@@ -178,6 +178,17 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
     }
 }
 
+/// Tells whether a call that went to the kernel has told the program of the reset of a connection that sends there.
+pub(crate) fn kernel_has_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
+    let is_over = |fd| {
+        let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
+        let is_pending = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0)
+            && poll[0].revents & libc::POLLERR != 0;
+        address::tcp_state(fd) == Some(address::CLOSED) && !is_pending
+    };
+    !twin.unix && twin.progress().sends() && entry.any_fd().is_some_and(is_over)
+}
+
 /// Takes the mark off before the last number is closed: left unread it would have the kernel reset the connection. The peer's follows this
 /// process's, as long as the kernel's connection takes it.
 pub(crate) fn before_close(entry: &Arc<Entry>, fd: c_int, twin: &Twin) {

@@ -20,8 +20,6 @@ use std::sync::Arc;
 const TURNS_MAX: u32 = 8;
 /// States of TCP in which the own stream has ended: `FIN_WAIT1`, `FIN_WAIT2`, `LAST_ACK`, `CLOSING`.
 const SHUT_SENDING: [c_int; 4] = [4, 5, 9, 11];
-/// State of TCP in which both have ended, or the connection was reset.
-const CLOSED: c_int = 7;
 /// States of TCP in which the peer's has not: `ESTABLISHED`, `FIN_WAIT1`, `FIN_WAIT2`.
 const PEER_SENDS: [c_int; 3] = [1, 4, 5];
 /// As many bytes are worth a move.
@@ -165,12 +163,8 @@ impl Twin {
     /// Tells an end that has come from another process which directions are shut: that process may have shut them. The kernel's
     /// connection was shut with them. Both directions of an AF_UNIX socket tell by themselves.
     pub(crate) fn learn_shut(&self, fd: c_int, end: &Socket) -> Outcome<()> {
-        // The first byte of `TCP_INFO` is the state.
-        let state = match self.unix {
-            true => None,
-            false => address::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO).map(|info| info & 0xff),
-        };
-        let both_ended = |state| state == CLOSED && end.has_ended();
+        let state = if self.unix { None } else { address::tcp_state(fd) };
+        let both_ended = |state| state == address::CLOSED && end.has_ended();
         if state.is_some_and(|state| SHUT_SENDING.contains(&state) || both_ended(state)) {
             self.send_shut.store(true, Ordering::Relaxed);
         }
