@@ -40,7 +40,7 @@ pub(crate) struct Aside {
     leaving: Mutex<()>,
     /// One thread at a time takes the mark off: the byte after it is the program's.
     marking: Mutex<()>,
-    /// Errno for which the mark cannot be taken off, which the kernel reports once; 0: nothing that the program has still to be told.
+    /// Errno for which the mark cannot be taken off, which the kernel reports once; 0: none; or [`FAILURE_TOLD`].
     failed: AtomicI32,
     /// The last number is being closed: what the connection would still send could go to another descriptor.
     closed: AtomicBool,
@@ -125,6 +125,9 @@ impl Progress {
 pub(crate) fn is_elsewhere(failure: Failure) -> bool {
     failure == Failure::Errno(ELSEWHERE)
 }
+
+/// The mark could not be taken off, and the program was told why.
+const FAILURE_TOLD: i32 = -1;
 
 /// Returns whether a send failed because the process has no memory or numbers left, or the driver has none for it.
 pub(crate) fn lacks_means(failure: Failure) -> bool {

@@ -8,12 +8,10 @@ pub(crate) mod sending;
 mod taking;
 pub(crate) mod waiting;
 
-use crate::aside::receiving::kernel_has_told;
 use crate::aside::{Aside, Progress};
 use crate::back::Back;
 use crate::call::lock;
 use crate::claim::{self, PendingClaim};
-use crate::entry::Entry;
 use crate::fallback_cache::{self, Place};
 use crate::gain::Gain;
 use crate::pipe::Lender;
@@ -409,11 +407,6 @@ impl Twin {
     /// Tells whether a failure is news to the program: the kernel tells of it once.
     pub(crate) fn tells_failure(&self) -> bool {
         self.current().is_none_or(|socket| socket.tell_failure())
-    }
-
-    /// [`Self::tells_failure`] for one that the fabric's end has: a call that went to the kernel may have told of it.
-    pub(crate) fn tells_ends_failure(&self, entry: &Arc<Entry>) -> bool {
-        self.tells_failure() && !kernel_has_told(entry, self)
     }
 
     /// Tells whether a receive of AF_UNIX that found nothing is to tell of a reset: not one of no bytes, where there are some.

@@ -77,7 +77,7 @@ fn take_off(entry: &Entry, twin: &Twin, end: Option<&Arc<Socket>>) -> pd_client:
         return Ok(Ok(Mark::Off));
     }
     let failed = twin.aside.failed.load(Ordering::Relaxed);
-    if failed != 0 {
+    if failed > 0 {
         return Ok(Err(Failure::Errno(failed)));
     }
     if let Some(end) = end.filter(|_| receive_byte(fd, libc::MSG_PEEK).is_ok_and(|(len, _)| len == 1)) {

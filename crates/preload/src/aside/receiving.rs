@@ -4,7 +4,7 @@ use super::declining::decline_mark;
 use super::ending::settle;
 use super::leaving::leave;
 use super::mark::{await_mark, is_readable, take_mark, Mark};
-use super::{MARKED, UNMARKED};
+use super::{FAILURE_TOLD, MARKED, UNMARKED};
 use crate::call::{Outcome, AGAIN};
 use crate::entry::Entry;
 use crate::sleep::kernel_poll;
@@ -79,7 +79,7 @@ pub(crate) fn received_all(
         Ok(Mark::Never) if twin.recv_shut.load(Ordering::Relaxed) => return Ok(false),
         Ok(_) => settle(entry, twin),
         Err(failure) => {
-            if twin.aside.failed.swap(0, Ordering::Relaxed) != 0 {
+            if twin.aside.failed.swap(FAILURE_TOLD, Ordering::Relaxed) > 0 {
                 settle(entry, twin);
             }
             return Err(failure);
@@ -186,7 +186,9 @@ pub(crate) fn kernel_has_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
             && poll[0].revents & libc::POLLERR != 0;
         address::tcp_state(fd) == Some(address::CLOSED) && !is_pending
     };
-    !twin.unix && twin.progress().sends() && entry.any_fd().is_some_and(is_over)
+    // The library has had what it took with the mark.
+    let is_kept = twin.aside.failed.load(Ordering::Relaxed) != 0;
+    !twin.unix && !is_kept && twin.progress().sends() && entry.any_fd().is_some_and(is_over)
 }
 
 /// Takes the mark off before the last number is closed: left unread it would have the kernel reset the connection. The peer's follows this

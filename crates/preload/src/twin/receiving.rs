@@ -182,7 +182,7 @@ impl<'a> Receive<'a> {
             _ if received > 0 => Ok(received),
             // TCP has waited, and then has nothing to do.
             AGAIN if self.wanted == 0 && !twin.unix && self.waits() => Ok(0),
-            Failure::Errno(libc::ECONNRESET) if !twin.tells_ends_failure(self.entry) => Ok(0),
+            Failure::Errno(libc::ECONNRESET) if !twin.tells_failure() => Ok(0),
             Failure::Errno(libc::ECONNRESET) => {
                 receiving::failure_is_told(self.entry, twin);
                 Err(failure)

@@ -115,7 +115,7 @@ impl Twin {
                 Failure::Errno(libc::EPIPE) if self.unix && !self.ends_sending() => Err(Failure::Plain),
                 Failure::Errno(libc::EPIPE) => self.closed_by_peer(flags).map(|()| wanted),
                 Failure::Errno(libc::ECONNRESET)
-                    if self.unix || self.has_ended() || !self.tells_ends_failure(entry) =>
+                    if self.unix || self.has_ended() || !self.tells_failure() =>
                 {
                     self.sent_in_vain.store(true, Ordering::Relaxed);
                     self.closed_by_peer(flags).map(|()| wanted)
