@@ -5,7 +5,7 @@ use crate::epoll::{Epoll, Registration};
 use crate::error::{bad_socket, Result};
 use crate::forks::forks;
 use crate::kernel::Carrier;
-use crate::link::{has_failed, Link};
+use crate::link::{has_failed, Link, LOST};
 use crate::lock::Lock;
 use crate::recv::side::RecvSide;
 use crate::send::side::SendSide;
@@ -300,6 +300,15 @@ impl Socket {
     /// Returns whether sends may still be delivered: those of an ended stream are not.
     pub(crate) fn sends_undelivered(&self) -> bool {
         self.sends_in_flight() && self.send.lock().link.send_end() == 0
+    }
+
+    /// Tells whether the peer has closed, and has not received all that was sent.
+    pub fn has_lost(&self) -> bool {
+        let mut side = self.send.lock();
+        match side.link.send_end() {
+            ENDED => self.has_come_back().0 || side.lies_in_ring(),
+            end => end == LOST,
+        }
     }
 
     /// Bytes that were sent found the peer closed, which TCP learns from a reset that comes back: from now on the connection

@@ -260,9 +260,9 @@ pub enum ToMover {
     Ring { flow: FlowId, ring: Option<Ring> },
     /// The source sends no more.
     Finish { flow: FlowId, finish: Finish },
-    /// The destination takes no more; the source learns `send_end`. With `recv_end`, the
-    /// destination is ended as well.
-    Abort { flow: FlowId, send_end: u32, recv_end: Option<u32> },
+    /// The destination takes no more; the source learns `send_end`, or `lost_end` if bytes of it are lost, now or later. With `recv_end`,
+    /// the destination is ended as well.
+    Abort { flow: FlowId, send_end: u32, lost_end: u32, recv_end: Option<u32> },
     /// The flow's destination receives later bytes elsewhere, and the source learns that at once. `event` is posted to the asker,
     /// with the position of the last byte that is still delivered. `source`: the socket that learns it if its client has shut the
     /// flow down.

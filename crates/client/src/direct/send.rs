@@ -97,6 +97,13 @@ impl SendSide {
         }
     }
 
+    /// Tells whether the peer has not given back all that was written into the ring.
+    pub(crate) fn lies_in_ring(&mut self) -> bool {
+        self.out.has_ring()
+            && self.look_for_room().is_ok()
+            && self.out.cursor.freed() != self.out.cursor.written()
+    }
+
     /// Asks for an event when there is room. Says whether some has come meanwhile.
     pub(crate) fn arm_direct(&mut self) -> bool {
         let (before, at) = (self.out.cursor.freed(), self.out.half_free_at());

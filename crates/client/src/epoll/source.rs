@@ -2,7 +2,7 @@
 use super::item::{Item, Rest, Source};
 use super::ready::{ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::Registration;
-use crate::link::{has_failed, MOVED};
+use crate::link::{has_failed, LOST, MOVED};
 use crate::own::OwnFd;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
@@ -207,6 +207,10 @@ impl Socket {
             // The connection goes on. A reader takes it back.
             return (IN, None);
         }
+        if send_end != 0 {
+            // The program may know by now, and expect the next send to fail.
+            self.look_always();
+        }
         let seen = Seen { there, is_enough: there >= lowat, shut, recv_end, send_end };
         (self.readiness(&seen, wanted), rest)
     }
@@ -224,7 +228,9 @@ impl Socket {
         };
         let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
-        let failed = has_failed(recv_end) || has_failed(send_end) && !self.ignores_reset(recv_end);
+        // Lost bytes come back after the peer's end.
+        let send_failed = has_failed(send_end) && (send_end != LOST || recv_end != 0);
+        let failed = has_failed(recv_end) || send_failed && !self.ignores_reset(recv_end);
         if is_enough || received_all {
             ready |= IN;
         }
@@ -232,7 +238,8 @@ impl Socket {
             ready |= RDHUP;
         }
         let stands_for_tcp = (send_end != 0 || received_all) && self.stands_for_tcp();
-        if stands_for_tcp && send_end == ENDED && self.sends_in_flight() {
+        if stands_for_tcp && recv_end != 0 && send_end == ENDED && (self.sends_in_flight() || self.has_lost())
+        {
             // The peer has closed without it.
             self.come_back();
         }

@@ -65,7 +65,7 @@ use balance::Balance;
 use client::{Client, Connected, SocketState};
 use connections::{Connection, Connections};
 use deferred::Deferred;
-use ending::{Ending, Event, Farewell};
+use ending::{lost_end, Ending, Event, Farewell};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
@@ -487,6 +487,11 @@ impl Conductor {
         let Some(entry) = self.connections.get_mut(connection) else { return };
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
+        let lost_end = match &entry.twin {
+            // The kernel refuses a send to a closed socket, and loses none.
+            Some(twin) if twin.is_unix() => send_end,
+            _ => lost_end(send_end),
+        };
         if is_gone {
             entry.set_owner(side, None);
         }
@@ -499,7 +504,8 @@ impl Conductor {
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.tell_of_end(connection, side);
-        self.movers.send(movers[side.other()], ToMover::Abort { flow: incoming, send_end, recv_end: None });
+        let abort = ToMover::Abort { flow: incoming, send_end, lost_end, recv_end: None };
+        self.movers.send(movers[side.other()], abort);
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // A twin that was detached has no flow back to wait for.
             self.flow_done(incoming);

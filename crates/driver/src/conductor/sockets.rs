@@ -463,7 +463,7 @@ impl Conductor {
             }
             self.movers.send(
                 movers[side.other()],
-                ToMover::Abort { flow: incoming, send_end: ENDED, recv_end: Some(ENDED) },
+                ToMover::Abort { flow: incoming, send_end: ENDED, lost_end: ENDED, recv_end: Some(ENDED) },
             );
             self.detach_unclaimed(connection, ENDED);
         }

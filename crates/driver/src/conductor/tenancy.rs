@@ -200,7 +200,7 @@ impl Conductor {
         let errno = Errno::CONNRESET.raw_os_error() as u32;
         for side in Side::BOTH {
             let flow = index.flow(side);
-            let abort = ToMover::Abort { flow, send_end: errno, recv_end: Some(errno) };
+            let abort = ToMover::Abort { flow, send_end: errno, lost_end: errno, recv_end: Some(errno) };
             self.movers.send(connection.movers[side], abort);
         }
     }

@@ -22,6 +22,7 @@ use twin::End;
 use super::answer::{done, Answer};
 use super::client::{Connected, SocketState};
 use super::connections::{NewConnection, Reservation};
+use super::ending::lost_end;
 use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
@@ -459,7 +460,8 @@ impl Conductor {
         });
         self.show(index, Side::Accepting);
         if let Some(send_end) = send_end {
-            self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
+            let lost_end = lost_end(send_end);
+            self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, lost_end, recv_end: None });
         } else {
             self.place(index);
         }

@@ -212,7 +212,7 @@ impl Mover {
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
         let Some(flow) = self.flows.get(id) else { return };
         let client = flow.destination().client;
-        self.abort(id, Flow::failure(), None);
+        self.abort(id, Flow::failure(), Flow::failure(), None);
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
 

@@ -316,7 +316,7 @@ impl Mover {
     /// Ends a flow whose file lacks bytes that were sent.
     pub(super) fn fail_file(&mut self, id: FlowId) {
         Metrics::add(&self.metrics.files_failed, 1);
-        self.abort(id, Flow::failure(), Some(Flow::failure()));
+        self.abort(id, Flow::failure(), Flow::failure(), Some(Flow::failure()));
     }
 }
 

@@ -55,6 +55,8 @@ pub struct Flow {
     aborted: bool,
     /// Ends that the two sides were told when it was aborted.
     ends_told: (u32, u32),
+    /// End that the source is told instead when it turns out that bytes of it are lost.
+    lost_end: u32,
     pub last_active: Duration,
     /// State of moves, if one of its ends ever went from one client to another.
     migration: Option<Box<Migration>>,
@@ -118,6 +120,7 @@ impl Flow {
             finish: None,
             aborted: false,
             ends_told: (0, 0),
+            lost_end: 0,
             last_active: Duration::ZERO,
             migration: None,
         }
@@ -184,6 +187,12 @@ impl Flow {
         let refused = self.aborted || self.finish.is_some();
         if refused {
             self.source.refuse(sends);
+        }
+        if self.aborted && self.ends_told.0 != self.lost_end {
+            self.ends_told.0 = self.lost_end;
+            if !self.source_gone() && self.is_source_last() {
+                self.source.publish_end(self.lost_end);
+            }
         }
         !refused
     }
@@ -322,21 +331,24 @@ impl Flow {
             return News::default();
         }
         let errno = self.finish.map_or(0, |f| f.late_errno);
-        self.abort(errno, Some(errno))
+        self.abort(errno, errno, Some(errno))
     }
 
     /// Ends delivery, because the destination takes no more. The destination has gone (no `recv_end`), or is to read the delivered bytes
-    /// and then learn `recv_end`.
-    pub fn abort(&mut self, send_end: u32, recv_end: Option<u32>) -> News {
+    /// and then learn `recv_end`. The source learns `send_end`, or `lost_end` if the destination has not read all that it sent.
+    pub fn abort(&mut self, send_end: u32, lost_end: u32, recv_end: Option<u32>) -> News {
         let mut news = News::default();
         if let (Some(errno), false) = (recv_end, self.sink.is_end_published()) {
             self.sink.publish_end(errno);
             news.destination = true;
         }
-        self.sink.close(recv_end.is_none());
         if !self.aborted {
             self.aborted = true;
+            let is_lost = !self.source.is_empty() || self.sink.has_unread();
+            let send_end = if is_lost { lost_end } else { send_end };
             self.ends_told = (send_end, recv_end.unwrap_or(ENDED));
+            self.lost_end = lost_end;
+            self.sink.close(recv_end.is_none());
             self.pending = 0;
             if self.sink.is_quiet() {
                 self.source.drop_sends();
@@ -345,6 +357,8 @@ impl Flow {
                 self.source.publish_end(send_end);
                 news.source = true;
             }
+        } else {
+            self.sink.close(recv_end.is_none());
         }
         news
     }

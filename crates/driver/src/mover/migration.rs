@@ -296,7 +296,7 @@ impl Mover {
         }
         let client = flow.source().client;
         self.tell_conductor(ToConductor::BrokeRing { client });
-        self.abort(id, Flow::failure(), Some(Flow::failure()));
+        self.abort(id, Flow::failure(), Flow::failure(), Some(Flow::failure()));
     }
 
     /// Looks at the rings whose writers have not left them.

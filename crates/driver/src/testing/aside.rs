@@ -50,7 +50,7 @@ fn a_next_owner_of_an_end_learns_of_the_same_end() {
     let reset = Errno::CONNRESET.raw_os_error() as u32;
     let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
     let endings = [
-        (ToMover::Abort { flow: A_TO_B, send_end: reset, recv_end: Some(reset) }, reset),
+        (ToMover::Abort { flow: A_TO_B, send_end: reset, lost_end: reset, recv_end: Some(reset) }, reset),
         (ToMover::Finish { flow: A_TO_B, finish: Finish { end: reset, ..finish } }, reset),
         (ToMover::Finish { flow: A_TO_B, finish }, ENDED),
     ];

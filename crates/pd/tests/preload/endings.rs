@@ -61,6 +61,16 @@ fn a_close_beside_a_send_loses_nothing_at_any_moment() {
     compare_alone(&site, &command, &[(With::Scarce, false)], 40);
 }
 
+/// The driver may take a send before it learns of the close. The reset that TCP answers with is told all the same.
+#[test]
+fn a_send_just_after_the_peers_close_has_it_reset_the_connection() {
+    let site = Site::new(230);
+    let program = site.compiled("late_send", &[]);
+    let whole =
+        [(With::Library, false), (With::Mediated, false), (With::Library, true), (With::Mediated, true)];
+    compare_alone(&site, &[&program], &whole, 60);
+}
+
 /// A handler may close the descriptor of the call that it interrupts, give the number to another file, or leave by a jump.
 #[test]
 fn a_handler_may_end_a_call_in_any_way() {

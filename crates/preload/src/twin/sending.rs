@@ -264,7 +264,8 @@ impl Twin {
     /// which succeeds; programs that send last words rely on that.
     pub(super) fn closed_by_peer(&self, flags: c_int) -> Outcome<()> {
         let socket = self.current();
-        if !self.ends_sending() && !self.sent_in_vain.swap(true, Ordering::Relaxed) {
+        let has_lost = || socket.as_ref().is_some_and(|socket| socket.has_lost());
+        if !self.ends_sending() && !self.sent_in_vain.swap(true, Ordering::Relaxed) && !has_lost() {
             socket.iter().for_each(|socket| socket.come_back());
             return Ok(());
         }

@@ -86,6 +86,11 @@ impl Twin {
         }
     }
 
+    /// Tells whether its connection is one of AF_UNIX.
+    pub(in crate::conductor) fn is_unix(&self) -> bool {
+        matches!(self.key, Key::Unix(_))
+    }
+
     pub(super) fn key(&self) -> &Key {
         &self.key
     }

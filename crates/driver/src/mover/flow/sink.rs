@@ -459,6 +459,11 @@ impl Sink {
         Ok(self.consumed == self.delivered)
     }
 
+    /// Tells whether delivered bytes have not been given back.
+    pub fn has_unread(&mut self) -> bool {
+        self.is_read_up().is_ok_and(|is_read_up| !is_read_up)
+    }
+
     /// Begins again, at another client's socket, without a ring. Returns the previous ring, the first unread byte there, and the number of
     /// unread bytes. A client that forged its counter loses its unread bytes. A flow that was given up (`is_over`) has none that will be
     /// read.

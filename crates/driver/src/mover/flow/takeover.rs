@@ -115,6 +115,7 @@ impl Flow {
             finish,
             aborted: state.aborted,
             ends_told: state.ends_told,
+            lost_end: state.ends_told.0,
             last_active: now,
             migration,
         })
