@@ -487,11 +487,8 @@ impl Conductor {
         let Some(entry) = self.connections.get_mut(connection) else { return };
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
-        let lost_end = match &entry.twin {
-            // The kernel refuses a send to a closed socket, and loses none.
-            Some(twin) if twin.is_unix() => send_end,
-            _ => lost_end(send_end),
-        };
+        let twin = entry.twin.as_ref();
+        let lost_end = twin.map_or_else(|| lost_end(send_end), |twin| twin.lost_end(send_end));
         if is_gone {
             entry.set_owner(side, None);
         }

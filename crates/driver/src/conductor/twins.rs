@@ -22,7 +22,6 @@ use twin::End;
 use super::answer::{done, Answer};
 use super::client::{Connected, SocketState};
 use super::connections::{NewConnection, Reservation};
-use super::ending::lost_end;
 use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
@@ -426,7 +425,7 @@ impl Conductor {
         let (movers, serial, first) =
             (connection.movers, connection.serial, connection.owner(Side::Connecting));
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
-        let send_end = twin.claim(held);
+        let ends = twin.claim(held).map(|end| (end, twin.lost_end(end)));
         self.twins.no_longer_unclaimed(index, twin);
         // Looked after if its connecting side has ended before.
         self.twins.parked.remove((index, Side::Accepting));
@@ -459,8 +458,7 @@ impl Conductor {
             serial,
         });
         self.show(index, Side::Accepting);
-        if let Some(send_end) = send_end {
-            let lost_end = lost_end(send_end);
+        if let Some((send_end, lost_end)) = ends {
             self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, lost_end, recv_end: None });
         } else {
             self.place(index);

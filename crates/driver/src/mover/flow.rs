@@ -342,13 +342,13 @@ impl Flow {
             self.sink.publish_end(errno);
             news.destination = true;
         }
+        let is_lost = !self.source.is_empty() || self.sink.has_unread();
+        self.sink.close(recv_end.is_none());
         if !self.aborted {
             self.aborted = true;
-            let is_lost = !self.source.is_empty() || self.sink.has_unread();
             let send_end = if is_lost { lost_end } else { send_end };
             self.ends_told = (send_end, recv_end.unwrap_or(ENDED));
             self.lost_end = lost_end;
-            self.sink.close(recv_end.is_none());
             self.pending = 0;
             if self.sink.is_quiet() {
                 self.source.drop_sends();
@@ -357,8 +357,6 @@ impl Flow {
                 self.source.publish_end(send_end);
                 news.source = true;
             }
-        } else {
-            self.sink.close(recv_end.is_none());
         }
         news
     }

@@ -1,5 +1,6 @@
 //! A twin: the part of a connection's state that concerns the kernel's connection, and the names of kernel sockets. Plain data: nothing
 //! else is asked or changed.
+use crate::conductor::ending::lost_end;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
 use crate::wanted::Wanted;
@@ -86,9 +87,12 @@ impl Twin {
         }
     }
 
-    /// Tells whether its connection is one of AF_UNIX.
-    pub(in crate::conductor) fn is_unix(&self) -> bool {
-        matches!(self.key, Key::Unix(_))
+    /// See [`lost_end`]. The kernel refuses a send to a closed socket of AF_UNIX, and loses none.
+    pub(in crate::conductor) fn lost_end(&self, send_end: u32) -> u32 {
+        match self.key {
+            Key::Unix(_) => send_end,
+            _ => lost_end(send_end),
+        }
     }
 
     pub(super) fn key(&self) -> &Key {
