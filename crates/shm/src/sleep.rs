@@ -156,8 +156,9 @@ mod tests {
         for rung in [0, 64] {
             let sleeper = map.clone();
             let start = Instant::now();
+            // A thread that begins late would see the new word, and wait for another.
+            let seen = [0, 64].map(|at| map.load_u32(at, Ordering::Acquire));
             let thread = std::thread::spawn(move || {
-                let seen = [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire));
                 while [0, 64].map(|at| sleeper.load_u32(at, Ordering::Acquire)) == seen {
                     Region::futex_wait_two(
                         [(&sleeper, 0, seen[0]), (&sleeper, 64, seen[1])],
