@@ -58,7 +58,8 @@ pub struct Channel {
 impl Channel {
     /// Makes an end over a connected socket.
     pub fn new(stream: UnixStream) -> Channel {
-        Channel { reader: BufReader::new(stream) }
+        // Takes no more than a line: the socket is readable for as long as there is a message.
+        Channel { reader: BufReader::with_capacity(1, stream) }
     }
 
     /// Returns the socket.
@@ -96,5 +97,28 @@ impl Channel {
             Some(Message::Failed { reason }) => bail!("{reason}"),
             other => bail!("expected {wanted:?} on the container's control socket, got {other:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{poll, PollFd, PollFlags, Timespec};
+
+    /// A holder waits for the socket between two messages.
+    #[test]
+    fn the_socket_is_readable_until_the_last_message_is_taken() {
+        let (own, other) = UnixStream::pair().unwrap();
+        let (mut own, other) = (Channel::new(own), Channel::new(other));
+        other.send(&Message::Started).unwrap();
+        other.send(&Message::Stopped { signal: 21 }).unwrap();
+        let readable = |own: &Channel| {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(own.stream(), PollFlags::IN)], Some(&at_once)).unwrap() > 0
+        };
+        own.expect(&Message::Started).unwrap();
+        assert!(readable(&own));
+        assert_eq!(own.receive().unwrap(), Some(Message::Stopped { signal: 21 }));
+        assert!(!readable(&own));
     }
 }
