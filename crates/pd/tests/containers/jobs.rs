@@ -1,13 +1,10 @@
 //! Process groups and terminals of containers' commands.
 
 use super::{await_true, pd, stderr, stdout, Net};
-use rustix::event::{poll, PollFd, PollFlags};
-use rustix::time::Timespec;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 #[test]
 fn signals_to_the_own_group_stay_in_the_container() {
@@ -55,26 +52,6 @@ impl Shell {
             }
             self.read_some();
         }
-    }
-
-    /// Stops the job by Ctrl-Z, repeatedly if needed: one that comes while a command is just being given the terminal may be lost.
-    fn stop_job(&mut self, part: &str) {
-        let is_there = |seen: &str| seen.contains(part);
-        for _ in 0..12 {
-            self.write(&[26]);
-            let pressed = Instant::now();
-            while !is_there(&self.seen) && pressed.elapsed() < Duration::from_secs(5) {
-                let mut polled = [PollFd::new(&self.master, PollFlags::IN)];
-                let wait = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-                if poll(&mut polled, Some(&wait)).is_ok_and(|ready| ready > 0) {
-                    self.read_some();
-                }
-            }
-            if is_there(&self.seen) {
-                return self.read_to(part);
-            }
-        }
-        panic!("nothing stops the job: {:?}", self.seen);
     }
 
     fn read_some(&mut self) {
@@ -133,7 +110,8 @@ fn a_command_has_the_terminal_as_a_shells_job_has() {
             "{words} sh -c 'echo up; read x; echo got $x'; echo shell; fg; echo $? end"
         ));
         shell.read_to("up");
-        shell.stop_job("shell");
+        shell.write(&[26]);
+        shell.read_to("shell");
         shell.write(b"three\n");
         shell.read_to("got three");
         shell.read_to("0 end");
