@@ -270,8 +270,8 @@ fn listeners_and_accounts_are_the_next_drivers() {
     let _turn = alone();
     let mut driver = driver();
     driver.apply("path = \"offloaded\"");
-    let address: SocketAddr = "127.0.0.1:7311".parse().unwrap();
-    let listener = Listener::bind(address).unwrap();
+    let listener = Listener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = listener.local_addr().unwrap();
     let queued = Stream::connect(address).unwrap();
     let made = |driver: &TestDriver| driver.policy().tenants[0].account.connections_made;
     let before = made(&driver);
