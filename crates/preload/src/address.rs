@@ -162,6 +162,13 @@ pub(crate) fn listens(fd: c_int) -> bool {
     option(fd, libc::SOL_SOCKET, libc::SO_ACCEPTCONN) == Some(1)
 }
 
+/// Returns whether the kernel has an error for the next call.
+pub(crate) fn has_error(fd: c_int) -> bool {
+    let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
+    kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) == Ok(1)
+        && poll[0].revents & libc::POLLERR != 0
+}
+
 /// Returns whether the kernel takes a byte at once that is sent. What it tells of AF_UNIX by `poll` is more: that most of the buffer is free.
 pub(crate) fn has_room(fd: c_int, unix: bool) -> bool {
     let mut poll = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];

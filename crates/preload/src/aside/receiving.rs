@@ -180,12 +180,7 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
 
 /// Tells whether a call that went to the kernel has told the program of the reset of a connection that sends there.
 pub(crate) fn kernel_has_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
-    let is_over = |fd| {
-        let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
-        let is_pending = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) != Ok(0)
-            && poll[0].revents & libc::POLLERR != 0;
-        address::tcp_state(fd) == Some(address::CLOSED) && !is_pending
-    };
+    let is_over = |fd| address::tcp_state(fd) == Some(address::CLOSED) && !address::has_error(fd);
     // The library has had what it took with the mark.
     let is_kept = twin.aside.failed.load(Ordering::Relaxed) != 0;
     !twin.unix && !is_kept && twin.progress().sends() && entry.any_fd().is_some_and(is_over)

@@ -301,7 +301,5 @@ fn message_now(fd: c_int, pieces: &[iovec], flags: c_int, receives: bool) -> Res
 
 /// Tells whether the kernel's next call would take a failure that the program has still to see. What lies there is received before it.
 fn fails_next(fd: c_int, receives: bool) -> bool {
-    let mut poll = [libc::pollfd { fd, events: 0, revents: 0 }];
-    let _ = kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null());
-    poll[0].revents & libc::POLLERR != 0 && !(receives && address::unread(fd) > Some(0))
+    address::has_error(fd) && !(receives && address::unread(fd) > Some(0))
 }
