@@ -72,8 +72,10 @@
 #define PD_ABI_LAYOUT_REGION_BYTES 6557696ull
 
 /* How a stream ends: recv_end, send_end. */
-/* recv_end, send_end: ended in order. Above every errno. EPIPE in send_end instead: the peer has closed, and has not received all. */
+/* recv_end, send_end: ended in order. Above every errno. */
 #define PD_ABI_LAYOUT_ENDED 65536ull
+/* send_end: EPIPE, the peer has closed, and has not received all. */
+#define PD_ABI_LAYOUT_LOST 32ull
 /* recv_end, send_end of a twin: the rest of the stream goes over the kernel's connection. */
 #define PD_ABI_LAYOUT_ELSEWHERE 65537ull
 

@@ -267,8 +267,10 @@ words! {
 
 constants! {
     ENDS:
-    /// `recv_end`, `send_end`: ended in order. Above every errno. `EPIPE` in `send_end` instead: the peer has closed, and has not received all.
+    /// `recv_end`, `send_end`: ended in order. Above every errno.
     ENDED: u32 = 1 << 16;
+    /// `send_end`: `EPIPE`, the peer has closed, and has not received all.
+    LOST: u32 = 32;
     /// `recv_end`, `send_end` of a twin: the rest of the stream goes over the kernel's connection.
     ELSEWHERE: u32 = ENDED + 1;
 }

@@ -18,9 +18,6 @@ use std::sync::Arc;
 /// The end of a socket that another process has taken: what is unread here it reads there.
 pub(crate) const MOVED: u32 = libc::ESTALE as u32;
 
-/// Word by which sends end if the peer has closed without having received all of them.
-pub(crate) const LOST: u32 = libc::EPIPE as u32;
-
 /// Tells whether a direction has ended neither in order nor because the connection goes on elsewhere.
 pub(crate) fn has_failed(end: u32) -> bool {
     ![0, ENDED, ELSEWHERE, MOVED].contains(&end)

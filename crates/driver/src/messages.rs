@@ -10,7 +10,7 @@ use crate::policy::budget::Budget;
 use crate::policy::Policy;
 use crate::reader::{Asker, OpenFile, Replies};
 use crate::refusal::Refusal;
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ENDED, LOST};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{Event, Request};
 use pd_shm::ringer::WakeEnd;
@@ -212,6 +212,27 @@ pub struct Finish {
     pub source_gone: bool,
 }
 
+/// End of a flow's sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendEnd {
+    /// The word: `ENDED`, or an errno.
+    pub word: u32,
+    /// The word if the destination has not read all that was sent, then or later.
+    pub if_lost: u32,
+}
+
+impl SendEnd {
+    /// Makes the end by `word`, whatever is lost.
+    pub fn by(word: u32) -> SendEnd {
+        SendEnd { word, if_lost: word }
+    }
+
+    /// Makes the end of a stream by `word`. TCP answers bytes that come to a closed socket with a reset, and says `EPIPE` to their sender.
+    pub fn of_stream(word: u32) -> SendEnd {
+        SendEnd { word, if_lost: if word == ENDED { LOST } else { word } }
+    }
+}
+
 /// Destination of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
@@ -260,9 +281,8 @@ pub enum ToMover {
     Ring { flow: FlowId, ring: Option<Ring> },
     /// The source sends no more.
     Finish { flow: FlowId, finish: Finish },
-    /// The destination takes no more; the source learns `send_end`, or `lost_end` if bytes of it are lost, now or later. With `recv_end`,
-    /// the destination is ended as well.
-    Abort { flow: FlowId, send_end: u32, lost_end: u32, recv_end: Option<u32> },
+    /// The destination takes no more; the source learns `send_end`. With `recv_end`, the destination is ended as well.
+    Abort { flow: FlowId, send_end: SendEnd, recv_end: Option<u32> },
     /// The flow's destination receives later bytes elsewhere, and the source learns that at once. `event` is posted to the asker,
     /// with the position of the last byte that is still delivered. `source`: the socket that learns it if its client has shut the
     /// flow down.

@@ -2,11 +2,11 @@
 use super::item::{Item, Rest, Source};
 use super::ready::{ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
 use super::Registration;
-use crate::link::{has_failed, LOST, MOVED};
+use crate::link::{has_failed, MOVED};
 use crate::own::OwnFd;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::{ELSEWHERE, ENDED, LOST};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 

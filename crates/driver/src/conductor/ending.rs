@@ -140,15 +140,6 @@ impl Ending {
     }
 }
 
-/// Returns the word by which a peer's sends end if the side that ends has not read all of them. TCP answers bytes that come to a closed
-/// socket with a reset, and says `EPIPE` to their sender.
-pub fn lost_end(send_end: u32) -> u32 {
-    match send_end {
-        ENDED => Errno::PIPE.raw_os_error() as u32,
-        errno => errno,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

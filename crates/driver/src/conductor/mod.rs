@@ -51,7 +51,7 @@ use crate::limiter::Limiter;
 use crate::mailbox::Mailbox;
 use crate::memory::{Exhausted, Pool};
 use crate::messages::{
-    Endpoint, FlowEnd, Gone, Payer, PreviousOwner, ToConductor, ToMover, Violation, DRIVER,
+    Endpoint, FlowEnd, Gone, Payer, PreviousOwner, SendEnd, ToConductor, ToMover, Violation, DRIVER,
 };
 use crate::metrics::Metrics;
 use crate::mover::Mover;
@@ -65,7 +65,7 @@ use balance::Balance;
 use client::{Client, Connected, SocketState};
 use connections::{Connection, Connections};
 use deferred::Deferred;
-use ending::{lost_end, Ending, Event, Farewell};
+use ending::{Ending, Event, Farewell};
 use families::Families;
 use kernel::Kernel;
 use names::Names;
@@ -488,7 +488,7 @@ impl Conductor {
         let (outgoing, incoming) = (connection.flow(side), connection.flow(side.other()));
         let Farewell { finish, send_end, is_reset, is_gone } = ending.farewell();
         let twin = entry.twin.as_ref();
-        let lost_end = twin.map_or_else(|| lost_end(send_end), |twin| twin.lost_end(send_end));
+        let last = twin.map_or_else(|| SendEnd::of_stream(send_end), |twin| twin.send_end(send_end));
         if is_gone {
             entry.set_owner(side, None);
         }
@@ -501,7 +501,7 @@ impl Conductor {
         self.gone(outgoing, Gone::Writer);
         self.movers.send(movers[side], ToMover::Finish { flow: outgoing, finish });
         self.tell_of_end(connection, side);
-        let abort = ToMover::Abort { flow: incoming, send_end, lost_end, recv_end: None };
+        let abort = ToMover::Abort { flow: incoming, send_end: last, recv_end: None };
         self.movers.send(movers[side.other()], abort);
         if side == Side::Connecting && self.detach_unclaimed(connection, send_end) {
             // A twin that was detached has no flow back to wait for.

@@ -8,7 +8,7 @@ use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
 use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
-use crate::messages::{Asking, Endpoint, Gone, NewFlow, ToMover};
+use crate::messages::{Asking, Endpoint, Gone, NewFlow, SendEnd, ToMover};
 use crate::metrics::Metrics;
 use crate::service::Chosen;
 use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
@@ -463,7 +463,7 @@ impl Conductor {
             }
             self.movers.send(
                 movers[side.other()],
-                ToMover::Abort { flow: incoming, send_end: ENDED, lost_end: ENDED, recv_end: Some(ENDED) },
+                ToMover::Abort { flow: incoming, send_end: SendEnd::by(ENDED), recv_end: Some(ENDED) },
             );
             self.detach_unclaimed(connection, ENDED);
         }

@@ -7,7 +7,7 @@ use crate::admin::PolicyReport;
 use crate::door::{Registration, ToDoor};
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, ConnectionId, Side, TenantId};
-use crate::messages::ToMover;
+use crate::messages::{SendEnd, ToMover};
 use crate::metrics::Metrics;
 use crate::policy::{Action, Policy, PolicyError};
 use rustix::io::Errno;
@@ -200,7 +200,7 @@ impl Conductor {
         let errno = Errno::CONNRESET.raw_os_error() as u32;
         for side in Side::BOTH {
             let flow = index.flow(side);
-            let abort = ToMover::Abort { flow, send_end: errno, lost_end: errno, recv_end: Some(errno) };
+            let abort = ToMover::Abort { flow, send_end: SendEnd::by(errno), recv_end: Some(errno) };
             self.movers.send(connection.movers[side], abort);
         }
     }

@@ -425,7 +425,7 @@ impl Conductor {
         let (movers, serial, first) =
             (connection.movers, connection.serial, connection.owner(Side::Connecting));
         let Some(twin) = &mut connection.twin else { return Err(Errno::NOENT) };
-        let ends = twin.claim(held).map(|end| (end, twin.lost_end(end)));
+        let send_end = twin.claim(held).map(|word| twin.send_end(word));
         self.twins.no_longer_unclaimed(index, twin);
         // Looked after if its connecting side has ended before.
         self.twins.parked.remove((index, Side::Accepting));
@@ -458,8 +458,8 @@ impl Conductor {
             serial,
         });
         self.show(index, Side::Accepting);
-        if let Some((send_end, lost_end)) = ends {
-            self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, lost_end, recv_end: None });
+        if let Some(send_end) = send_end {
+            self.movers.send(movers[1], ToMover::Abort { flow: back, send_end, recv_end: None });
         } else {
             self.place(index);
         }

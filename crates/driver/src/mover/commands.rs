@@ -5,7 +5,9 @@ use super::flows::Place;
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId, MoverId, Slot};
 use crate::memory::{Account, ClientMemory};
-use crate::messages::{Asking, Endpoint, Finish, NewChannel, NewFlow, Payer, Ring, ToConductor, ToMover};
+use crate::messages::{
+    Asking, Endpoint, Finish, NewChannel, NewFlow, Payer, Ring, SendEnd, ToConductor, ToMover,
+};
 use crate::mirror::Showing;
 use pd_abi::layout::{socket_status, ELSEWHERE};
 use pd_abi::{Event, Operation};
@@ -67,9 +69,7 @@ impl Mover {
             ToMover::SetSendRing { flow, bytes } => self.set_send_ring(flow, bytes),
             ToMover::Ring { flow: id, ref mut ring } => self.take_ring(id, ring.take()),
             ToMover::Finish { flow, finish } => self.finish(flow, finish),
-            ToMover::Abort { flow, send_end, lost_end, recv_end } => {
-                self.abort(flow, send_end, lost_end, recv_end)
-            }
+            ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
             ToMover::Elsewhere { flow, ref source, asker, event } => {
                 self.say_elsewhere(flow, source.as_deref(), asker, event);
             }
@@ -193,9 +193,9 @@ impl Mover {
     }
 
     /// Gives a flow up; see [`Flow::abort`](super::flow::Flow::abort).
-    pub(super) fn abort(&mut self, id: FlowId, send_end: u32, lost_end: u32, recv_end: Option<u32>) {
+    pub(super) fn abort(&mut self, id: FlowId, send_end: SendEnd, recv_end: Option<u32>) {
         if let Some(flow) = self.flows.get(id) {
-            let news = flow.abort(send_end, lost_end, recv_end);
+            let news = flow.abort(send_end, recv_end);
             self.tell(id, news);
             self.touch(id);
         }

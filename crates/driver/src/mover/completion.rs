@@ -4,7 +4,7 @@ use super::engines::COMMANDS_PER_TURN;
 use super::flow::{Flow, News};
 use super::Mover;
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{ToConductor, Violation};
+use crate::messages::{SendEnd, ToConductor, Violation};
 use std::sync::atomic::{fence, Ordering};
 use std::time::Duration;
 
@@ -212,7 +212,7 @@ impl Mover {
     pub(super) fn destination_broke(&mut self, id: FlowId, violation: Violation) {
         let Some(flow) = self.flows.get(id) else { return };
         let client = flow.destination().client;
-        self.abort(id, Flow::failure(), Flow::failure(), None);
+        self.abort(id, SendEnd::by(Flow::failure()), None);
         self.tell_conductor(ToConductor::Violation { client, violation });
     }
 

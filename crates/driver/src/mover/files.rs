@@ -7,7 +7,7 @@ use super::flow::Flow;
 use super::Mover;
 use crate::ids::{ClientId, FlowId};
 use crate::memory::{Account, Amounts, Lease};
-use crate::messages::{Payer, Violation};
+use crate::messages::{Payer, SendEnd, Violation};
 use crate::metrics::Metrics;
 use crate::reader::{Asker, FileSocket, OpenFile, Readers, Wanted};
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
@@ -316,7 +316,7 @@ impl Mover {
     /// Ends a flow whose file lacks bytes that were sent.
     pub(super) fn fail_file(&mut self, id: FlowId) {
         Metrics::add(&self.metrics.files_failed, 1);
-        self.abort(id, Flow::failure(), Flow::failure(), Some(Flow::failure()));
+        self.abort(id, SendEnd::by(Flow::failure()), Some(Flow::failure()));
     }
 }
 

@@ -17,7 +17,7 @@ use super::ring_sizing::Shares;
 use super::scheduler::PayerId;
 use crate::ids::{ClientId, FlowId, Slot, TenantId};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, Finish, NewFlow, Ring, Violation};
+use crate::messages::{Endpoint, Finish, NewFlow, Ring, SendEnd, Violation};
 use allowance::Own;
 use migration::Migration;
 use pd_abi::layout::ENDED;
@@ -331,12 +331,12 @@ impl Flow {
             return News::default();
         }
         let errno = self.finish.map_or(0, |f| f.late_errno);
-        self.abort(errno, errno, Some(errno))
+        self.abort(SendEnd::by(errno), Some(errno))
     }
 
     /// Ends delivery, because the destination takes no more. The destination has gone (no `recv_end`), or is to read the delivered bytes
-    /// and then learn `recv_end`. The source learns `send_end`, or `lost_end` if the destination has not read all that it sent.
-    pub fn abort(&mut self, send_end: u32, lost_end: u32, recv_end: Option<u32>) -> News {
+    /// and then learn `recv_end`. The source learns `send_end`.
+    pub fn abort(&mut self, send_end: SendEnd, recv_end: Option<u32>) -> News {
         let mut news = News::default();
         if let (Some(errno), false) = (recv_end, self.sink.is_end_published()) {
             self.sink.publish_end(errno);
@@ -346,15 +346,15 @@ impl Flow {
         self.sink.close(recv_end.is_none());
         if !self.aborted {
             self.aborted = true;
-            let send_end = if is_lost { lost_end } else { send_end };
-            self.ends_told = (send_end, recv_end.unwrap_or(ENDED));
-            self.lost_end = lost_end;
+            let word = if is_lost { send_end.if_lost } else { send_end.word };
+            self.ends_told = (word, recv_end.unwrap_or(ENDED));
+            self.lost_end = send_end.if_lost;
             self.pending = 0;
             if self.sink.is_quiet() {
                 self.source.drop_sends();
             }
             if !self.source_gone() && self.is_source_last() {
-                self.source.publish_end(send_end);
+                self.source.publish_end(word);
                 news.source = true;
             }
         }

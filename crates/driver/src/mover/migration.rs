@@ -14,7 +14,9 @@
 use super::flow::{Flow, Impossible};
 use super::{counting, Mover};
 use crate::ids::{ClientId, FlowId};
-use crate::messages::{Endpoint, FlowEnd, Gone, Handoff, Leave, PreviousOwner, ToConductor, ToMover};
+use crate::messages::{
+    Endpoint, FlowEnd, Gone, Handoff, Leave, PreviousOwner, SendEnd, ToConductor, ToMover,
+};
 use pd_abi::layout::{moved, socket_status, ELSEWHERE};
 use pd_shm::wait::Waker;
 use rustix::io::Errno;
@@ -296,7 +298,7 @@ impl Mover {
         }
         let client = flow.source().client;
         self.tell_conductor(ToConductor::BrokeRing { client });
-        self.abort(id, Flow::failure(), Flow::failure(), Some(Flow::failure()));
+        self.abort(id, SendEnd::by(Flow::failure()), Some(Flow::failure()));
     }
 
     /// Looks at the rings whose writers have not left them.

@@ -14,7 +14,9 @@ use super::book::{byte, Book, Listening};
 use super::kernel::{self, is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;
-use pd_abi::layout::{channel_control, channel_status, socket_control, socket_status, ELSEWHERE, ENDED};
+use pd_abi::layout::{
+    channel_control, channel_status, socket_control, socket_status, ELSEWHERE, ENDED, LOST,
+};
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{
     Event, EventKind, FileId, Frame, FrameKind, Operation, Request, SocketId, SocketOption, Span, CLOSE_LEFT,

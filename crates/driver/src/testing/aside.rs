@@ -1,7 +1,7 @@
 //! A side that leaves for the kernel while the flow to it exists, or is over.
 use super::drain::endpoint;
 use super::*;
-use crate::messages::Asking;
+use crate::messages::{Asking, SendEnd};
 use pd_abi::layout::ELSEWHERE;
 
 /// Has A ask to leave. Returns the end of B's sends as B sees it.
@@ -50,7 +50,7 @@ fn a_next_owner_of_an_end_learns_of_the_same_end() {
     let reset = Errno::CONNRESET.raw_os_error() as u32;
     let finish = Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
     let endings = [
-        (ToMover::Abort { flow: A_TO_B, send_end: reset, lost_end: reset, recv_end: Some(reset) }, reset),
+        (ToMover::Abort { flow: A_TO_B, send_end: SendEnd::by(reset), recv_end: Some(reset) }, reset),
         (ToMover::Finish { flow: A_TO_B, finish: Finish { end: reset, ..finish } }, reset),
         (ToMover::Finish { flow: A_TO_B, finish }, ENDED),
     ];

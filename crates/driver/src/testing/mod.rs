@@ -33,7 +33,7 @@ use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::mailbox::{Mailbox, Outbox};
 use crate::memory::{Amounts, ClientMemory, HugepageUse, Pool};
 use crate::messages::{
-    payer, Endpoint, Finish, NewChannel, NewFlow, Permit, Ring, ToConductor, ToMover, Violation,
+    payer, Endpoint, Finish, NewChannel, NewFlow, Permit, Ring, SendEnd, ToConductor, ToMover, Violation,
 };
 use crate::metrics::Metrics;
 use crate::mover::{Mover, MoverSettings};

@@ -296,7 +296,7 @@ impl World {
         let finish = Finish { end: ENDED, late_errno: RESET, deadline: died, source_gone: died.is_some() };
         let send_end = if died.is_some() { RESET } else { ENDED };
         self.inbox.send(ToMover::Finish { flow: A_TO_B, finish });
-        self.inbox.send(ToMover::Abort { flow: B_TO_A, send_end, lost_end: send_end, recv_end: None });
+        self.inbox.send(ToMover::Abort { flow: B_TO_A, send_end: SendEnd::by(send_end), recv_end: None });
     }
 
     pub(super) fn request_on(&mut self, channel: usize, request: Request) {

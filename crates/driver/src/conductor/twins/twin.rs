@@ -1,8 +1,8 @@
 //! A twin: the part of a connection's state that concerns the kernel's connection, and the names of kernel sockets. Plain data: nothing
 //! else is asked or changed.
-use crate::conductor::ending::lost_end;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
+use crate::messages::SendEnd;
 use crate::wanted::Wanted;
 use pd_abi::{Address, TwinRequest};
 use pd_abi::{LEFT_BEFORE, PEER_LEFT, PEER_UNMARKED, UNMARKED};
@@ -87,11 +87,11 @@ impl Twin {
         }
     }
 
-    /// See [`lost_end`]. The kernel refuses a send to a closed socket of AF_UNIX, and loses none.
-    pub(in crate::conductor) fn lost_end(&self, send_end: u32) -> u32 {
+    /// Returns the end of a peer's sends by `word`. The kernel refuses a send to a closed socket of AF_UNIX, and loses none.
+    pub(in crate::conductor) fn send_end(&self, word: u32) -> SendEnd {
         match self.key {
-            Key::Unix(_) => send_end,
-            _ => lost_end(send_end),
+            Key::Unix(_) => SendEnd::by(word),
+            _ => SendEnd::of_stream(word),
         }
     }
 
