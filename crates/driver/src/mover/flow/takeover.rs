@@ -38,6 +38,7 @@ pub struct Moving {
     finish: Option<Finishing>,
     aborted: bool,
     ends_told: (u32, u32),
+    lost_end: u32,
     migration: Option<MigrationState>,
 }
 
@@ -75,6 +76,7 @@ impl Flow {
             finish,
             aborted: self.aborted,
             ends_told: self.ends_told,
+            lost_end: self.lost_end,
             migration: self.migration.as_ref().map(|migration| migration.give()).transpose()?,
         })
     }
@@ -115,7 +117,7 @@ impl Flow {
             finish,
             aborted: state.aborted,
             ends_told: state.ends_told,
-            lost_end: state.ends_told.0,
+            lost_end: state.lost_end,
             last_active: now,
             migration,
         })
