@@ -102,7 +102,8 @@ static void duplicate(unsigned c, unsigned actor) {
             case 0: to = dup(from); break;
             case 1: to = fcntl(from, F_DUPFD, 20); break;
             case 2: to = fcntl(from, F_DUPFD_CLOEXEC, 0); break;
-            default: to = dup2(from, 40 + c * NUMBERS + own->numbers);
+            // No other of the program's numbers: those may have gone to another connection.
+            default: to = dup2(from, 40 + (int)step);
             }
             SAY(" %u", way);
             result(to, -1);
