@@ -78,6 +78,8 @@
 #define PD_ABI_LAYOUT_LOST 32ull
 /* recv_end, send_end of a twin: the rest of the stream goes over the kernel's connection. */
 #define PD_ABI_LAYOUT_ELSEWHERE 65537ull
+/* send_end: the peer has shut down receiving, and has not closed. What it has not read yet it may still read. */
+#define PD_ABI_LAYOUT_SHUT 65538ull
 
 /* How bytes travel: path. */
 /* The driver moves the bytes. Also of sockets that are not connected. */

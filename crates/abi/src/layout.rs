@@ -273,6 +273,8 @@ constants! {
     LOST: u32 = 32;
     /// `recv_end`, `send_end` of a twin: the rest of the stream goes over the kernel's connection.
     ELSEWHERE: u32 = ENDED + 1;
+    /// `send_end`: the peer has shut down receiving, and has not closed. What it has not read yet it may still read.
+    SHUT: u32 = ENDED + 2;
 }
 
 constants! {
@@ -320,7 +322,7 @@ mod tests {
             assert_eq!(is_last_taken(known, sends + 1), Some(false), "{sends}");
         }
         assert_eq!(is_last_taken(word(STALE, None), 0), None);
-        for other in [0, super::ENDED, super::ELSEWHERE, 104] {
+        for other in [0, super::ENDED, super::ELSEWHERE, super::SHUT, 104] {
             assert!(!is_one(other, STALE));
         }
     }

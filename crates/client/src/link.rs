@@ -6,6 +6,7 @@ use crate::direct::setup::{self, Direct};
 use crate::error::{moved as stale, Error, Result};
 use pd_abi::layout::{
     direct, moved, path, socket_control as control, socket_offset, socket_status as status, ELSEWHERE, ENDED,
+    SHUT,
 };
 use pd_abi::{Operation, Request, SocketId, Span};
 use pd_shm::byte_ring::Ring;
@@ -20,7 +21,7 @@ pub(crate) const MOVED: u32 = libc::ESTALE as u32;
 
 /// Tells whether a direction has ended neither in order nor because the connection goes on elsewhere.
 pub(crate) fn has_failed(end: u32) -> bool {
-    ![0, ENDED, ELSEWHERE, MOVED].contains(&end)
+    ![0, ENDED, SHUT, ELSEWHERE, MOVED].contains(&end)
 }
 
 /// A live id and where its words are.

@@ -10,7 +10,7 @@ use crate::lock::Lock;
 use crate::recv::side::RecvSide;
 use crate::send::side::SendSide;
 use crate::turn::lock;
-use pd_abi::layout::{ENDED, LOST};
+use pd_abi::layout::{ENDED, LOST, SHUT};
 use pd_abi::Address;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -307,6 +307,7 @@ impl Socket {
         let mut side = self.send.lock();
         match side.link.send_end() {
             ENDED => self.has_come_back().0 || side.lies_in_ring(),
+            SHUT => self.has_come_back().0,
             end => end == LOST,
         }
     }

@@ -6,7 +6,7 @@ use crate::link::{has_failed, MOVED};
 use crate::own::OwnFd;
 use crate::socket::{Control, Socket};
 use crate::turn::lock;
-use pd_abi::layout::{ELSEWHERE, ENDED, LOST};
+use pd_abi::layout::{ELSEWHERE, ENDED, LOST, SHUT};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -220,13 +220,16 @@ impl Socket {
         let &Seen { there, is_enough, shut, recv_end, send_end } = seen;
         // The kernel tells how a connection ends that goes on there.
         let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
+        let sends_aside = (recv_end, send_end) != (0, 0) && self.send.lock().aside;
         let mut ready = match there {
             _ if recv_end != ELSEWHERE => 0,
-            0 if self.send.lock().aside => 0,
+            0 if sends_aside => 0,
             0 => ASIDE,
             _ => IN,
         };
-        let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
+        // A peer that has read the fabric's part may close its end there, and receive in the kernel.
+        let over_there = sends_aside && [ENDED, SHUT].contains(&send_end);
+        let (recv_end, send_end) = (goes_on(recv_end), if over_there { 0 } else { goes_on(send_end) });
         let received_all = recv_end != 0 || shut;
         // Lost bytes come back after the peer's end.
         let send_failed = has_failed(send_end) && (send_end != LOST || recv_end != 0);
@@ -238,8 +241,8 @@ impl Socket {
             ready |= RDHUP;
         }
         let stands_for_tcp = (send_end != 0 || received_all) && self.stands_for_tcp();
-        if stands_for_tcp && recv_end != 0 && send_end == ENDED && (self.sends_in_flight() || self.has_lost())
-        {
+        let in_order = [ENDED, SHUT].contains(&send_end);
+        if stands_for_tcp && recv_end != 0 && in_order && (self.sends_in_flight() || self.has_lost()) {
             // The peer has closed without it.
             self.come_back();
         }

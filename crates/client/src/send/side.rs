@@ -4,7 +4,7 @@ use crate::direct::outgoing::Outgoing;
 use crate::error::{bad_socket, elsewhere, moved, not_connected, Error, Result};
 use crate::link::Link;
 use crate::turn::{HasTurn, Turn};
-use pd_abi::layout::{ELSEWHERE, ENDED};
+use pd_abi::layout::{ELSEWHERE, ENDED, SHUT};
 use pd_abi::limits::SENDS_IN_FLIGHT_MAX;
 use pd_abi::Span;
 use rustix::io::Errno;
@@ -238,7 +238,7 @@ impl SendSide {
 
     #[cold]
     fn ended(&self, end: u32) -> Error {
-        if end == ENDED {
+        if [ENDED, SHUT].contains(&end) {
             return Error::new(Errno::PIPE, "the peer has closed the connection");
         }
         if end == ELSEWHERE {

@@ -11,7 +11,7 @@ use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, SendEnd, ToMover};
 use crate::metrics::Metrics;
 use crate::service::Chosen;
-use pd_abi::layout::{socket_status, ELSEWHERE, ENDED};
+use pd_abi::layout::{socket_status, ELSEWHERE, ENDED, SHUT};
 use pd_abi::limits::{ANSWERS_MAX, BACKLOG_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use pd_abi::{
     Address, Event, Operation, Request, SocketId, SocketOption, BESIDE_KERNEL, CLOSE_LEFT, CLOSE_RESETS,
@@ -463,9 +463,9 @@ impl Conductor {
             }
             self.movers.send(
                 movers[side.other()],
-                ToMover::Abort { flow: incoming, send_end: SendEnd::by(ENDED), recv_end: Some(ENDED) },
+                ToMover::Abort { flow: incoming, send_end: SendEnd::by(SHUT), recv_end: Some(ENDED) },
             );
-            self.detach_unclaimed(connection, ENDED);
+            self.detach_unclaimed(connection, SHUT);
         }
         Ok(done(socket))
     }

@@ -20,7 +20,7 @@ use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, Finish, NewFlow, Ring, SendEnd, Violation};
 use allowance::Own;
 use migration::Migration;
-use pd_abi::layout::ENDED;
+use pd_abi::layout::{ENDED, SHUT};
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use schedule::Schedule;
@@ -191,7 +191,7 @@ impl Flow {
         if self.aborted && self.ends_told.0 != self.lost_end {
             self.ends_told.0 = self.lost_end;
             if !self.source_gone() && self.is_source_last() {
-                self.source.publish_end(self.lost_end);
+                self.source.publish_end(self.lost_end, true);
             }
         }
         !refused
@@ -344,6 +344,9 @@ impl Flow {
         }
         let is_lost = !self.source.is_empty() || self.sink.has_unread();
         self.sink.close(recv_end.is_none());
+        if self.aborted && self.ends_told.0 == SHUT {
+            self.closes_after_shutdown(send_end, &mut news);
+        }
         if !self.aborted {
             self.aborted = true;
             let word = if is_lost { send_end.if_lost } else { send_end.word };
@@ -354,11 +357,20 @@ impl Flow {
                 self.source.drop_sends();
             }
             if !self.source_gone() && self.is_source_last() {
-                self.source.publish_end(word);
+                self.source.publish_end(word, true);
                 news.source = true;
             }
         }
         news
+    }
+
+    /// The destination has shut down receiving before, and closes now. An orderly close is nothing new to the source.
+    fn closes_after_shutdown(&mut self, SendEnd { word, if_lost }: SendEnd, news: &mut News) {
+        (self.ends_told.0, self.lost_end) = (word, if_lost);
+        if !self.source_gone() && self.is_source_last() {
+            news.source = ![SHUT, ENDED].contains(&word);
+            self.source.publish_end(word, news.source);
+        }
     }
 
     /// Tells the source how many of its own sends are done. Returns whether it was woken.
@@ -376,7 +388,7 @@ impl Flow {
         }
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
         if (self.aborted || self.finish.is_some()) && self.is_source_last() {
-            self.source.publish_end(if self.aborted { self.ends_told.0 } else { ENDED });
+            self.source.publish_end(if self.aborted { self.ends_told.0 } else { ENDED }, true);
             news.source = true;
         }
         (previous, news)

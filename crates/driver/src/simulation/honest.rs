@@ -15,7 +15,7 @@ use super::kernel::{self, is_readable, Person};
 use super::link::{dial, Came, Link};
 use super::random::Random;
 use pd_abi::layout::{
-    channel_control, channel_status, socket_control, socket_status, ELSEWHERE, ENDED, LOST,
+    channel_control, channel_status, socket_control, socket_status, ELSEWHERE, ENDED, LOST, SHUT,
 };
 use pd_abi::limits::PAGE_BYTES;
 use pd_abi::{

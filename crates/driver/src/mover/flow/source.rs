@@ -363,11 +363,13 @@ impl Source {
         self.waker.wake(&memory.send_wait(slot), own)
     }
 
-    /// Tells the client that its sends reach nobody any more, and why.
-    pub fn publish_end(&mut self, errno: u32) {
+    /// Tells the client that its sends reach nobody any more, and why. `wakes`: it may wait for that.
+    pub fn publish_end(&mut self, errno: u32, wakes: bool) {
         let Endpoint { slot, ref memory, .. } = self.end;
         memory.publish_u32(slot, socket_status::SEND_END, errno);
-        self.wake();
+        if wakes {
+            self.wake();
+        }
     }
 
     /// Wakes the client, whatever it waits for.

@@ -245,7 +245,7 @@ impl Honest {
             // Sends that are not completed are lost, if the peer sees an error.
             socket.sender = Wait::Over;
             book.sockets[number].is_over = true;
-            if end != ENDED && end != LOST {
+            if ![ENDED, SHUT, LOST].contains(&end) {
                 book.failed(number, &socket.arriving, end);
             }
             // The socket sends nothing more: its peer may see that.
