@@ -72,8 +72,8 @@ impl Interest {
         if !self.enabled || report == 0 {
             return None;
         }
-        // `ASIDE` is the library's own, and no program has it reported.
-        if self.events & ONESHOT != 0 && report != ASIDE {
+        // A report with `ASIDE` is the library's own. The program has what else it says from the kernel.
+        if self.events & ONESHOT != 0 && report & ASIDE == 0 {
             self.enabled = false;
         }
         Some((report, self.events & (ONESHOT | EDGE) == 0))
