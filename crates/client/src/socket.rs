@@ -302,6 +302,11 @@ impl Socket {
         self.sends_in_flight() && self.send.lock().link.send_end() == 0
     }
 
+    /// Tells whether the peer has closed in order.
+    pub fn is_closed_by_peer(&self) -> bool {
+        [ENDED, LOST].contains(&self.send.lock().link.send_end())
+    }
+
     /// Tells whether the peer has closed, and has not received all that was sent.
     pub fn has_lost(&self) -> bool {
         let mut side = self.send.lock();

@@ -50,6 +50,8 @@ pub(crate) struct Twin {
     pub(crate) send_ends: AtomicBool,
     /// Shut down for receiving, by this process or one that has forked it.
     pub(crate) recv_shut: AtomicBool,
+    /// The peer's stream had ended when the program shut both directions down.
+    pub(crate) ended_before: AtomicBool,
     /// Fewest bytes that a receive waits for.
     pub(crate) recv_lowat: AtomicUsize,
     /// A send after the peer's close went nowhere.
@@ -153,6 +155,7 @@ impl Twin {
             send_shut: AtomicBool::new(false),
             send_ends: AtomicBool::new(false),
             recv_shut: AtomicBool::new(false),
+            ended_before: AtomicBool::new(false),
             recv_lowat: AtomicUsize::new(1),
             sent_in_vain: AtomicBool::new(false),
             names: None,
@@ -209,6 +212,7 @@ impl Twin {
             send_shut: flag(&self.send_shut),
             send_ends: flag(&self.send_ends),
             recv_shut: flag(&self.recv_shut),
+            ended_before: flag(&self.ended_before),
             recv_lowat: AtomicUsize::new(self.recv_lowat.load(Ordering::Relaxed)),
             sent_in_vain: flag(&self.sent_in_vain),
             names: self.names.as_ref().map(Names::again),
@@ -362,14 +366,18 @@ impl Twin {
         // The kernel knows when both directions have ended, where it has the connection.
         let is_over = |socket: &Socket| {
             let shut = |word: &AtomicBool| word.load(Ordering::Relaxed);
-            // A side that receives no more has ended the stream itself.
-            self.names.is_some() && shut(&self.send_shut) && !shut(&self.recv_shut) && socket.has_ended()
+            let has_peer_ended = match shut(&self.recv_shut) {
+                // A side that receives no more has ended the stream itself.
+                true => shut(&self.ended_before) || socket.is_closed_by_peer(),
+                false => socket.has_ended(),
+            };
+            self.names.is_some() && shut(&self.send_shut) && has_peer_ended
         };
         !self.unix && self.current().is_some_and(|socket| socket.is_gone() || is_over(&socket))
     }
 
     /// The peer has ended its stream in order, whatever came then.
-    fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.current().is_some_and(|socket| socket.has_ended())
     }
 

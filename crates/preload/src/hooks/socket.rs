@@ -158,6 +158,9 @@ hooks! {
                 if how != libc::SHUT_RD {
                     twin.send_ends.store(true, Ordering::Relaxed);
                 }
+                if direction == Shutdown::Both && !twin.is_shut_both_ways() && twin.has_ended() {
+                    twin.ended_before.store(true, Ordering::Relaxed);
+                }
                 let result = twin.with_present(&entry, end_one);
                 if result.is_err_and(Failure::is_kernels) {
                     return Err(Failure::Plain);
