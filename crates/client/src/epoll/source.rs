@@ -220,16 +220,13 @@ impl Socket {
         let &Seen { there, is_enough, shut, recv_end, send_end } = seen;
         // The kernel tells how a connection ends that goes on there.
         let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
-        let sends_aside = (recv_end, send_end) != (0, 0) && self.send.lock().aside;
         let mut ready = match there {
             _ if recv_end != ELSEWHERE => 0,
-            0 if sends_aside => 0,
+            0 if self.send.lock().aside => 0,
             0 => ASIDE,
             _ => IN,
         };
-        // A peer that has read the fabric's part may close its end there, and receive in the kernel.
-        let over_there = sends_aside && [ENDED, SHUT].contains(&send_end);
-        let (recv_end, send_end) = (goes_on(recv_end), if over_there { 0 } else { goes_on(send_end) });
+        let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
         let received_all = recv_end != 0 || shut;
         // Lost bytes come back after the peer's end.
         let send_failed = has_failed(send_end) && (send_end != LOST || recv_end != 0);

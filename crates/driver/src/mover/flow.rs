@@ -20,7 +20,7 @@ use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, Finish, NewFlow, Ring, SendEnd, Violation};
 use allowance::Own;
 use migration::Migration;
-use pd_abi::layout::{ENDED, SHUT};
+use pd_abi::layout::{ELSEWHERE, ENDED, SHUT};
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use schedule::Schedule;
@@ -356,7 +356,7 @@ impl Flow {
             if self.sink.is_quiet() {
                 self.source.drop_sends();
             }
-            if !self.source_gone() && self.is_source_last() {
+            if self.learns_end(word) {
                 self.source.publish_end(word, true);
                 news.source = true;
             }
@@ -364,10 +364,17 @@ impl Flow {
         news
     }
 
+    /// Tells whether the source is to learn of an end of its sends. One that has left the fabric sends in the kernel, where a peer receives
+    /// that has read the fabric's part, and closes its end here.
+    fn learns_end(&self, word: u32) -> bool {
+        let has_left = self.finish.is_some_and(|finish| finish.end == ELSEWHERE);
+        !self.source_gone() && self.is_source_last() && !(has_left && word == ENDED)
+    }
+
     /// The destination has shut down receiving before, and closes now. An orderly close is nothing new to the source.
     fn closes_after_shutdown(&mut self, SendEnd { word, if_lost }: SendEnd, news: &mut News) {
         (self.ends_told.0, self.lost_end) = (word, if_lost);
-        if !self.source_gone() && self.is_source_last() {
+        if self.learns_end(word) {
             news.source = ![SHUT, ENDED].contains(&word);
             self.source.publish_end(word, news.source);
         }
