@@ -208,7 +208,9 @@ impl Mover {
             known.filter(|end| self.clients.socket(end.client, end.slot.socket(end.generation)).is_some());
         let first = self.flows.get(id).map(|flow| flow.source().place());
         let source = self.flows.get(id).map(|flow| flow.last_sender()).or(known).cloned();
-        if let Some(source) = &source {
+        // One that was told of a shutdown sends nothing more in the kernel, either.
+        let is_shut = self.flows.get(id).is_some_and(|flow| flow.is_shut());
+        if let Some(source) = source.as_ref().filter(|_| !is_shut) {
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
             // SYNC POINT: elsewhere (the source publishes a send, fences, looks at its word)
             fence(Ordering::SeqCst);

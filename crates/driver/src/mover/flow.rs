@@ -344,7 +344,7 @@ impl Flow {
         }
         let is_lost = !self.source.is_empty() || self.sink.has_unread();
         self.sink.close(recv_end.is_none());
-        if self.aborted && self.ends_told.0 == SHUT {
+        if self.is_shut() {
             self.closes_after_shutdown(send_end, &mut news);
         }
         if !self.aborted {
@@ -362,6 +362,11 @@ impl Flow {
             }
         }
         news
+    }
+
+    /// Tells whether the destination has shut down receiving, and has not closed.
+    pub fn is_shut(&self) -> bool {
+        self.aborted && self.ends_told.0 == SHUT
     }
 
     /// Tells whether the source is to learn of an end of its sends. One that has left the fabric sends in the kernel, where a peer receives
