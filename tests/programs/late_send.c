@@ -42,7 +42,8 @@ static void make(int listener, const struct sockaddr_in *to, int messages, int e
 }
 
 int main(void) {
-    static const int MESSAGES[] = {0, 1, 40, 400};
+    // Short-lived connections last: those to a place that has had several stay on the kernel for seconds.
+    static const int MESSAGES[] = {400, 40, 1, 0};
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
