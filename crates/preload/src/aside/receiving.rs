@@ -178,8 +178,13 @@ pub(crate) fn failure_is_told(entry: &Arc<Entry>, twin: &Twin) {
     }
 }
 
+/// Learns from the kernel that the program knows of the reset; false: it does not, or the library knew.
+pub(crate) fn is_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
+    kernel_has_told(entry, twin) && twin.tells_failure()
+}
+
 /// Tells whether a call that went to the kernel has told the program of the reset of a connection that sends there.
-pub(crate) fn kernel_has_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
+fn kernel_has_told(entry: &Arc<Entry>, twin: &Twin) -> bool {
     let is_over = |fd| address::tcp_state(fd) == Some(address::CLOSED) && !address::has_error(fd);
     // The library has had what it took with the mark.
     let is_kept = twin.aside.failed.load(Ordering::Relaxed) != 0;

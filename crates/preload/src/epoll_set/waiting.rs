@@ -2,7 +2,7 @@
 //! closes the number, it goes on by one of the library's.
 use super::tokens::{registered, take_tokens, Told};
 use super::EpollSet;
-use crate::aside::leaving;
+use crate::aside::{leaving, receiving};
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::claim::settling;
 use crate::entry::{listener, Entry};
@@ -108,7 +108,10 @@ impl EpollSet {
         let found = self.fabric.look(room, &mut |flags, data, name| {
             // The kernel reports the other events of a connection that follows, with the rest.
             match flags & ASIDE {
-                0 => events.join(flags, data, name),
+                0 => match self.without_told(flags, name) {
+                    0 => {}
+                    flags => events.join(flags, data, name),
+                },
                 _ => strays = true,
             }
         });
@@ -125,6 +128,21 @@ impl EpollSet {
             }
         }
         Ok(())
+    }
+
+    /// Returns a member's flags without an error that a call in the kernel has told already.
+    fn without_told(&self, flags: u32, name: u64) -> u32 {
+        const FAILED: u32 = libc::EPOLLERR as u32;
+        if flags & FAILED == 0 {
+            return flags;
+        }
+        let member = lock(&self.members).get(&(name as c_int)).cloned();
+        let is_told = |entry: &Arc<Entry>| entry.twin().is_some_and(|twin| receiving::is_told(entry, twin));
+        if member.as_ref().is_some_and(is_told) {
+            flags & !FAILED
+        } else {
+            flags
+        }
     }
 
     /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and learns why.

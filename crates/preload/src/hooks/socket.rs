@@ -311,9 +311,7 @@ unsafe fn take_error(fd: c_int, value: *mut c_void, len: *mut socklen_t) -> Outc
             return Ok(0);
         }
     }
-    if receiving::kernel_has_told(&entry, twin) {
-        twin.tells_failure();
-    }
+    receiving::is_told(&entry, twin);
     let error = match twin.with_present(&entry, |end| end.take_error()) {
         Ok(error) => error,
         Err(failure) if failure.is_kernels() => return Err(Failure::Plain),

@@ -1,6 +1,7 @@
 //! Waiting for bytes, for room and for a peer that has still to take its end. A signal ends each wait.
 use super::Twin;
 use crate::address::is_nonblocking;
+use crate::aside::receiving;
 use crate::call::{interrupted, lock, Failure, Outcome, AGAIN};
 use crate::claim::{self, settling};
 use crate::closed;
@@ -154,7 +155,8 @@ impl Twin {
         let ready = look();
         const READ: u32 = (libc::EPOLLIN | libc::EPOLLERR | libc::EPOLLHUP) as u32;
         let misses = wanted & libc::EPOLLIN as u32 != 0 && ready & READ == 0;
-        match misses && self.await_inherited() {
+        let tells_again = ready & libc::EPOLLERR as u32 != 0 && receiving::is_told(entry, self);
+        match tells_again || misses && self.await_inherited() {
             true => look(),
             false => ready,
         }
