@@ -285,8 +285,8 @@ pub enum ToMover {
     Abort { flow: FlowId, send_end: SendEnd, recv_end: Option<u32> },
     /// The flow's destination receives later bytes elsewhere, and the source learns that at once. `event` is posted to the asker,
     /// with the position of the last byte that is still delivered. `source`: the socket that learns it if its client has shut the
-    /// flow down.
-    Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, asker: Asking, event: Event },
+    /// flow down. `is_over`: the destination had shut down both directions before, of which the source knows.
+    Elsewhere { flow: FlowId, source: Option<Box<Endpoint>>, is_over: bool, asker: Asking, event: Event },
     /// The flow's bytes go to another client's socket from now on, unread ones first.
     HandoffDestination { flow: FlowId, destination: Endpoint, handoff: Option<Box<Handoff>> },
     /// The sends of another client's socket are the flow's from now on, after those of its present one.

@@ -83,6 +83,8 @@ pub struct Connection {
     undrained: [[u32; 2]; 2],
     /// Set for a side that has shut receiving.
     pub receives_no_more: [bool; 2],
+    /// Set for a side that has shut sending.
+    pub sends_no_more: [bool; 2],
     /// The connection as mirrors show it, since the first did.
     pub subject: Option<Arc<Subject>>,
 }
@@ -201,6 +203,7 @@ impl Connection {
             direct,
             undrained: Default::default(),
             receives_no_more: [false; 2],
+            sends_no_more: [false; 2],
             subject: None,
         }
     }

@@ -449,6 +449,10 @@ impl Conductor {
         let Some(movers) = self.connection(connection).map(|c| c.movers) else { return Err(Errno::NOTCONN) };
         let outgoing = connection.flow(side);
         let incoming = connection.flow(side.other());
+        if let Some(entry) = self.connections.get_mut(connection) {
+            entry.receives_no_more[side] |= how & 1 != 0;
+            entry.sends_no_more[side] |= how & 2 != 0;
+        }
         if how & 2 != 0 {
             let finish =
                 crate::messages::Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
@@ -458,9 +462,6 @@ impl Conductor {
             self.tell_of_end(connection, side);
         }
         if how & 1 != 0 {
-            if let Some(entry) = self.connections.get_mut(connection) {
-                entry.receives_no_more[side] = true;
-            }
             self.movers.send(
                 movers[side.other()],
                 ToMover::Abort { flow: incoming, send_end: SendEnd::by(SHUT), recv_end: Some(ENDED) },
@@ -514,6 +515,7 @@ impl Conductor {
         // Both sides of a connection that was cut have learnt more.
         let peer = entry.owner(other).filter(|_| !entry.is_cut());
         let is_shut = entry.receives_no_more[other];
+        let is_over = entry.receives_no_more[side] && entry.sends_no_more[side];
         let twin = entry.twin.as_mut().ok_or(Errno::OPNOTSUPP)?;
         if request.value == STEP_ASIDE_CLAIM_MARK {
             let answer = done(socket).with_number(twin.claim_mark(side));
@@ -534,7 +536,8 @@ impl Conductor {
         let event = Event { tag: request.tag, ..done(socket) }.with_number(learnt);
         let asker = Asking { client, mover, channel };
         let source = peer.and_then(|(peer, slot)| self.endpoint(peer, slot)).map(Box::new);
-        self.movers.send(movers[side.other()], ToMover::Elsewhere { flow: incoming, source, asker, event });
+        let told = ToMover::Elsewhere { flow: incoming, source, is_over, asker, event };
+        self.movers.send(movers[side.other()], told);
         Ok(())
     }
 

@@ -103,6 +103,7 @@ struct ConnectionState {
     mapped: Option<Mapped>,
     through: Option<Chosen>,
     receives_no_more: [bool; 2],
+    sends_no_more: [bool; 2],
     twin: Option<Box<Twin>>,
     direct: Option<Box<DirectState>>,
 }
@@ -306,6 +307,7 @@ impl Conductor {
             Metrics::add(&self.metrics.connections_made, 1);
             let mut connection = Connection::new(new, state.life, state.cut);
             connection.receives_no_more = state.receives_no_more;
+            connection.sends_no_more = state.sends_no_more;
             all.push((id, connection));
         }
         let are_apart = self.connections.resume(all);

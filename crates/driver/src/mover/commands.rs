@@ -70,8 +70,8 @@ impl Mover {
             ToMover::Ring { flow: id, ref mut ring } => self.take_ring(id, ring.take()),
             ToMover::Finish { flow, finish } => self.finish(flow, finish),
             ToMover::Abort { flow, send_end, recv_end } => self.abort(flow, send_end, recv_end),
-            ToMover::Elsewhere { flow, ref source, asker, event } => {
-                self.say_elsewhere(flow, source.as_deref(), asker, event);
+            ToMover::Elsewhere { flow, ref source, is_over, asker, event } => {
+                self.say_elsewhere(flow, source.as_deref(), is_over, asker, event);
             }
             ToMover::HandoffDestination { flow, ref destination, ref mut handoff } => {
                 self.hand_off_destination(flow, destination.clone(), handoff.take());
@@ -203,14 +203,21 @@ impl Mover {
 
     /// Tells the source of a flow that its peer receives elsewhere, and tells the peer how much still comes here. `known`: the source of a
     /// flow that is over. The source then sends nothing more, and knows by its word that a mark may lie in the kernel.
-    fn say_elsewhere(&mut self, id: FlowId, known: Option<&Endpoint>, asker: Asking, event: Event) {
+    fn say_elsewhere(
+        &mut self,
+        id: FlowId,
+        known: Option<&Endpoint>,
+        is_over: bool,
+        asker: Asking,
+        event: Event,
+    ) {
         let known =
             known.filter(|end| self.clients.socket(end.client, end.slot.socket(end.generation)).is_some());
         let first = self.flows.get(id).map(|flow| flow.source().place());
         let source = self.flows.get(id).map(|flow| flow.last_sender()).or(known).cloned();
-        // One that was told of a shutdown sends nothing more in the kernel, either.
-        let is_shut = self.flows.get(id).is_some_and(|flow| flow.is_shut());
-        if let Some(source) = source.as_ref().filter(|_| !is_shut) {
+        // Neither sends anything more, also in the kernel.
+        let is_over = is_over && self.flows.get(id).is_some_and(|flow| flow.is_shut());
+        if let Some(source) = source.as_ref().filter(|_| !is_over) {
             source.memory.publish_u32(source.slot, socket_status::SEND_END, ELSEWHERE);
             // SYNC POINT: elsewhere (the source publishes a send, fences, looks at its word)
             fence(Ordering::SeqCst);

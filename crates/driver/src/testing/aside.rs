@@ -9,7 +9,7 @@ fn after_leaving(world: &mut World, source: Option<Endpoint>) -> u32 {
     let asker = Asking { client: A, mover: MoverId::default(), channel: 0 };
     let event = Event::answer(SocketId::new(0, GENERATION), 1, 0);
     let source = source.map(Box::new);
-    world.inbox.send(ToMover::Elsewhere { flow: B_TO_A, source, asker, event });
+    world.inbox.send(ToMover::Elsewhere { flow: B_TO_A, source, is_over: false, asker, event });
     world.rest();
     world.parties[B.index()].status_u32(SECOND, socket_status::SEND_END)
 }

@@ -156,6 +156,7 @@ impl Conductor {
             mapped: connection.mapped,
             through: connection.through,
             receives_no_more: connection.receives_no_more,
+            sends_no_more: connection.sends_no_more,
             twin: connection.twin.clone(),
             direct,
         })
