@@ -343,13 +343,18 @@ impl Flow {
             news.destination = true;
         }
         let is_lost = !self.source.is_empty() || self.sink.has_unread();
+        let word = if is_lost { send_end.if_lost } else { send_end.word };
         self.sink.close(recv_end.is_none());
         if self.is_shut() {
-            self.closes_after_shutdown(send_end, &mut news);
+            (self.ends_told.0, self.lost_end) = (word, send_end.if_lost);
+            if self.learns_end(word) {
+                // An orderly close is nothing new to the source.
+                news.source = ![SHUT, ENDED].contains(&word);
+                self.source.publish_end(word, news.source);
+            }
         }
         if !self.aborted {
             self.aborted = true;
-            let word = if is_lost { send_end.if_lost } else { send_end.word };
             self.ends_told = (word, recv_end.unwrap_or(ENDED));
             self.lost_end = send_end.if_lost;
             self.pending = 0;
@@ -374,15 +379,6 @@ impl Flow {
     fn learns_end(&self, word: u32) -> bool {
         let has_left = self.finish.is_some_and(|finish| finish.end == ELSEWHERE);
         !self.source_gone() && self.is_source_last() && !(has_left && word == ENDED)
-    }
-
-    /// The destination has shut down receiving before, and closes now. An orderly close is nothing new to the source.
-    fn closes_after_shutdown(&mut self, SendEnd { word, if_lost }: SendEnd, news: &mut News) {
-        (self.ends_told.0, self.lost_end) = (word, if_lost);
-        if self.learns_end(word) {
-            news.source = ![SHUT, ENDED].contains(&word);
-            self.source.publish_end(word, news.source);
-        }
     }
 
     /// Tells the source how many of its own sends are done. Returns whether it was woken.
