@@ -5,7 +5,7 @@
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
 use crate::sock_diag::{ask, InetReply, InetRequest, Message, SocketName, SOCK_DIAG_BY_FAMILY};
-use crate::wanted::Wanted;
+use crate::wanted::{Wanted, COOKIE_ANY};
 use pd_shm::procfs;
 use rustix::fd::AsFd;
 use rustix::fs::OFlags;
@@ -66,7 +66,8 @@ impl SocketDiag {
     /// Returns the inode of the socket, if it exists: 0 if no process has accepted it yet, or holds it any more.
     ///
     /// # Errors
-    /// `ENOENT`, `ESTALE` if there is none, or one that its process has closed, or a listener; errors of the calls.
+    /// `ENOENT` if there is none, or one that its process has closed, or a listener. `ESTALE` if another socket has the addresses.
+    /// Errors of the calls.
     pub fn inode(&self, wanted: &Wanted) -> Result<u32> {
         if let Some(found) = simulated::socket_inode(&self.diag, wanted) {
             return found;
@@ -74,9 +75,14 @@ impl SocketDiag {
         let mut bytes = [0u8; 1024];
         let reply = ask(&self.diag, request(wanted).bytes(), &mut bytes)?;
         let inode = reply.word(offset_of!(InetReply, inode))?;
+        const COOKIE: usize = offset_of!(InetReply, name) + offset_of!(SocketName, cookie);
+        let [low, high] = [reply.word(COOKIE)?, reply.word(COOKIE + 4)?];
+        let is_another = ![COOKIE_ANY, u64::from(high) << 32 | u64::from(low)].contains(&wanted.cookie);
         // A socket that was closed lasts for minutes where its peer's host is gone. One that waits to be accepted is in none of these states.
         match reply.part(offset_of!(InetReply, state))? {
-            [TIME_WAIT | LISTEN] => Err(Errno::NOENT),
+            [LISTEN] => Err(Errno::NOENT),
+            _ if is_another => Err(Errno::STALE),
+            [TIME_WAIT] => Err(Errno::NOENT),
             [state] if inode == 0 && ENDED.contains(&state) => Err(Errno::NOENT),
             _ => Ok(inode),
         }
@@ -104,9 +110,8 @@ fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
         .with(NAME + offset_of!(SocketName, peer_port), wanted.peer.port().to_be_bytes())
         .with(NAME + offset_of!(SocketName, local), address(wanted.local.ip()))
         .with(NAME + offset_of!(SocketName, peer), address(wanted.peer.ip()))
-        // The lower half comes first on every machine.
-        .with(NAME + offset_of!(SocketName, cookie), (wanted.cookie as u32).to_ne_bytes())
-        .with(NAME + offset_of!(SocketName, cookie) + 4, ((wanted.cookie >> 32) as u32).to_ne_bytes())
+        // Any cookie: the kernel does not tell a socket with another one from none.
+        .with(NAME + offset_of!(SocketName, cookie), COOKIE_ANY.to_ne_bytes())
 }
 
 /// Returns the inode of the socket that a process's descriptor refers to.
@@ -154,12 +159,12 @@ mod tests {
                 assert_eq!(inode_of_descriptor(pid, socket.as_raw_fd() as u32), Ok(inode));
             }
             let other = Wanted { cookie: cookie(&accepted) ^ 1, ..wanted(&accepted) };
-            assert!(diag.inode(&other).is_err());
+            assert_eq!(diag.inode(&other), Err(Errno::STALE));
             let waiting = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let unaccepted = Wanted {
                 local: waiting.peer_addr().unwrap(),
                 peer: waiting.local_addr().unwrap(),
-                cookie: crate::wanted::COOKIE_ANY,
+                cookie: COOKIE_ANY,
             };
             assert_eq!(diag.inode(&unaccepted), Ok(0), "it waits to be accepted");
             let never_made = Wanted { peer: listener.local_addr().unwrap(), ..unaccepted };

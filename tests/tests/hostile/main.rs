@@ -17,6 +17,7 @@ mod program;
 mod regions;
 mod reports;
 mod rings;
+mod unclaimed;
 mod wakes;
 mod words;
 

@@ -223,6 +223,14 @@ impl Twins {
     }
 }
 
+/// Returns what a client learns that names a socket by addresses which another one has.
+fn unless_another(errno: Errno) -> Errno {
+    match errno {
+        Errno::STALE => Errno::NOENT,
+        errno => errno,
+    }
+}
+
 /// Takes a connection out of the list that has this name.
 fn take_out<K: std::hash::Hash + Eq>(
     lists: &mut HashMap<K, Vec<ConnectionId>>,
@@ -511,6 +519,7 @@ impl Conductor {
                 Ok(found) if found == inode || found == 0 => {}
                 // The socket is closed by now. No other socket can have had the name meanwhile: the twin still waits here.
                 Err(Errno::NOENT) => {}
+                // Another socket has the name, which is all that a client says of a socket that is not connected yet.
                 _ => continue,
             }
             if let Some(connection) = self.connections.get_mut(index) {
@@ -543,7 +552,7 @@ impl Conductor {
         let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
         let inode = inode_of_descriptor(pid, asked.descriptor)?;
         self.open_diag(id, namespace)?;
-        let found = self.twins.inode(namespace, &wanted)?;
+        let found = self.twins.inode(namespace, &wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
@@ -553,7 +562,7 @@ impl Conductor {
     /// Checks that a client holds the kernel's socket of a side, in whatever network namespace.
     fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
         let inode = self.inode_asked(id, asked)?;
-        let found = self.twins.inode(held.namespace, &held.wanted)?;
+        let found = self.twins.inode(held.namespace, &held.wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }

@@ -278,15 +278,18 @@ impl Sockets {
         }
     }
 
-    /// Returns the inode of a socket, as `sock_diag` does: 0 if nobody holds it. A listener is found if any cookie will do.
+    /// Returns the inode of a socket, as `SocketDiag::inode` does: 0 if nobody holds it. A listener is found if any cookie will do.
     fn find(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32> {
         let is_there = |socket: &Socket| socket.namespace == namespace && socket.unix.is_none();
         let mut own = self.all.iter().filter(|(_, socket)| is_there(socket));
         let is_any = wanted.cookie == COOKIE_ANY;
-        let found = own.clone().find(|(inode, socket)| {
-            let is_it = socket.local == wanted.local && socket.peer == Some(wanted.peer);
-            is_it && (is_any || cookie(**inode) == wanted.cookie)
-        });
+        let named =
+            |(_, socket): &(&u32, &Socket)| socket.local == wanted.local && socket.peer == Some(wanted.peer);
+        let mut of_name = own.clone().filter(named);
+        let found = of_name.clone().find(|(inode, _)| is_any || cookie(**inode) == wanted.cookie);
+        if found.is_none() && of_name.next().is_some() {
+            return Err(Errno::STALE);
+        }
         let accepts = |local: SocketAddr| local.ip().is_unspecified() || local.ip() == wanted.local.ip();
         let found = found.or_else(|| {
             own.find(|(_, socket)| {
