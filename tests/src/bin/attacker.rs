@@ -8,8 +8,10 @@
 //! `bloats`: sends COUNT MiB to itself, and takes memory until the kernel kills it.
 //! `watched`: asks for wake pipes, with a million watchers of its attach socket.
 //! `lists`: attaches while it holds the lock of its folder in `/proc`.
+//! `unclaimed`, `namesakes`: makes up to COUNT twins towards a listener at the address that follows UID, from ports of their own or all from
+//! one, until it is refused; prints `made` with their number, and keeps them until its input ends.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
-use pd_abi::{Frame, FrameKind, Operation, Request, Span};
+use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation, TwinRequest};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::{watch, Raw, Withheld};
 use std::io::Read;
@@ -105,6 +107,14 @@ fn main() {
             println!("holds {} {regions}", held.len());
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
+        "unclaimed" | "namesakes" => {
+            let mut raw = attach();
+            let at: SocketAddr = args[4].parse().expect("address");
+            let port = |number: u64| if what == "namesakes" { 1 } else { 1 + number as u16 };
+            let is_made = |number: &u64| connect_twin(&mut raw, port(*number), at);
+            println!("made {}", (0..count).take_while(is_made).count());
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        }
         "bloats" => bloat(path, count),
         "crowd" => crowd(path, count as usize),
         "watched" => {
@@ -120,6 +130,25 @@ fn main() {
         other => panic!("no such attack: {other}"),
     }
     println!("done {} {refused}", count.saturating_sub(refused));
+}
+
+/// Makes a twin from this port. Its kernel socket is another one, which has no port. Returns whether the twin is made.
+fn connect_twin(raw: &mut Raw, port: u16, to: SocketAddr) -> bool {
+    let request = TwinRequest {
+        operation: TwinOperation::Connect as u32,
+        tag: u32::from(port),
+        descriptor: raw.socket.as_raw_fd() as u32,
+        cookie: u64::from(port),
+        local: SocketAddr::from(([127, 0, 0, 1], port)).into(),
+        peer: to.into(),
+    };
+    pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(&request)).expect("send");
+    loop {
+        match raw.event(0) {
+            Some(answer) => return answer.errno == 0,
+            None => std::thread::sleep(Duration::from_micros(20)),
+        }
+    }
 }
 
 /// Has listings of its folder in `/proc` never end, and somebody wait to change that folder. Returns 1 if it can attach meanwhile.

@@ -1,14 +1,17 @@
-//! Twins that nobody has claimed, under another's name.
-use super::{stage, Scene};
+//! Twins that nobody has claimed: under another's name, many of one name, and many towards one listener.
+use super::{stage, stage_for_anyone, Scene};
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{Event, EventKind, Frame, FrameKind, SocketId, TwinOperation, TwinRequest};
-use pd_tests::{send_frame, Raw};
+use pd_tests::{needs_root, program_path, send_frame, Puppet, Raw};
 use rustix::net::{self, sockopt::socket_cookie};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// Twins that wait towards one listener, at most.
+const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
 const TAG: u32 = 4711;
 
 /// Asks for something about a kernel socket and its twin, and waits for the answer.
@@ -51,6 +54,49 @@ fn bound() -> (OwnedFd, SocketAddr) {
     net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let local = net::getsockname(&socket).unwrap().try_into().unwrap();
     (socket, local)
+}
+
+/// Has a process of another user make twins towards a listener. Returns the process, and how many it has made.
+fn crowd(scene: &Scene, at: SocketAddr, what: &str, uid: u32) -> (Puppet, usize) {
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args([what, &(UNCLAIMED_MAX + 1).to_string(), &uid.to_string()]);
+    let mut crowd = Puppet::new(scene.driver.spawn(command.arg(at.to_string())));
+    let line = crowd.line();
+    let made = line.strip_prefix("made ").and_then(|count| count.parse().ok());
+    (crowd, made.unwrap_or_else(|| panic!("{line}")))
+}
+
+#[test]
+fn one_user_leaves_others_room_for_twins_towards_a_listener() {
+    needs_root("processes of other users");
+    let scene = stage_for_anyone();
+    let (mut server, listener, at) = server(&scene);
+    let (first, made) = crowd(&scene, at, "unclaimed", 65_534);
+    assert_eq!(made, UNCLAIMED_MAX / 2);
+    let (second, made) = crowd(&scene, at, "unclaimed", 65_533);
+    assert_eq!(made, UNCLAIMED_MAX / 4);
+    let (own, local) = bound();
+    let own = ask(&mut server, TwinOperation::Connect, &own, (local, at));
+    assert_eq!(own.errno, 0, "the listener's own user");
+    // Twins of a client that has gone are no longer counted.
+    drop(first);
+    let others = |report: &pd_driver::admin::Report| report.connections.len() <= 2 + UNCLAIMED_MAX / 4;
+    scene.driver.wait_for("the first user's are over", others);
+    let (third, made) = crowd(&scene, at, "unclaimed", 65_532);
+    assert!(made > UNCLAIMED_MAX / 4, "{made}");
+    drop((second, third, server, listener));
+    scene.end();
+}
+
+#[test]
+fn twins_of_one_name_are_few() {
+    needs_root("processes of other users");
+    let scene = stage_for_anyone();
+    let (server, listener, at) = server(&scene);
+    let (crowd, made) = crowd(&scene, at, "namesakes", 65_534);
+    assert_eq!(made, 8);
+    drop((crowd, server, listener));
+    scene.end();
 }
 
 /// A client says of a socket that is not connected yet what the kernel cannot confirm: from which port it is going to connect.

@@ -31,7 +31,7 @@ use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag};
 use crate::memory::ClientMemory;
-use crate::messages::{Endpoint, NewFlow, ToMover, Violation};
+use crate::messages::{Endpoint, NewFlow, Payer, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::service::Chosen;
 use crate::wanted::{Wanted, COOKIE_ANY};
@@ -50,8 +50,8 @@ pub struct Twins {
     registrants: HashMap<ClientId, Registrant>,
     /// Unclaimed connections, by name.
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
-    /// Likewise, by the place that they were made towards.
-    unclaimed_towards: HashMap<Place, Vec<ConnectionId>>,
+    /// Likewise, by the place that they were made towards, with the payer of the side that connects.
+    unclaimed_towards: HashMap<Place, Vec<(ConnectionId, Payer)>>,
     /// Connection and side of each kernel socket that has a twin.
     ends: HashMap<End, (ConnectionId, Side)>,
     /// Network namespace of each TCP socket in `ends`, by cookie. Those of unclaimed connections are not proved: one cookie may have several.
@@ -67,7 +67,11 @@ pub struct Twins {
 /// Most sides that are looked at for one socket. More have its cookie only where clients lie.
 const PLACES_MAX: usize = 8;
 
-/// Most unclaimed connections towards a place, as a listener's backlog has at most. Others stay on the kernel.
+/// Most unclaimed connections of one name. The kernel is asked about each when one of the name is claimed.
+const NAMESAKES_MAX: usize = 8;
+
+/// Most unclaimed connections towards a place, as a listener's backlog has at most. Of these a payer has at most half of what others leave.
+/// Others stay on the kernel.
 const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
 
 /// Most sockets of a tenant that are remembered after their twins.
@@ -213,13 +217,22 @@ impl Twins {
 
     fn no_longer_unclaimed(&mut self, connection: ConnectionId, twin: &mut Twin) {
         self.take_back_told(twin);
-        take_out(&mut self.unclaimed, *twin.key(), connection);
-        take_out(&mut self.unclaimed_towards, twin.place(), connection);
+        take_out(&mut self.unclaimed, *twin.key(), |one| *one == connection);
+        take_out(&mut self.unclaimed_towards, twin.place(), |(one, _)| *one == connection);
     }
 
-    fn note_unclaimed(&mut self, key: Key, place: Place, connection: ConnectionId) {
+    fn note_unclaimed(&mut self, key: Key, place: Place, connection: ConnectionId, payer: Payer) {
         self.unclaimed.entry(key).or_default().push(connection);
-        self.unclaimed_towards.entry(place).or_default().push(connection);
+        self.unclaimed_towards.entry(place).or_default().push((connection, payer));
+    }
+
+    /// Tells whether a payer may have one more unclaimed connection of this name and towards this place.
+    fn has_room(&self, key: &Key, place: Place, payer: Payer) -> bool {
+        let towards = self.unclaimed_towards.get(&place).map(Vec::as_slice).unwrap_or_default();
+        let own = towards.iter().filter(|(_, whose)| *whose == payer).count();
+        let others = towards.len() - own;
+        own < UNCLAIMED_MAX.saturating_sub(others) / 2
+            && self.unclaimed.get(key).is_none_or(|list| list.len() < NAMESAKES_MAX)
     }
 }
 
@@ -232,13 +245,9 @@ fn unless_another(errno: Errno) -> Errno {
 }
 
 /// Takes a connection out of the list that has this name.
-fn take_out<K: std::hash::Hash + Eq>(
-    lists: &mut HashMap<K, Vec<ConnectionId>>,
-    name: K,
-    connection: ConnectionId,
-) {
+fn take_out<K: std::hash::Hash + Eq, T>(lists: &mut HashMap<K, Vec<T>>, name: K, is_it: impl Fn(&T) -> bool) {
     if let Some(list) = lists.get_mut(&name) {
-        list.retain(|one| *one != connection);
+        list.retain(|one| !is_it(one));
         if list.is_empty() {
             lists.remove(&name);
         }
@@ -364,11 +373,12 @@ impl Conductor {
             through,
             counted,
         } = new;
-        if self.twins.unclaimed_towards.get(&place).is_some_and(|list| list.len() >= UNCLAIMED_MAX) {
+        let index = reserved.id();
+        let client = self.client(id).ok_or(Errno::BADF)?;
+        let (mover, payer) = (client.mover, client.payer());
+        if !self.twins.has_room(&key, place, payer) {
             return Err(Errno::NOBUFS);
         }
-        let index = reserved.id();
-        let mover = self.client(id).ok_or(Errno::BADF)?.mover;
         let v6 = connected.remote.is_ipv6();
         let socket = self.fresh_socket(v6, channel, SocketState::Connected(connected));
         let send_ring_bytes = socket.send_ring_bytes;
@@ -394,7 +404,7 @@ impl Conductor {
             self.add_flow(NewFlow { id, tenant, lasts: true, source, destination, send_ring_bytes, serial });
         }
         self.show(index, Side::Connecting);
-        self.twins.note_unclaimed(key, place, index);
+        self.twins.note_unclaimed(key, place, index, payer);
         // The side is not proved yet: it must not displace another.
         self.twins.ends.entry(sides[Side::Connecting].end()).or_insert((index, Side::Connecting));
         self.twins.note_namespace(&sides[Side::Connecting]);

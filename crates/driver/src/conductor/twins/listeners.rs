@@ -239,7 +239,7 @@ impl Conductor {
         }
         registrant.listeners += 1;
         let mut claimable = registrant.claimable;
-        for index in self.twins.unclaimed_towards.get(&place).into_iter().flatten() {
+        for (index, _) in self.twins.unclaimed_towards.get(&place).into_iter().flatten() {
             let Some(connection) = self.connections.get_mut(*index) else { continue };
             if connection.twin.as_mut().is_some_and(|twin| twin.tell(place, (id, serial))) {
                 claimable += 1;

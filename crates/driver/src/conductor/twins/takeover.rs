@@ -1,7 +1,8 @@
 //! Twins as another driver goes on with them. The state of a connection includes its twin.
 use super::listeners::ListeningState;
 use super::twin::End;
-use crate::conductor::{Conductor, Connection};
+use crate::conductor::client::Client;
+use crate::conductor::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::kernel_socket::SocketDiag;
@@ -74,7 +75,11 @@ impl Conductor {
     }
 
     fn take_twin(&mut self, index: ConnectionId) {
-        let Some(Connection { twin: Some(twin), .. }) = self.connections.get_mut(index) else { return };
+        let Some(connection) = self.connections.get_mut(index) else { return };
+        // A client that has gone counts by its tenant.
+        let owner = connection.owner(Side::Connecting).and_then(|(id, _)| self.clients.get(id));
+        let payer = owner.map_or((connection.tenants[Side::Connecting], None), Client::payer);
+        let Some(twin) = &mut connection.twin else { return };
         // Clients with a registration of its place are told again, and count it.
         twin.take_told();
         if twin.is_withdrawn() {
@@ -86,7 +91,7 @@ impl Conductor {
             self.twins.note_namespace(held);
         }
         if !is_claimed {
-            self.twins.note_unclaimed(*twin.key(), twin.place(), index);
+            self.twins.note_unclaimed(*twin.key(), twin.place(), index, payer);
         }
     }
 }
