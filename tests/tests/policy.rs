@@ -4,6 +4,7 @@ use pd_driver::mounts::unified_hierarchy;
 use pd_driver::policy::Path;
 use pd_driver::Settings;
 use pd_tests::{needs_root, ControlGroup, Network, Puppet, TestDriver};
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -308,6 +309,53 @@ fn a_client_does_not_choose_its_tenant() {
     // A process outside all groups belongs to its namespace's tenant.
     stage.b.ok("connect c 10.77.0.1:7106");
     drop((first, others));
+}
+
+/// A process that may make control groups below its container's own gives them names that are no text, or a path that is too long.
+#[test]
+fn names_below_its_control_group_take_no_client_out_of_its_tenant() {
+    let mut stage = stage(|_| {});
+    let name = stage.network.namespace("c");
+    let Some(group) = group(&name) else {
+        eprintln!("SKIPPED: no cgroup2 that can be written");
+        return;
+    };
+    stage.a.ok("listen l 10.77.0.1:7120 8");
+    let path = format!("/pipedevice/{name}");
+    let jail = format!("[[tenant]]\nname = \"jailed\"\ncgroups = [\"{path}\"]");
+    stage.apply("", &format!("{jail}\n[[rule]]\nfrom = \"jailed\"\naction = \"deny\""));
+    let netns_b = format!("--net=/run/netns/{}", stage.network.namespace("b"));
+    let inside = |group: &ControlGroup| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >cgroup.procs; exec \"$@\"", "sh", "nsenter", &netns_b]);
+        command.arg(pd_tests::peer_path()).arg("puppet").current_dir(group.path());
+        Puppet::new(stage.driver.spawn(&mut command))
+    };
+    let below = |group: &ControlGroup, part: &[u8]| {
+        ControlGroup::new(group.path().join(std::ffi::OsStr::from_bytes(part))).expect("a group of its own")
+    };
+    let unreadable = below(&group, b"\xff\xfe");
+    assert_eq!(inside(&unreadable).errno("connect c 10.77.0.1:7120"), libc::EACCES);
+    drop(unreadable);
+    // Each is removed before the one above.
+    let mut deep = vec![below(&group, &[b'd'; 200])];
+    while deep.last().unwrap().path().as_os_str().len() < 3700 {
+        deep.push(below(deep.last().unwrap(), &[b'd'; 200]));
+    }
+    // Beyond the longest path of a call, by a link.
+    let folder = tempfile::tempdir().unwrap();
+    let link = folder.path().join("deep");
+    std::os::unix::fs::symlink(deep.last().unwrap().path(), &link).unwrap();
+    let mut deeper = vec![ControlGroup::new(link.join("d".repeat(200))).expect("a group of its own")];
+    for _ in 0..2 {
+        deeper.push(below(deeper.last().unwrap(), &[b'd'; 200]));
+    }
+    let refused = inside(deeper.last().unwrap()).ask("connect c 10.77.0.1:7120");
+    while deeper.pop().is_some() {}
+    while deep.pop().is_some() {}
+    // The kernel cuts the path off or tells none, by version.
+    let (errno, why) = refused.unwrap_err();
+    assert!([libc::EACCES, libc::ENAMETOOLONG].contains(&errno), "{why}");
 }
 
 /// Returns the path of a new connection from `from` to the listener of `to` at `addr`. With `shared`, its ends accept

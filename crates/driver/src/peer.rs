@@ -72,7 +72,7 @@ impl Peer {
     /// `ESRCH` if the process has died; errors of the calls.
     fn identity(self) -> Result<Identity> {
         let (namespace, namespace_fd) = self.network_namespace()?;
-        let (cgroup, container) = control_groups(self.pid);
+        let (cgroup, container) = control_groups(self.pid)?;
         self.check_alive()?;
         let (pid, uid) = (self.pid.as_raw_nonzero().get().unsigned_abs(), self.uid);
         Ok(Identity { pid, uid, pidfd: Arc::new(self.pidfd), namespace, namespace_fd, cgroup, container })

@@ -6,7 +6,7 @@ use crate::identity::NamespaceId;
 use pd_shm::procfs;
 use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, OFlags};
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 use rustix::process::Pid;
 
 /// Tells whether the process has died.
@@ -21,14 +21,29 @@ pub fn has_exited(pidfd: &OwnedFd) -> Result<bool> {
 
 /// Returns the control group that `pd run` made for the container of this name, if the process is in it.
 pub fn container_group(pid: Pid, name: &str) -> Option<String> {
-    control_groups(pid).0.filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
+    control_groups(pid).ok()?.0.filter(|path| path.ends_with(&format!("/pipedevice/{name}")))
 }
 
-/// Returns the control group of a process, if it can be read, and the container that its control groups name.
-pub fn control_groups(pid: Pid) -> (Option<String>, Option<Container>) {
-    let text = procfs::read(&format!("{}/cgroup", pid.as_raw_nonzero())).unwrap_or_default();
+/// Returns the control group of a process, and the container that its control groups name. Neither where the kernel has no control groups.
+///
+/// # Errors
+/// Errors of [`read_control_groups`].
+pub fn control_groups(pid: Pid) -> Result<(Option<String>, Option<Container>)> {
+    let text = read_control_groups(pid)?;
     let (path, container) = containers::read(&text);
-    (path.map(str::to_owned), container)
+    Ok((path.map(str::to_owned), container))
+}
+
+/// Reads what the kernel says of a process's control groups; nothing where it has none.
+///
+/// # Errors
+/// Errors of reading `/proc`. Where the kernel tells no path of 4,096 bytes or more, a process that may make groups has it tell none.
+fn read_control_groups(pid: Pid) -> Result<String> {
+    match procfs::read(&format!("{}/cgroup", pid.as_raw_nonzero())) {
+        Ok(text) => Ok(text),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+    }
 }
 
 /// Returns the parent of a process, which made it or adopted it.

@@ -56,8 +56,8 @@ refusals! {
     /// Refused by a user's rate.
     Rate, "rate", "too many attach at once: try again later", "see which user starts so many";
     /// Refused after a failed call.
-    Unidentified, "unidentified", "the driver may not read the process's namespaces in /proc",
-        "give the driver the rights that `pd doctor` names";
+    Unidentified, "unidentified", "the driver cannot read the process's namespaces or control groups in /proc",
+        "give the driver the rights that `pd doctor` names, and its control groups paths below 4,096 bytes";
     /// Refused for lack of memory.
     NoMemory, "no_memory", "no memory or descriptors left for its control region",
         "raise memory.budget_bytes, or the driver's limit on open files";

@@ -70,14 +70,14 @@ pub fn read_link(path: &str) -> Result<CString> {
     at(path, |folder, path| readlinkat(folder, path, Vec::new()))
 }
 
-/// Reads a file of text by its path below `/proc`.
+/// Reads a file of text by its path below `/proc`. Processes choose some of the names in it, of any bytes: bytes that are no text become U+FFFD.
 ///
 /// # Errors
 /// Errors of opening and reading it.
 pub fn read(path: &str) -> std::io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::from(open(path, OFlags::RDONLY)?).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    std::fs::File::from(open(path, OFlags::RDONLY)?).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]
