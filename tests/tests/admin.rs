@@ -1,5 +1,6 @@
 //! The admin socket hears nobody from inside a container, root or not.
-use pd_tests::{needs_root, program_path, TestDriver};
+use pd_driver::mounts::unified_hierarchy;
+use pd_tests::{needs_root, program_path, ControlGroup, TestDriver};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,23 @@ fn a_containers_root_is_no_administrator() {
     let outside = ask(&mut Command::new("env"));
     assert!(outside.status.success(), "{outside:?}");
     let inside = ask(Command::new("unshare").args(["--pid", "--fork", "--"]));
+    let why = String::from_utf8_lossy(&inside.stderr).into_owned();
+    assert!(!inside.status.success() && why.contains("containers"), "{inside:?}");
+}
+
+/// Engines make containers that share the host's process ids (`--pid host`).
+#[test]
+fn a_containers_root_among_the_hosts_processes_is_no_administrator() {
+    needs_root("a control group");
+    let driver = TestDriver::new();
+    let name = format!("docker-{:064x}.scope", std::process::id());
+    let Some(group) = unified_hierarchy().and_then(|root| ControlGroup::new(root.join(name))) else {
+        println!("SKIPPED: no cgroup2 that can be written");
+        return;
+    };
+    let mut inside = Command::new("sh");
+    inside.args(["-c", &group.enter(), "sh"]).arg(program_path("pd"));
+    let inside = inside.args(["ls", "--admin-socket"]).arg(driver.admin_socket()).output().unwrap();
     let why = String::from_utf8_lossy(&inside.stderr).into_owned();
     assert!(!inside.status.success() && why.contains("containers"), "{inside:?}");
 }

@@ -104,6 +104,20 @@ pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
     (path, container)
 }
 
+/// Tells whether a process is in a container that another one is in neither itself nor with a container of its own. Takes what
+/// `/proc/PID/cgroup` says of the two.
+pub fn is_in_another(theirs: &str, own: &str) -> bool {
+    let is_around = |container: &Container| {
+        let paths =
+            own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).map(|(_, path)| path);
+        let mut outer = paths.flat_map(|path| {
+            path.match_indices('/').map(|(end, _)| &path[..end]).chain([path]).filter_map(container_of)
+        });
+        outer.any(|outer| outer == *container)
+    };
+    read(theirs).1.is_some_and(|container| !is_around(&container))
+}
+
 /// Tells whether root alone makes such control groups: slices of systemd, and folders and services of engines. A user's slice is root's,
 /// too, but not the groups below its manager.
 fn is_roots(part: &str) -> bool {
@@ -354,6 +368,27 @@ mod tests {
         ] {
             let (found, container) = read(&text);
             assert_eq!((found, container.is_some()), (path, is_known), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_in_another_container_is_told_from_those_around() {
+        let node = format!("0::/docker/{A}");
+        let pod = format!("{node}/kubelet/kubepods/burstable/pod{POD}/{B}");
+        let other = format!("4:memory:/docker/{B}\n0::/");
+        for (theirs, own, is_other) in [
+            ("0::/", "0::/", false),
+            ("0::/user.slice/session-1.scope", &*pod, false),
+            ("", "", false),
+            (&*node, &*node, false),
+            (&*node, &*pod, false),
+            (&*pod, &*pod, false),
+            (&*pod, &*node, true),
+            (&*node, "0::/system.slice/pipedevice.service", true),
+            (&*other, &*node, true),
+            (&*other, "", true),
+        ] {
+            assert_eq!(is_in_another(theirs, own), is_other, "{theirs} {own}");
         }
     }
 

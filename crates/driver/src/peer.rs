@@ -9,7 +9,7 @@
 //! at `connect`.
 use crate::calls::{may, simulated, Call};
 use crate::identity::{Identity, NamespaceId};
-use crate::process::{control_groups, has_exited};
+use crate::process::{control_groups, has_exited, is_in_another_container};
 use pd_shm::procfs;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use rustix::fs::{fstat, OFlags};
@@ -118,6 +118,16 @@ impl Peer {
         let ours = procfs::stat("self/ns/pid")?;
         self.check_alive()?;
         Ok(NamespaceId::of(&theirs) == NamespaceId::of(&ours))
+    }
+
+    /// Tells whether the peer is in a container in which this process is not. Such a process may share the host's process ids.
+    ///
+    /// # Errors
+    /// `ESRCH` if the process has died; errors of reading `/proc`.
+    pub fn is_in_another_container(&self) -> Result<bool> {
+        let is_in_another = is_in_another_container(self.pid)?;
+        self.check_alive()?;
+        Ok(is_in_another)
     }
 }
 

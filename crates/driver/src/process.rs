@@ -7,7 +7,7 @@ use pd_shm::procfs;
 use rustix::fd::OwnedFd;
 use rustix::fs::{fstat, OFlags};
 use rustix::io::{Errno, Result};
-use rustix::process::Pid;
+use rustix::process::{getpid, Pid};
 
 /// Tells whether the process has died.
 ///
@@ -32,6 +32,14 @@ pub fn control_groups(pid: Pid) -> Result<(Option<String>, Option<Container>)> {
     let text = read_control_groups(pid)?;
     let (path, container) = containers::read(&text);
     Ok((path.map(str::to_owned), container))
+}
+
+/// Tells whether a process is in a container in which this process is not.
+///
+/// # Errors
+/// Errors of [`read_control_groups`].
+pub fn is_in_another_container(pid: Pid) -> Result<bool> {
+    Ok(containers::is_in_another(&read_control_groups(pid)?, &read_control_groups(getpid())?))
 }
 
 /// Reads what the kernel says of a process's control groups; nothing where it has none.

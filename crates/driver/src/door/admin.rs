@@ -241,11 +241,14 @@ fn look_up(pid: u32, registration: Registration) -> Result<Registering, String> 
     Ok(Registering { registration, pidfd, namespace, namespace_fd, cgroup })
 }
 
-/// Tells whether the process is of the driver's own user or root. A process in a container is neither, although its root is root, too.
+/// Tells whether the process is of the driver's own user or root. A process in a container is neither, although its root is root, too: of
+/// another namespace of process ids, or in control groups of a container, unless the driver is in that container itself.
 fn is_administrator(stream: &UnixStream) -> bool {
     let Ok(peer) = Peer::of(stream) else { return false };
     let is_trusted = peer.uid() == 0 || peer.uid() == geteuid().as_raw();
-    is_trusted && peer.shares_pid_namespace().unwrap_or(false)
+    is_trusted
+        && peer.shares_pid_namespace().unwrap_or(false)
+        && !peer.is_in_another_container().unwrap_or(true)
 }
 
 impl Door {
