@@ -6,7 +6,8 @@ use serde::Serialize;
 
 /// Tells whether a character could move a terminal's cursor, or turn the direction of what follows.
 fn is_obeyed(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    c.is_control()
+        || matches!(c, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Replaces by a blank what a terminal obeys.
@@ -24,23 +25,35 @@ pub fn add_row<const N: usize>(table: &mut Table, cells: [String; N]) {
 /// # Errors
 /// Errors of the value's serialization.
 pub fn json(value: &impl Serialize) -> Result<String> {
+    Ok(escaped(&serde_json::to_string_pretty(value)?))
+}
+
+/// Returns a value as JSON in one line, in which what a terminal obeys is escaped.
+///
+/// # Errors
+/// Errors of the value's serialization.
+pub fn json_line(value: &impl Serialize) -> Result<String> {
+    Ok(escaped(&serde_json::to_string(value)?))
+}
+
+fn escaped(json: &str) -> String {
     let mut text = String::new();
-    for c in serde_json::to_string_pretty(value)?.chars() {
+    for c in json.chars() {
         // The only ones outside of strings are line ends.
         match c {
             c if c == '\n' || !is_obeyed(c) => text.push(c),
             c => text.push_str(&format!("\\u{:04x}", u32::from(c))),
         }
     }
-    Ok(text)
+    text
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use comfy_table::presets;
 
-    const HOSTILE: &str = "a\u{1b}[2J\u{9b}31m\n\r\u{202e}b\u{7f}";
+    pub(crate) const HOSTILE: &str = "a\u{1b}[2J\u{9b}31m\n\r\u{202e}b\u{7f}";
 
     #[test]
     fn no_character_is_obeyed() {
@@ -54,8 +67,9 @@ mod tests {
 
     #[test]
     fn json_says_the_same_in_other_words() {
-        let text = json(&[HOSTILE]).unwrap();
-        assert!(!text.chars().any(|c| c != '\n' && is_obeyed(c)), "{text:?}");
-        assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [HOSTILE]);
+        for text in [json(&[HOSTILE]).unwrap(), json_line(&[HOSTILE]).unwrap()] {
+            assert!(!text.chars().any(|c| c != '\n' && is_obeyed(c)), "{text:?}");
+            assert_eq!(serde_json::from_str::<[String; 1]>(&text).unwrap(), [HOSTILE]);
+        }
     }
 }

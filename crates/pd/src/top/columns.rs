@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use crate::foreign::printable;
 use crate::live::{ConnectionView, ContainerView, ServiceView, TrafficView};
 
 /// A column of a table of `T`.
@@ -24,10 +25,10 @@ enum Cell<T> {
 }
 
 impl<T> Column<T> {
-    /// Returns a row's text.
+    /// Returns a row's text, without what a terminal obeys: processes choose names of containers.
     pub fn text(&self, row: &T) -> String {
         match self.cell {
-            Cell::Words(text, _) => text(row),
+            Cell::Words(text, _) => printable(&text(row)),
             Cell::Number(value, written) => written(value(row)),
         }
     }

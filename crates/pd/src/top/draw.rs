@@ -267,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn names_write_nothing_but_letters() {
+        let mut app = app();
+        let mut view = crate::live::view_for_tests();
+        view.containers[0].name = crate::foreign::tests::HOSTILE.to_owned();
+        view.connections[0].from_container = crate::foreign::tests::HOSTILE.to_owned();
+        app.take(Ok(view));
+        let text = screen(&app, 140, 30).join("");
+        assert!(text.contains("[2J 31m") && !text.chars().any(char::is_control), "{text:?}");
+        assert!(!text.contains('\u{202e}'), "{text:?}");
+    }
+
+    #[test]
     fn a_problem_is_said_first_and_the_help_covers_the_rest() {
         let mut app = app();
         app.take(Err("no driver answers at /x".into()));

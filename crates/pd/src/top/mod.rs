@@ -13,6 +13,7 @@ use comfy_table::{presets, Table};
 use ratatui::crossterm::event::{self, Event};
 use ratatui::DefaultTerminal;
 
+use crate::foreign::{json, json_line};
 use crate::live::{Sample, Source, View};
 use app::App;
 use columns::{Column, CONNECTIONS, CONTAINERS, SERVICES, TRAFFIC};
@@ -72,9 +73,9 @@ pub fn main(args: &TopArgs) -> Result<i32> {
         std::thread::sleep(args.interval);
         let view = watch.look();
         match (args.json, args.once) {
-            (true, true) => println!("{}", serde_json::to_string_pretty(&view?)?),
+            (true, true) => println!("{}", json(&view?)?),
             (true, false) => match view {
-                Ok(view) => println!("{}", serde_json::to_string(&view)?),
+                Ok(view) => println!("{}", json_line(&view)?),
                 Err(problem) => println!("{}", serde_json::json!({ "problem": format!("{problem:#}") })),
             },
             (false, _) => print(view?),
