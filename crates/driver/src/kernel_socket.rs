@@ -4,6 +4,7 @@
 //! `/proc`. Then it asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket with the addresses
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
+use crate::process::has_exited;
 use crate::sock_diag::{ask, InetReply, InetRequest, Message, SocketName, SOCK_DIAG_BY_FAMILY};
 use crate::wanted::{Wanted, COOKIE_ANY};
 use pd_shm::procfs;
@@ -117,12 +118,15 @@ fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
 /// Returns the inode of the socket that a process's descriptor refers to.
 ///
 /// # Errors
-/// `ENOTSOCK` if it is no socket; errors of reading `/proc`.
-pub fn inode_of_descriptor(pid: u32, descriptor: u32) -> Result<u32> {
+/// `ENOTSOCK` if it is no socket; `ESRCH` if the process has died, for its number may be another's; errors of reading `/proc`.
+pub fn inode_of_descriptor(pid: u32, pidfd: &OwnedFd, descriptor: u32) -> Result<u32> {
     if let Some(found) = simulated::descriptor(pid, descriptor) {
         return found;
     }
     let target = procfs::read_link(&format!("{pid}/fd/{descriptor}"))?;
+    if has_exited(pidfd)? {
+        return Err(Errno::SRCH);
+    }
     let inode = target.to_str().ok().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
     inode.and_then(|text| text.parse().ok()).ok_or(Errno::NOTSOCK)
 }
@@ -130,11 +134,50 @@ pub fn inode_of_descriptor(pid: u32, descriptor: u32) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::process::{pidfd_open, Pid, PidfdFlags};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+    use std::process::{Child, Command};
 
     fn cookie(socket: &impl AsFd) -> u64 {
         rustix::net::sockopt::socket_cookie(socket).unwrap()
+    }
+
+    /// Returns the inode of a socket of this process.
+    fn own(descriptor: i32) -> Result<u32> {
+        let pidfd = pidfd_open(rustix::process::getpid(), PidfdFlags::empty()).unwrap();
+        inode_of_descriptor(std::process::id(), &pidfd, descriptor as u32)
+    }
+
+    /// Starts a process with a socket as its standard input, and gives up unless it has the number.
+    fn with_number(pid: u32) -> Option<(Child, UnixStream)> {
+        std::fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+        let (kept, given) = UnixStream::pair().unwrap();
+        let mut child = Command::new("sleep").arg("60").stdin(OwnedFd::from(given)).spawn().unwrap();
+        if child.id() == pid {
+            return Some((child, kept));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        None
+    }
+
+    #[test]
+    fn a_descriptor_of_another_process_with_the_number_is_not_found() {
+        let mut first = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = first.id();
+        let pidfd = pidfd_open(Pid::from_child(&first), PidfdFlags::empty()).unwrap();
+        first.kill().unwrap();
+        first.wait().unwrap();
+        let Some((mut second, _kept)) = (0..50).find_map(|_| with_number(pid)) else {
+            println!("SKIPPED: another process with a number that was used: needs root");
+            return;
+        };
+        let found = inode_of_descriptor(pid, &pidfd, 0);
+        second.kill().unwrap();
+        second.wait().unwrap();
+        assert_eq!(found, Err(Errno::SRCH));
     }
 
     #[test]
@@ -153,10 +196,9 @@ mod tests {
                 peer: s.peer_addr().unwrap(),
                 cookie: cookie(s),
             };
-            let pid = std::process::id();
             for socket in [&client, &accepted] {
                 let inode = diag.inode(&wanted(socket)).unwrap();
-                assert_eq!(inode_of_descriptor(pid, socket.as_raw_fd() as u32), Ok(inode));
+                assert_eq!(own(socket.as_raw_fd()), Ok(inode));
             }
             let other = Wanted { cookie: cookie(&accepted) ^ 1, ..wanted(&accepted) };
             assert_eq!(diag.inode(&other), Err(Errno::STALE));
@@ -179,6 +221,6 @@ mod tests {
             assert!(diag.inode(&ours).map_or(true, |inode| inode == 0), "held by nobody");
         }
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert_eq!(inode_of_descriptor(std::process::id(), file.as_raw_fd() as u32), Err(Errno::NOTSOCK));
+        assert_eq!(own(file.as_raw_fd()), Err(Errno::NOTSOCK));
     }
 }

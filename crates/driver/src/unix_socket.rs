@@ -196,6 +196,7 @@ mod tests {
     use super::*;
     use crate::kernel_socket::inode_of_descriptor;
     use pd_shm::procfs;
+    use rustix::process::{getpid, pidfd_open, PidfdFlags};
     use std::os::fd::AsRawFd;
     use std::os::linux::fs::MetadataExt;
     use std::os::unix::net::{UnixListener, UnixStream};
@@ -206,8 +207,10 @@ mod tests {
         let diag = SocketDiag::new(&namespace).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        let inode =
-            |fd: &dyn AsRawFd| inode_of_descriptor(std::process::id(), fd.as_raw_fd() as u32).unwrap();
+        let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+        let inode = |fd: &dyn AsRawFd| {
+            inode_of_descriptor(std::process::id(), &pidfd, fd.as_raw_fd() as u32).unwrap()
+        };
         let listener = UnixListener::bind(&path).unwrap();
         let found = diag.unix(inode(&listener)).unwrap();
         let status = std::fs::metadata(&path).unwrap();

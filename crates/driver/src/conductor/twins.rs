@@ -290,8 +290,7 @@ impl Conductor {
 
     fn twin_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let asked_for = asked.peer.to_socket_addr().ok_or(Errno::AFNOSUPPORT)?;
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
+        let namespace = self.namespace(id)?;
         let chosen = self.choose_on_kernel(namespace, asked.cookie, asked_for)?;
         let led = self.lead(id, asked_for, chosen.as_ref(), Plane::Kernel)?;
         let through = led.map(|(led, _)| led).or(chosen);
@@ -306,7 +305,7 @@ impl Conductor {
         let registrants = self.twins.registrants_at(place, to.ip());
         let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         // `EACCES` is for the policy alone.
-        let inode = inode_of_descriptor(pid, asked.descriptor).map_err(|errno| match errno {
+        let inode = self.inode_asked(id, asked).map_err(|errno| match errno {
             Errno::ACCESS => Errno::OPNOTSUPP,
             errno => errno,
         })?;
@@ -554,13 +553,12 @@ impl Conductor {
         asked: &TwinRequest,
         through: Option<SocketAddr>,
     ) -> Result<Held, Errno> {
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
+        let namespace = self.namespace(id)?;
         let (Some(local), Some(peer)) = (asked.local.to_socket_addr(), asked.peer.to_socket_addr()) else {
             return Err(Errno::AFNOSUPPORT);
         };
         let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
-        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        let inode = self.inode_asked(id, asked)?;
         self.open_diag(id, namespace)?;
         let found = self.twins.inode(namespace, &wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
@@ -595,8 +593,10 @@ impl Conductor {
         same.then_some(held).ok_or(Errno::ACCESS)
     }
 
-    fn inode_asked(&self, id: ClientId, asked: &TwinRequest) -> Result<u32, Errno> {
-        inode_of_descriptor(self.client(id).ok_or(Errno::BADF)?.identity.pid, asked.descriptor)
+    /// Returns the inode of the socket that a client names.
+    pub(super) fn inode_asked(&self, id: ClientId, asked: &TwinRequest) -> Result<u32, Errno> {
+        let identity = &self.client(id).ok_or(Errno::BADF)?.identity;
+        inode_of_descriptor(identity.pid, &identity.pidfd, asked.descriptor)
     }
 
     pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {

@@ -7,7 +7,6 @@ use super::twins::{Held, Key, NewTwin, Place};
 use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Side};
-use crate::kernel_socket::inode_of_descriptor;
 use crate::unix_socket::SOCKETS_MAX;
 use crate::wanted::{UnixSocket, Wanted};
 use pd_abi::TwinRequest;
@@ -81,9 +80,7 @@ impl Conductor {
     }
 
     fn unix_inode(&mut self, id: ClientId, asked: &TwinRequest) -> Result<(NamespaceId, u32), Errno> {
-        let client = self.client(id).ok_or(Errno::BADF)?;
-        let (namespace, pid) = (client.identity.namespace, client.identity.pid);
-        let inode = inode_of_descriptor(pid, asked.descriptor)?;
+        let (namespace, inode) = (self.namespace(id)?, self.inode_asked(id, asked)?);
         self.open_diag(id, namespace)?;
         Ok((namespace, inode))
     }
