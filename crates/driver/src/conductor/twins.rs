@@ -9,6 +9,7 @@
 mod listeners;
 mod parked;
 mod passing;
+mod slow;
 mod takeover;
 mod twin;
 
@@ -17,6 +18,7 @@ pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
 use listeners::{Listening, Registrant};
 use parked::Parked;
+use slow::Slow;
 use twin::End;
 
 use super::answer::{done, Answer};
@@ -26,6 +28,7 @@ use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
+use crate::clock::Clock;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
@@ -38,6 +41,7 @@ use crate::wanted::{Wanted, COOKIE_ANY};
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -60,6 +64,7 @@ pub struct Twins {
     /// Sockets that several clients have had, and whose connections have gone on in the kernel: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
     diags: HashMap<NamespaceId, SocketDiag>,
+    slow: RefCell<Slow>,
     /// Lines that no client reads: the other end of unclaimed connections.
     nobody: Arc<ClientMemory>,
 }
@@ -113,6 +118,7 @@ impl Twins {
             parked: Parked::default(),
             departed: HashMap::default(),
             diags: HashMap::default(),
+            slow: RefCell::default(),
             nobody: Arc::new(nobody),
         })
     }
@@ -140,9 +146,18 @@ impl Twins {
     /// Asks the kernel for the inode of a TCP socket, as [`SocketDiag::inode`] does.
     ///
     /// # Errors
-    /// Errors of [`SocketDiag::inode`]; `EOPNOTSUPP` if nothing asks in that namespace.
-    fn inode(&self, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
-        self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?.inode(wanted)
+    /// Errors of [`SocketDiag::inode`]; `EOPNOTSUPP` if nothing asks in that namespace; `ENOBUFS` if looks there take long, and others have
+    /// just taken place.
+    fn inode(&self, clock: &dyn Clock, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
+        let diag = self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?;
+        let mut slow = self.slow.borrow_mut();
+        if !slow.may_look(namespace, clock.now()) {
+            return Err(Errno::NOBUFS);
+        }
+        let began = clock.thread_time();
+        let found = diag.inode(wanted);
+        slow.note(namespace, clock.now(), clock.thread_time().saturating_sub(began));
+        found
     }
 
     /// Iterates over unclaimed connections of AF_UNIX.
@@ -524,7 +539,7 @@ impl Conductor {
                 continue;
             }
             let wanted = Wanted { local: remote, peer: local, cookie: wanted.cookie };
-            match self.twins.inode(namespace, &wanted) {
+            match self.twins.inode(&*self.clock, namespace, &wanted) {
                 Ok(found) if found == inode || found == 0 => {}
                 // The socket is closed by now. No other socket can have had the name meanwhile: the twin still waits here.
                 Err(Errno::NOENT) => {}
@@ -560,7 +575,7 @@ impl Conductor {
         let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
         let inode = self.inode_asked(id, asked)?;
         self.open_diag(id, namespace)?;
-        let found = self.twins.inode(namespace, &wanted).map_err(unless_another)?;
+        let found = self.twins.inode(&*self.clock, namespace, &wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
@@ -570,7 +585,7 @@ impl Conductor {
     /// Checks that a client holds the kernel's socket of a side, in whatever network namespace.
     fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
         let inode = self.inode_asked(id, asked)?;
-        let found = self.twins.inode(held.namespace, &held.wanted).map_err(unless_another)?;
+        let found = self.twins.inode(&*self.clock, held.namespace, &held.wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }

@@ -1,4 +1,5 @@
 //! Sides of twins that belong to no client, while a process still holds the kernel's socket.
+use super::slow::PAUSE;
 use super::twin::Held;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
@@ -15,8 +16,6 @@ const LOOK_FIRST: Duration = Duration::from_micros(200);
 const LOOK_LAST: Duration = Duration::from_millis(500);
 /// Longest time to the next look for each parked side, if that is longer: looks cost the same however many there are.
 const LOOK_LAST_OF_EACH: Duration = Duration::from_millis(1);
-/// Pause after a look in a namespace with very many sockets, in multiples of the time that it took.
-const LONG_LOOK_PAUSE: u32 = 50;
 /// Most looks of one turn.
 const LOOKS_MAX: usize = 16;
 
@@ -143,7 +142,11 @@ impl Conductor {
             return inode != 0 && self.is_unix_held(namespace, inode);
         }
         let accepted = side == Side::Connecting || twin.is_claimed();
-        matches!(self.twins.inode(namespace, &wanted), Ok(inode) if inode != 0 || !accepted)
+        match self.twins.inode(&*self.clock, namespace, &wanted) {
+            Ok(inode) => inode != 0 || !accepted,
+            // Another look will tell.
+            Err(errno) => errno == Errno::NOBUFS,
+        }
     }
 
     /// Tells whether a process holds this socket of AF_UNIX. Where the kernel would take long to say, it is asked seldom, and the socket
@@ -156,7 +159,7 @@ impl Conductor {
                 let began = self.clock.now();
                 let found = diag.unix_of_many(inode);
                 let now = self.clock.now();
-                self.twins.parked.long_look_at = now + LONG_LOOK_PAUSE * (now.saturating_sub(began));
+                self.twins.parked.long_look_at = now + PAUSE * (now.saturating_sub(began));
                 found
             }
             found => found,
@@ -170,7 +173,7 @@ impl Conductor {
         let Some(&Held { namespace, wanted, unix: false, .. }) = twin.map(|twin| twin.side(side)) else {
             return false;
         };
-        matches!(self.twins.inode(namespace, &wanted), Err(Errno::NOENT | Errno::STALE))
+        matches!(self.twins.inode(&*self.clock, namespace, &wanted), Err(Errno::NOENT | Errno::STALE))
     }
 
     /// Closes the diagnostic sockets of network namespaces that have neither clients nor parked sides any more.
