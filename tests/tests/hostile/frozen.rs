@@ -1,4 +1,4 @@
-//! Clients whose processes stand still at a random moment: stopped by a signal, or frozen with their control group. All phases of a client
+//! Clients whose processes stand still at a random moment: stopped by a signal, held by a debugger, or frozen with their control group. All phases of a client
 //! occur in the processes that are stopped ([`hoarder`](../../src/bin/hoarder.rs)). Others go on, caps hold, and nothing is left.
 use super::held::wait_stopped;
 use super::{stage_of, Scene};
@@ -54,6 +54,26 @@ impl Drop for Freezer {
 enum Still {
     Stopped,
     Frozen(Freezer),
+    Traced,
+}
+
+/// Makes a request to the kernel about a process or thread that this thread traces, or is to trace.
+fn trace(request: libc::c_uint, id: u32, data: libc::c_int) -> bool {
+    // SAFETY: these requests take no memory.
+    unsafe { libc::ptrace(request, id as libc::pid_t, 0, libc::c_long::from(data)) == 0 }
+}
+
+/// Has all threads of a process stand still, as a debugger does. A process that is killed stands still once more before it ends.
+fn hold(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is not reaped");
+    let threads = tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse().ok());
+    let traced = |id: &u32| {
+        let is_stopped =
+            trace(libc::PTRACE_SEIZE, *id, libc::PTRACE_O_TRACEEXIT) && trace(libc::PTRACE_INTERRUPT, *id, 0);
+        // SAFETY: the call takes no memory.
+        is_stopped && unsafe { libc::waitpid(*id as i32, std::ptr::null_mut(), libc::__WALL) } == *id as i32
+    };
+    threads.filter(traced).collect()
 }
 
 fn hoarder(scene: &Scene, seed: usize) -> Child {
@@ -93,7 +113,7 @@ fn stand_still(still: Still) {
     std::fs::set_permissions(scene.driver.folder(), everybody).expect("own folder");
     scene.driver.apply(&format!("path = \"direct\"\n{POLICY}"));
     let mut random = Random(26);
-    let mut processes = Vec::new();
+    let (mut processes, mut held) = (Vec::new(), Vec::new());
     for seed in 1..=STOPPED {
         let process = hoarder(&scene, seed);
         if let Still::Frozen(group) = &still {
@@ -101,9 +121,13 @@ fn stand_still(still: Still) {
         }
         // From before it is attached to a client that has everything.
         std::thread::sleep(Duration::from_micros(random.below(40_000)));
-        if let Still::Stopped = still {
-            kill_process(Pid::from_child(&process), Signal::STOP).expect("it is there");
-            wait_stopped(process.id());
+        match still {
+            Still::Stopped => {
+                kill_process(Pid::from_child(&process), Signal::STOP).expect("it is there");
+                wait_stopped(process.id());
+            }
+            Still::Traced => held.extend(hold(process.id())),
+            Still::Frozen(_) => {}
         }
         processes.push(process);
     }
@@ -126,6 +150,20 @@ fn stand_still(still: Still) {
     if let Still::Frozen(group) = &still {
         group.set_frozen(false);
     }
+    if let Still::Traced = still {
+        assert!(held.len() >= STOPPED);
+        // Half of them die, and stand still before the kernel takes away what they have.
+        for process in processes.iter().step_by(2) {
+            kill_process(Pid::from_child(process), Signal::KILL).expect("it is there");
+        }
+        others_go_on(&scene);
+        caps_hold(&scene);
+        held.iter().for_each(|id| _ = trace(libc::PTRACE_DETACH, *id, 0));
+        for process in processes.iter_mut().step_by(2) {
+            process.wait().expect("a child");
+        }
+        processes = processes.into_iter().skip(1).step_by(2).collect();
+    }
     for process in &mut processes {
         kill_process(Pid::from_child(process), Signal::CONT).expect("it is there");
         std::thread::sleep(Duration::from_millis(2));
@@ -145,6 +183,11 @@ fn stand_still(still: Still) {
 #[test]
 fn processes_that_are_stopped_at_any_moment_hold_up_nobody() {
     stand_still(Still::Stopped);
+}
+
+#[test]
+fn processes_that_are_traced_at_any_moment_hold_up_nobody() {
+    stand_still(Still::Traced);
 }
 
 #[test]
