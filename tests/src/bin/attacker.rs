@@ -10,13 +10,16 @@
 //! `lists`: attaches while it holds the lock of its folder in `/proc`.
 //! `unclaimed`, `namesakes`: makes up to COUNT twins towards a listener at the address that follows UID, from ports of their own or all from
 //! one, until it is refused; prints `made` with their number, and keeps them until its input ends.
+//! `cycles`: passes to the driver, COUNT times, its attach socket, its end of the socket on which it passes them, and a pair whose ends wait in
+//! each other. Closes all, and stays until its input ends.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation, TwinRequest};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::{watch, Raw, Withheld};
 use std::io::Read;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
 
@@ -115,6 +118,12 @@ fn main() {
             println!("made {}", (0..count).take_while(is_made).count());
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
+        "cycles" => {
+            cycles(attach(), count);
+            println!("done {count} 0");
+            // The attach socket is closed, and held by a message to the driver.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        }
         "bloats" => bloat(path, count),
         "crowd" => crowd(path, count as usize),
         "watched" => {
@@ -149,6 +158,25 @@ fn connect_twin(raw: &mut Raw, port: u16, to: SocketAddr) -> bool {
             None => std::thread::sleep(Duration::from_micros(20)),
         }
     }
+}
+
+fn cycles(mut raw: Raw, count: u64) {
+    let file_socket = raw.file_socket().try_clone().expect("descriptor");
+    let attached = raw.socket.try_clone().expect("descriptor");
+    let pair = UnixDatagram::pair().expect("pair");
+    for _ in 0..count {
+        let (one, another) = (pair.0.as_fd(), pair.1.as_fd());
+        for gift in [file_socket.as_fd(), attached.as_fd(), one, another] {
+            raw.pass(gift);
+            for socket in [one, another] {
+                pd_raw::send_with(socket, b"x", gift).expect("send");
+            }
+        }
+    }
+    // The driver receives the first, which is no file.
+    let mut request = Request::new(Operation::OpenFile, pd_abi::SocketId(0), 0).with_numbers(1, 0);
+    request.tag = 1;
+    assert_ne!(raw.call(0, request).errno, 0);
 }
 
 /// Has listings of its folder in `/proc` never end, and somebody wait to change that folder. Returns 1 if it can attach meanwhile.

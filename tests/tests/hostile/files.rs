@@ -5,19 +5,20 @@ use pd_abi::limits::FILES_MAX;
 use pd_abi::{FileId, Frame, FrameKind, Operation, Request, SocketId, MAGIC};
 use pd_driver::Violation;
 use pd_shm::passed;
-use pd_tests::{fill, needs_root, verify, Raw};
+use pd_tests::{fill, needs_root, program_path, verify, Puppet, Raw};
 use rustix::fs::{fadvise, major, memfd_create, Advice, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use std::fs::File;
-use std::io::{IoSlice, Write};
+use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -296,6 +297,95 @@ fn descriptors_that_take_long_to_close_hold_up_their_tenants_openings_alone() {
     open(&mut other, File::open(dir.path().join("file")).unwrap()).unwrap();
     scene.bystander.check(&scene.driver);
     drop((peer, second_peer, other, file, dir));
+    scene.end();
+}
+
+/// A file system of one file in a folder, which answers nothing once the file is open. Unmounted when dropped.
+struct Hushed {
+    server: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Hushed {
+    /// Makes one. `None`: this kernel has none of FUSE.
+    fn new() -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let (program, mount) = (folder.path().join("hushed"), folder.path().join("m"));
+        std::fs::create_dir(&mount).unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/hushed.c");
+        let cc = Command::new("cc").arg("-o").arg(&program).arg(source).output().unwrap();
+        assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+        let server = Command::new(&program).arg(&mount).stdout(Stdio::piped()).spawn().unwrap();
+        let mut this = Self { server, folder };
+        let mut line = String::new();
+        BufReader::new(this.server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (line == "ready\n").then_some(this)
+    }
+
+    fn open(&self) -> File {
+        File::open(self.folder.path().join("m/file")).unwrap()
+    }
+
+    /// Ends the server. Everything that waits for it fails.
+    fn end(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+}
+
+impl Drop for Hushed {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+        let _ = rustix::mount::unmount(self.folder.path().join("m"), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_file_of_a_silent_file_system_holds_up_its_tenants_openings_alone() {
+    needs_root("a file system, and a client of another user");
+    let scene = stage_for_anyone();
+    scene.driver.apply("path = \"offloaded\"\n[attach]\ndefault = \"anyone\"");
+    let Some((dir, file)) = file() else { return };
+    let Some(mut hushed) = Hushed::new() else {
+        println!("SKIPPED: no file system of FUSE");
+        return;
+    };
+    let (mut slow, from, to) = pair(&scene);
+    let id = open(&mut slow, &file).unwrap();
+    count(&slow, id, 1);
+    let mut other = of_another_user(&scene);
+    let silent = hushed.open();
+    assert_eq!(open(&mut slow, &silent), Err(libc::EOPNOTSUPP));
+    // The driver's descriptor of the file system's file is being closed, and the file system does not answer.
+    let request = slow.pass(&file);
+    slow.post(0, &request);
+    open(&mut other, &file).unwrap();
+    slow.post(0, &Request::send_file(from, id, 0, 100_000));
+    verify(SEED, 0, &slow.received(to, 0, 100_000));
+    scene.bystander.check(&scene.driver);
+    assert!(slow.event(0).is_none(), "it was not held up");
+    hushed.end();
+    wait("openings go on", || slow.event(0).is_some());
+    drop((silent, hushed, slow, other, file, dir));
+    scene.end();
+}
+
+/// Of a client that has gone the kernel collects sockets that messages alone hold. Its attach socket is among them: it does not hang up.
+#[test]
+fn descriptors_that_hold_each_other_are_let_go() {
+    needs_root("a client of another user");
+    let scene = stage_for_anyone();
+    for _ in 0..4 {
+        let mut command = Command::new(program_path("attacker"));
+        command.arg(scene.driver.socket()).args(["cycles", "8"]);
+        let mut client = Puppet::new(scene.driver.spawn(&mut command));
+        assert_eq!(client.line(), "done 8 0");
+        scene.bystander.check(&scene.driver);
+        scene.driver.wait_for("it stays", |report| report.clients.len() == 3);
+        client.kill();
+        scene.driver.wait_for("it has gone", |report| report.clients.len() == 2);
+    }
     scene.end();
 }
 
