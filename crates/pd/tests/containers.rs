@@ -1,6 +1,7 @@
 //! `pd run` and `pd ls` in real namespaces. Needs root and iproute2; every test has a bridge and names
 //! of its own and leaves nothing behind.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
@@ -185,20 +186,25 @@ fn what_is_taken_is_refused_by_name() {
 fn containers_started_at_once_get_different_addresses() {
     let net = Net::new(5);
     let first = net.sleeper("first", Some(&net.ip(200)));
-    let children: Vec<Child> = (0..6)
+    let mut children: Vec<Child> = (0..6)
         .map(|n| {
-            let mut run = net.run(&format!("c{n}"), None, &["sh", "-c", "echo $PD_ADDRESS; sleep 1"]);
-            run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            let mut run = net.run(&format!("c{n}"), None, &["sh", "-c", "echo $PD_ADDRESS; read x"]);
+            run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
         })
         .collect();
+    // All run until the last one has its address.
     let mut addresses: Vec<String> = children
-        .into_iter()
+        .iter_mut()
         .map(|child| {
-            let output = child.wait_with_output().unwrap();
-            assert!(output.status.success(), "{}", stderr(&output));
-            stdout(&output)
+            let mut line = String::new();
+            BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+            line
         })
         .collect();
+    for child in &mut children {
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        assert!(child.wait().unwrap().success());
+    }
     addresses.sort();
     addresses.dedup();
     assert_eq!(addresses.len(), 6, "{addresses:?}");

@@ -87,8 +87,10 @@ fn strace_and_gdb_run_programs_on_the_fabric() {
         );
     }
     if has("gdb") {
-        // gdb's own output comes before the program's.
-        on_the_fabric(&site, &["gdb", "--batch", "--nx", "-ex", "run", "--args"], &program, false);
+        // Words of its own about threads may come in the midst of a line of the program's.
+        let quiet = ["-ex", "set print thread-events off"];
+        let gdb = [&["gdb", "--batch", "--nx"], &quiet[..], &["-ex", "run", "--args"]].concat();
+        on_the_fabric(&site, &gdb, &program, false);
     }
 }
 
