@@ -93,14 +93,20 @@ pub fn container_of(path: &str) -> Option<Container> {
     found
 }
 
+/// Iterates over the lines of `/proc/PID/cgroup`: the controllers of a hierarchy, and the path in it.
+fn hierarchies(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'))
+}
+
 /// Parses `/proc/PID/cgroup`: returns the control group in the unified hierarchy (or systemd's), and the container of the first hierarchy
 /// that names one.
 pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
-    let lines = || text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
-    let of = |wanted: &str| lines().find(|(controllers, _)| *controllers == wanted).map(|(_, path)| path);
+    let of = |wanted: &str| {
+        hierarchies(text).find(|(controllers, _)| *controllers == wanted).map(|(_, path)| path)
+    };
     let path = of("").or_else(|| of("name=systemd"));
     let first = [of(""), of("name=systemd")].into_iter().flatten();
-    let container = first.chain(lines().map(|(_, path)| path)).find_map(container_of);
+    let container = first.chain(hierarchies(text).map(|(_, path)| path)).find_map(container_of);
     (path, container)
 }
 
@@ -108,9 +114,7 @@ pub fn read(text: &str) -> (Option<&str>, Option<Container>) {
 /// `/proc/PID/cgroup` says of the two.
 pub fn is_in_another(theirs: &str, own: &str) -> bool {
     let is_around = |container: &Container| {
-        let paths =
-            own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).map(|(_, path)| path);
-        let mut outer = paths.flat_map(|path| {
+        let mut outer = hierarchies(own).flat_map(|(_, path)| {
             path.match_indices('/').map(|(end, _)| &path[..end]).chain([path]).filter_map(container_of)
         });
         outer.any(|outer| outer == *container)
