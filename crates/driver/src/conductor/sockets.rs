@@ -446,13 +446,12 @@ impl Conductor {
             return Err(Errno::INVAL);
         }
         let Connected { connection, side, .. } = self.connected(id, Slot::of(socket))?;
-        let Some(movers) = self.connection(connection).map(|c| c.movers) else { return Err(Errno::NOTCONN) };
+        let Some(entry) = self.connections.get_mut(connection) else { return Err(Errno::NOTCONN) };
+        entry.receives_no_more[side] |= how & 1 != 0;
+        entry.sends_no_more[side] |= how & 2 != 0;
+        let movers = entry.movers;
         let outgoing = connection.flow(side);
         let incoming = connection.flow(side.other());
-        if let Some(entry) = self.connections.get_mut(connection) {
-            entry.receives_no_more[side] |= how & 1 != 0;
-            entry.sends_no_more[side] |= how & 2 != 0;
-        }
         if how & 2 != 0 {
             let finish =
                 crate::messages::Finish { end: ENDED, late_errno: 0, deadline: None, source_gone: false };
