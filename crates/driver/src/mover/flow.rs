@@ -345,26 +345,23 @@ impl Flow {
         let is_lost = !self.source.is_empty() || self.sink.has_unread();
         let word = if is_lost { send_end.if_lost } else { send_end.word };
         self.sink.close(recv_end.is_none());
-        if self.is_shut() {
-            (self.ends_told.0, self.lost_end) = (word, send_end.if_lost);
-            if self.learns_end(word) {
-                // An orderly close is nothing new to the source.
-                news.source = ![SHUT, ENDED].contains(&word);
-                self.source.publish_end(word, news.source);
-            }
+        let was_shut = self.is_shut();
+        if self.aborted && !was_shut {
+            return news;
         }
-        if !self.aborted {
+        (self.ends_told.0, self.lost_end) = (word, send_end.if_lost);
+        if !was_shut {
             self.aborted = true;
-            self.ends_told = (word, recv_end.unwrap_or(ENDED));
-            self.lost_end = send_end.if_lost;
+            self.ends_told.1 = recv_end.unwrap_or(ENDED);
             self.pending = 0;
             if self.sink.is_quiet() {
                 self.source.drop_sends();
             }
-            if self.learns_end(word) {
-                self.source.publish_end(word, true);
-                news.source = true;
-            }
+        }
+        if self.learns_end(word) {
+            // An orderly close after a shutdown is nothing new to the source.
+            news.source = !was_shut || ![SHUT, ENDED].contains(&word);
+            self.source.publish_end(word, news.source);
         }
         news
     }
