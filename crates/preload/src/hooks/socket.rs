@@ -161,7 +161,11 @@ hooks! {
                 if direction == Shutdown::Both && !twin.is_shut_both_ways() && twin.has_ended() {
                     twin.ended_before.store(true, Ordering::Relaxed);
                 }
-                let result = twin.with_present(&entry, end_one);
+                // After a reset nothing is ended any more, and its error stays.
+                let result = match gone && twin.names.is_none() {
+                    true => Ok(()),
+                    false => twin.with_present(&entry, end_one),
+                };
                 if result.is_err_and(Failure::is_kernels) {
                     return Err(Failure::Plain);
                 }
