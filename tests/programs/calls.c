@@ -106,10 +106,27 @@ static void reads_and_writes(void) {
     found = sendmmsg(fd, many, 2, 0);
     SAY("sendmmsg: %d %u %u", found, many[0].msg_len, many[1].msg_len);
     expect("what it sent", fd, "123456");
+    static char parts[3][4];
+    struct iovec places[3] = {{parts[0], 2}, {parts[1], 3}, {parts[2], 4}};
+    struct mmsghdr got[3] = {{.msg_hdr = {.msg_iov = &places[0], .msg_iovlen = 1}},
+                             {.msg_hdr = {.msg_iov = &places[1], .msg_iovlen = 1}},
+                             {.msg_hdr = {.msg_iov = &places[2], .msg_iovlen = 1}}};
+    struct timespec none = {0, 0}, never = {0, -1}, minute = {60, 0};
+    sendto(fd, "1234567", 7, 0, NULL, 0);
+    while (ioctl(fd, FIONREAD, &there) == 0 && there < 7) usleep(1000);
+    TELL("recvmmsg until never", recvmmsg(fd, got, 3, 0, &never));
+    found = recvmmsg(fd, got, 3, 0, &none);
+    SAY("recvmmsg at once: %d %u, %ld left", found, got[0].msg_len, none.tv_sec);
+    found = recvmmsg(fd, got, 3, MSG_WAITFORONE, &minute);
+    SAY("recvmmsg: %d %u %u", found, got[0].msg_len, got[1].msg_len);
+    SAY("time is left: %d", minute.tv_sec > 30);
     sendto(fd, "to", 2, 0, NULL, 0);
     struct sockaddr_storage from;
     socklen_t from_len = sizeof from;
     SAY("recvfrom: %zd", recvfrom(fd, a, 2, MSG_WAITALL, (void *)&from, &from_len));
+    shutdown(fd, SHUT_WR);
+    found = recvmmsg(fd, got, 3, 0, NULL);
+    SAY("recvmmsg at the end: %d %u %u %u", found, got[0].msg_len, got[1].msg_len, got[2].msg_len);
     end("half close", fd);
 }
 

@@ -6,6 +6,8 @@ use crate::counts::Moves;
 use crate::held::Held;
 use crate::{inherited, reach, real, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 hooks! {
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
@@ -123,13 +125,21 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return plain(fd);
         }
-        moving_as(
+        let goes_on = Cell::new(false);
+        let received = moving_as(
             fd,
             Moves::receives(flags),
-            |held| receive_messages(held, messages, count as usize, flags),
+            |held| receive_messages(held, messages, count as usize, flags, timeout, &goes_on),
             plain,
             |received| super::send::bytes_of(messages, received),
-        )
+        );
+        if !goes_on.get() {
+            return received;
+        }
+        // The connection has left between two messages.
+        let later = if flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
+        let (rest, left) = (messages.add(received as usize), count - received as libc::c_uint);
+        received + recvmmsg(fd, rest, left, flags | later, timeout).max(0)
     }
 
     // glibc has some functions by a second name, too.
@@ -221,9 +231,13 @@ unsafe fn receive_messages(
     messages: *mut mmsghdr,
     count: usize,
     flags: c_int,
+    timeout: *mut timespec,
+    goes_on: &Cell<bool>,
 ) -> Outcome<c_int> {
     let mut done = 0;
     held.twinned_for(flags)?;
+    let limit = limit_at(timeout)?;
+    let begin = limit.map(|_| Instant::now());
     while done < count {
         let message = messages.wrapping_add(done);
         if !reach::may_be(message, size_of::<mmsghdr>()) {
@@ -236,14 +250,41 @@ unsafe fn receive_messages(
         match unsafe { receive_message(held, &mut message.msg_hdr, flags & !libc::MSG_WAITFORONE | later) } {
             Ok(received) => message.msg_len = received as u32,
             Err(failure) if done == 0 => return Err(failure),
-            Err(_) => break,
+            Err(failure) => {
+                goes_on.set(failure.is_kernels());
+                break;
+            }
         }
         done += 1;
-        if message.msg_len == 0 {
-            break;
+        // As in the kernel, the time is looked at after each message alone.
+        if let (Some(limit), Some(begin)) = (limit, begin) {
+            let left = limit.saturating_sub(begin.elapsed());
+            // SAFETY: the caller's, which was read.
+            unsafe {
+                *timeout = timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            }
+            if left.is_zero() {
+                break;
+            }
         }
     }
     Ok(done as c_int)
+}
+
+/// Returns the time that a call's time-out gives it, if there is one.
+fn limit_at(timeout: *const timespec) -> Outcome<Option<Duration>> {
+    if timeout.is_null() {
+        return Ok(None);
+    }
+    if !reach::is_readable(timeout, size_of::<timespec>()) {
+        return Err(Failure::Errno(libc::EFAULT));
+    }
+    // SAFETY: it can be read.
+    let limit = unsafe { timeout.read_unaligned() };
+    if limit.tv_sec < 0 || !(0..1_000_000_000).contains(&limit.tv_nsec) {
+        return Err(Failure::Errno(libc::EINVAL));
+    }
+    Ok(Some(Duration::new(limit.tv_sec as u64, limit.tv_nsec as u32)))
 }
 
 /// `recvmsg` of the kernel's.

@@ -11,6 +11,7 @@ use crate::twin::Twin;
 use crate::unix::connecting;
 use crate::{reach, real, short, table};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+use std::cell::Cell;
 
 hooks! {
     fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
@@ -85,13 +86,19 @@ hooks! {
         if table::look(fd) == table::PLAIN {
             return plain(fd);
         }
-        moving_as(
+        let goes_on = Cell::new(false);
+        let sent = moving_as(
             fd,
             Moves::sends(flags),
-            |held| transmit_messages(held, messages, count as usize, flags),
+            |held| transmit_messages(held, messages, count as usize, flags, &goes_on),
             plain,
             |sent| bytes_of(messages, sent),
-        )
+        );
+        if !goes_on.get() {
+            return sent;
+        }
+        // The connection has left between two messages.
+        sent + sendmmsg(fd, messages.add(sent as usize), count - sent as libc::c_uint, flags).max(0)
     }
 
     // glibc has some functions by a second name, too.
@@ -267,6 +274,7 @@ unsafe fn transmit_messages(
     messages: *mut mmsghdr,
     count: usize,
     flags: c_int,
+    goes_on: &Cell<bool>,
 ) -> Outcome<c_int> {
     let mut done = 0;
     held.twinned_for(flags)?;
@@ -281,7 +289,10 @@ unsafe fn transmit_messages(
         match unsafe { transmit_message(held, &message.msg_hdr, flags) } {
             Ok(sent) => message.msg_len = sent as u32,
             Err(failure) if done == 0 => return Err(failure),
-            Err(_) => break,
+            Err(failure) => {
+                goes_on.set(failure.is_kernels());
+                break;
+            }
         }
         done += 1;
     }
