@@ -1,9 +1,10 @@
 //! Calls in progress on a number, and the open files that they hold.
 use crate::call::{self, Failure, Outcome};
 use crate::entry::Entry;
-use crate::lookup;
 use crate::open_file::OpenFile;
+use crate::{address, lookup};
 use libc::c_int;
+use pd_client::core::are_put_off;
 use std::cell::{OnceCell, RefCell};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -112,6 +113,11 @@ impl Held {
         call::letting_handlers_run(|| {
             let result = work(self);
             let goes_on = matches!(result, Err(Failure::Plain | Failure::Kernel));
+            // The kernel's call would begin after the handler, and sleep as if there had been none.
+            if goes_on && are_put_off() && !address::is_nonblocking(self.number()) {
+                (self.file, self.earlier) = (OnceCell::new(), None);
+                return Err(Failure::Handler { never_restarts: false });
+            }
             if !goes_on || self.kept_number().is_none() {
                 (self.file, self.earlier) = (OnceCell::new(), None);
             }
