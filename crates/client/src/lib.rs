@@ -85,6 +85,7 @@ pub mod core {
     pub use crate::epoll::ready::ASIDE;
     pub use crate::epoll::{ready, Epoll};
     pub use crate::error::ELSEWHERE;
+    pub use crate::forks::{hold, StaticLock};
     pub use crate::handlers::{
         are_put_off, catcher_address, installed, interruptible, let_run, outside, runs, Handlers, Inside,
         Installed, Runs, SET_BYTES,
@@ -94,7 +95,9 @@ pub mod core {
     pub use crate::own::{is_own, keep_numbers, own_fds, set_floor, OwnFd};
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
-    pub use crate::process::{attach, in_child, is_attached, is_driver_near, prepare, stays_on_kernel};
+    pub use crate::process::{
+        after_fork, attach, before_fork, in_child, is_attached, is_driver_near, prepare, stays_on_kernel,
+    };
     pub use crate::recv::side::Handout;
     pub use crate::send::side::Fill;
     pub use crate::setting::setting;

@@ -4,7 +4,7 @@
 //! The program may have used up its numbers when the library needs one. The soft limit is then raised for the moment, if the
 //! hard one is higher. Otherwise one of a few descriptors that are kept for this is given away. If there is none, the library
 //! does without, or the program's call goes to the kernel.
-use crate::forks::forks;
+use crate::forks::{forks, StaticLock};
 use crate::handlers::Inside;
 use crate::turn::lock;
 use rustix::io::Errno;
@@ -27,6 +27,8 @@ const KEPT_MAX: usize = 6;
 const KEPT_FOR_NEED: usize = 3;
 /// Lock of the thread that makes room.
 static ROOM: Mutex<()> = Mutex::new(());
+/// What a fork holds.
+pub(crate) static LOCKS: [&dyn StaticLock; 3] = [&ROOM, &KEPT, &OWN];
 
 /// Moves descriptors made from now on to `floor` or above, and keeps a list of them. A forked child
 /// closes those of its parent.

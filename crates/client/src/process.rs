@@ -2,14 +2,14 @@
 use crate::arena;
 use crate::attachment::Attachment;
 use crate::error::Result;
-use crate::forks::count_fork;
+use crate::forks::{self, count_fork};
 use crate::kept;
 use crate::per_process::PerProcess;
 use crate::setting::{known_socket_path, remember_socket_path};
 use crate::sockets;
 use crate::turn::lock;
 use pd_abi::KernelReason;
-use pd_shm::barrier;
+use pd_shm::{barrier, spinning_allowed};
 use rustix::fs::{accessat, Access, AtFlags, CWD};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -51,7 +51,7 @@ fn hook() {
 fn see_forks() {
     if !FORKS_SEEN.swap(true, Ordering::AcqRel) {
         // SAFETY: a function without arguments that lives as long as the program.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
     }
 }
 
@@ -93,8 +93,23 @@ pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
     }
 }
 
-/// Does in a forked child what is to be done there. For forks of which the C library tells nobody.
+/// Does what is to be done before a fork. For forks of which the C library tells nobody, as the next two.
+pub extern "C" fn before_fork() {
+    // What begins at first use is begun by no other thread meanwhile.
+    let _ = spinning_allowed();
+    crate::kernel::is_enabled();
+    let locks = crate::own::LOCKS.into_iter().chain([crate::kernel::LOCK]);
+    forks::hold(&locks.collect::<Vec<_>>());
+}
+
+/// Does in the parent what is to be done after a fork, or after one that failed.
+pub extern "C" fn after_fork() {
+    forks::let_go();
+}
+
+/// Does in a forked child what is to be done there.
 pub extern "C" fn in_child() {
+    forks::let_go();
     crate::own::close_inherited();
     crate::kernel::close_inherited();
     crate::handlers::in_child();

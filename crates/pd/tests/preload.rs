@@ -422,6 +422,14 @@ fn several_movers_make_no_difference() {
     unix::compare(&site);
 }
 
+/// A child has only the thread that forked, and none that would let go of a lock of another thread of its parent's.
+#[test]
+fn children_of_a_busy_process_use_connections_whatever_carries_the_bytes() {
+    let site = Site::new(202);
+    let program = site.compiled("forking", &[]);
+    site.compare_moving(&[&program, "server", PORT], &[&program, "client", &site.address(2), PORT]);
+}
+
 /// An acceptor asks the driver only while there is a twin towards its listener.
 #[test]
 fn who_has_no_library_is_accepted_while_the_driver_stands_still() {

@@ -17,7 +17,7 @@ const RECORDS_MAX: usize = 1 << 20;
 const RECORD_BYTES: usize = 32;
 
 /// The file that children may inherit: this process's last one.
-static LAST: Mutex<Option<OwnFd>> = Mutex::new(None);
+pub(crate) static LAST: Mutex<Option<OwnFd>> = Mutex::new(None);
 
 /// One registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -39,7 +39,7 @@ const POKES_MAX: u32 = 200;
 const SENT_MAX: usize = 16;
 
 /// Instances without a number, which may be in a message.
-static SENT: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
+pub(crate) static SENT: Mutex<Vec<Arc<Entry>>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 pub(crate) struct EpollSet {

@@ -16,14 +16,14 @@ const IN_USE_MAX: usize = 64;
 
 /// As they were when the program began.
 static KEPT: OnceLock<Vec<CString>> = OnceLock::new();
-static MADE: Mutex<VecDeque<Environment>> = Mutex::new(VecDeque::new());
+pub(crate) static MADE: Mutex<VecDeque<Environment>> = Mutex::new(VecDeque::new());
 /// Uses of an environment by the loader's call: for a child...
 const OF_CHILD: c_int = 1;
 /// ...or for the program from now on.
 const FOR_GOOD: c_int = 2;
 
 /// An array of pointers that ends with null.
-struct Environment {
+pub(crate) struct Environment {
     _array: Vec<*const c_char>,
 }
 

@@ -84,6 +84,11 @@ fn bind(fd: c_int, v6: bool, port: u16) -> bool {
     }
 }
 
+/// Learns the ports now. A forked child would wait for ever for another thread of the parent's that is about to.
+pub(crate) fn prepare() {
+    PORTS.get_or_init(ports);
+}
+
 /// Binds an unbound socket to a free port. Says whether it has one now.
 pub(crate) fn give(fd: c_int) -> bool {
     let Some((family, local)) = address::local(fd) else { return false };

@@ -2,15 +2,16 @@
 use crate::away::calls;
 use crate::claim::settling;
 use crate::entry::{self, Entry, State, Thing};
-use crate::epoll_set::{carrying, instances};
+use crate::epoll_set::{self, carrying, instances};
+use crate::hooks::stdio;
 use crate::pipe::numbers;
-use crate::short::passing;
+use crate::short::{begun, passing};
 use crate::{
-    aio, call, carried, confined, fallback_cache, heap, inherited, local, log, pipe, real, shared, short,
-    table,
+    aio, call, carried, confined, fallback_cache, heap, image, inherited, local, log, pipe, port, real,
+    shared, short, table,
 };
 use libc::c_int;
-use pd_client::core::setting;
+use pd_client::core::{setting, StaticLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStringExt;
@@ -122,6 +123,7 @@ fn mark_twins() {
 /// Does what is done before a fork that the C library does not report.
 pub(crate) fn about_to_fork() {
     before_fork();
+    pd_client::core::before_fork();
     heap::before_fork();
 }
 
@@ -131,6 +133,8 @@ pub(crate) fn after_fork(is_child: bool) {
     if is_child {
         pd_client::core::in_child();
         in_child();
+    } else {
+        pd_client::core::after_fork();
     }
 }
 
@@ -156,8 +160,26 @@ extern "C" fn before_fork() {
                 }
             }
         }
+        if table::end() > 0 {
+            port::prepare();
+        }
+        pd_client::core::hold(&LOCKS);
     });
 }
+
+/// What a fork holds until the client library's part of it lets go.
+static LOCKS: [&dyn StaticLock; 10] = [
+    &begun::SETTLING,
+    &begun::BEGUN,
+    &begun::FOUND,
+    &settling::WAITING,
+    &instances::HOSTING,
+    &instances::HOSTED,
+    &epoll_set::SENT,
+    &carried::LAST,
+    &image::MADE,
+    &stdio::STREAMS,
+];
 
 /// The table is made anew: the old entries are the parent's, and other threads of its may have been at
 /// work on them.

@@ -24,7 +24,7 @@ const SAYS_LESS: [Errno; 4] =
 const PORTS_TRIED: u32 = 16;
 
 /// Returns whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.
-fn enabled() -> bool {
+pub(crate) fn is_enabled() -> bool {
     static ENABLED: OnceLock<bool> = OnceLock::new();
     *ENABLED.get_or_init(|| setting("PD_KERNEL").is_none_or(|said| said != "off"))
 }
@@ -32,7 +32,7 @@ fn enabled() -> bool {
 impl Control {
     /// Returns whether the kernel serves the socket where the fabric does not.
     pub(super) fn has_kernel(&self) -> bool {
-        !self.beside_kernel && enabled()
+        !self.beside_kernel && is_enabled()
     }
 
     /// A kernel socket for this one, bound if this one is.

@@ -1,10 +1,13 @@
 //! Descriptors whose objects would live on in a forked child: that closes them, as it closes its parent's sockets.
+use crate::forks::StaticLock;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 static HELD: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// What a fork holds.
+pub(crate) static LOCK: &dyn StaticLock = &HELD;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// See the module.

@@ -16,4 +16,5 @@ mod listen;
 mod watch;
 
 pub(crate) use carrier::{Carrier, Inbox};
-pub(crate) use held::{close_inherited, HeldFd};
+pub(crate) use connect::is_enabled;
+pub(crate) use held::{close_inherited, HeldFd, LOCK};

@@ -7,7 +7,8 @@ use crate::sleep::kernel_poll;
 use crate::table;
 use crate::twin::Twin;
 use libc::c_int;
-use std::sync::{Arc, Once};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a mark that the peer is about to send.
@@ -37,14 +38,14 @@ pub(super) fn decline_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) {
 
 /// Declines the marks of connections that are open when this process ends. A connection has left.
 pub(super) fn decline_at_exit() {
-    static ONCE: Once = Once::new();
+    static IS_SET: AtomicBool = AtomicBool::new(false);
     extern "C" fn decline() {
         call::aside(decline_all);
     }
-    // SAFETY: a function that lives as long as the program.
-    ONCE.call_once(|| unsafe {
-        libc::atexit(decline);
-    });
+    if !IS_SET.swap(true, Ordering::Relaxed) {
+        // SAFETY: a function that lives as long as the program.
+        unsafe { libc::atexit(decline) };
+    }
 }
 
 fn decline_all() {

@@ -41,6 +41,7 @@ fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>)
             None => table::give_up(entry),
         }
         twin.leave();
+        standing::move_back(entry);
     }
 }
 

@@ -8,8 +8,8 @@ use crate::twin::Twin;
 use crate::{fabric, fallback_cache, real, table};
 use libc::c_int;
 use pd_client::core::{KernelReason, Socket};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// Longest time for a peer to accept. A peer that takes longer gets a plain connection.
@@ -18,7 +18,7 @@ const CLAIM_WITHIN: Duration = Duration::from_millis(500);
 /// Longest time for a peer to accept once the program waits, since as many bytes were sent as are kept.
 const CLAIM_WITHIN_FULL: Duration = Duration::from_millis(50);
 
-static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+pub(crate) static WAITING: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 
 pub(crate) fn add(entry: &Arc<Entry>) {
     settle_at_exit();
@@ -57,8 +57,9 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
 
 /// Decides about one connection without giving the peer more time.
 pub(crate) fn settle_now(entry: &Arc<Entry>) {
+    // It may not be among those that wait yet.
+    decide(entry, false);
     if any_pending() {
-        decide(entry, false);
         leave(entry);
     }
 }
@@ -90,14 +91,14 @@ fn keep(wanted: impl Fn(&Weak<Entry>) -> bool) {
 
 /// Has bytes that were sent before the peer took its end reach it when this process ends.
 fn settle_at_exit() {
-    static ONCE: Once = Once::new();
+    static IS_SET: AtomicBool = AtomicBool::new(false);
     extern "C" fn settle() {
         call::aside(settle_all_now);
     }
-    // SAFETY: a function that lives as long as the program.
-    ONCE.call_once(|| unsafe {
-        libc::atexit(settle);
-    });
+    if !IS_SET.swap(true, Ordering::Relaxed) {
+        // SAFETY: a function that lives as long as the program.
+        unsafe { libc::atexit(settle) };
+    }
 }
 
 fn settle_all_now() {
@@ -140,6 +141,7 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     twin.unmark(Some(fd));
     table::give_up(entry);
     twin.abandon();
+    standing::move_back(entry);
     true
 }
 

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Instances whose fabric descriptor is in the kernel's.
-static HOSTED: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+pub(crate) static HOSTED: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 
 /// Some instance has, or had, members.
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
 /// One thread at a time makes an instance a member of the kernel's.
-static HOSTING: Mutex<()> = Mutex::new(());
+pub(crate) static HOSTING: Mutex<()> = Mutex::new(());
 
 /// Returns whether the number is an epoll instance's, as the system's file tree says.
 pub(super) fn is_instance(fd: c_int) -> bool {

@@ -1,6 +1,6 @@
 //! Registering connections and listeners in instances.
 use super::instances::instance;
-use super::standing::{in_kernel_too, instance_of, name};
+use super::standing::{in_kernel_too, instance_of, move_back, name};
 use super::EpollSet;
 use crate::aside::leaving;
 use crate::call::{lock, Failure, Outcome};
@@ -62,14 +62,17 @@ pub(super) fn control_of(
             }
         }
         set.expose_again();
-        return Ok(());
+        // The kernel has it by now, as it was.
+        return if twin.is_abandoned() { Err(Failure::Plain) } else { Ok(()) };
     }
     twin.with_begun(entry, |end| set.fabric.add_as(end, name(fd), own_flags, data))?;
     twin.await_inherited();
     set.enroll(fd, entry);
     set.expose_again();
     lock(&socket.watchers).push(Watcher::new(&instance, fd, (flags, data)));
-    if set.sent.load(Ordering::Relaxed) {
+    if twin.is_abandoned() {
+        move_back(entry);
+    } else if set.sent.load(Ordering::Relaxed) {
         leave_sent(entry);
     }
     Ok(())

@@ -64,17 +64,21 @@ pub(crate) fn stand(entry: &Arc<Entry>, end: &Arc<Socket>, stands: Stands) {
     }
 }
 
-/// A twin is the kernel's after all: so are its registrations.
+/// A twin is the kernel's after all: so are its registrations. Done again once the twin is given up: another thread may have registered it
+/// meanwhile, and later ones find it given up.
 pub(crate) fn move_back(entry: &Arc<Entry>) {
-    let (Some(socket), Some(end)) = (entry.socket(), entry.twin().and_then(Twin::current)) else { return };
+    let Some(socket) = entry.socket() else { return };
+    let end = entry.twin().and_then(Twin::current);
     for watcher in std::mem::take(&mut *lock(&socket.watchers)) {
         let Some((instance, epoll)) = instance_of(&watcher) else { continue };
         let mut event = epoll_event { events: watcher.event.0, u64: watcher.event.1 };
         if let Some(set) = instance.epoll() {
-            if set.fabric.is_spent(&end, name(watcher.fd)) {
-                event.events = SPENT;
+            if let Some(end) = &end {
+                if set.fabric.is_spent(end, name(watcher.fd)) {
+                    event.events = SPENT;
+                }
+                let _ = set.fabric.remove_as(end, name(watcher.fd));
             }
-            let _ = set.fabric.remove_as(&end, name(watcher.fd));
             lock(&set.members).remove(&watcher.fd);
         }
         // The kernel's part is there already if the connection has left the fabric.

@@ -11,7 +11,7 @@ use std::mem::offset_of;
 use std::sync::Mutex;
 
 /// Streams made here, and their descriptors.
-static STREAMS: Mutex<Vec<(usize, c_int)>> = Mutex::new(Vec::new());
+pub(crate) static STREAMS: Mutex<Vec<(usize, c_int)>> = Mutex::new(Vec::new());
 
 #[repr(C)]
 struct Functions {

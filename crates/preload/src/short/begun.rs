@@ -23,14 +23,14 @@ const BEGUN_MAX: usize = 64;
 /// Addresses remembered.
 const FOUND_MAX: usize = 1024;
 
-static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+pub(crate) static BEGUN: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 /// Number of connections that may be begun.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Held by the thread that waits for answers. A thread that comes meanwhile finds all of them settled.
-static SETTLING: Mutex<()> = Mutex::new(());
+pub(crate) static SETTLING: Mutex<()> = Mutex::new(());
 /// The thread that holds [`SETTLING`]: a signal handler of its own does not wait for it.
 static SETTLER: AtomicUsize = AtomicUsize::new(0);
-static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
+pub(crate) static FOUND: RwLock<Option<HashSet<SocketAddr>>> = RwLock::new(None);
 
 /// Tells whether a connection of this kind was taken at `to`, and none was refused since.
 pub(super) fn has_found(to: SocketAddr) -> bool {
@@ -145,4 +145,5 @@ fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
     standing::move_back(entry);
     table::give_up(entry);
     twin.abandon();
+    standing::move_back(entry);
 }

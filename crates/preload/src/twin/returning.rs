@@ -54,6 +54,7 @@ impl Twin {
         self.unmark(entry.any_fd());
         table::give_up(entry);
         self.abandon();
+        standing::move_back(entry);
     }
 
     /// The first bytes are there: they may be no program's, and more lies in the kernel, nobody knows how much.
