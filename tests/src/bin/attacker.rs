@@ -12,10 +12,12 @@
 //! one, until it is refused; prints `made` with their number, and keeps them until its input ends.
 //! `cycles`: passes to the driver, COUNT times, its attach socket, its end of the socket on which it passes them, and a pair whose ends wait in
 //! each other. Closes all, and stays until its input ends.
+//! `collects`: has COUNT pairs of sockets in flight in each other, and the kernel look at them again and again until its input ends.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation, TwinRequest};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::{watch, Raw, Withheld};
+use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -124,6 +126,7 @@ fn main() {
             // The attach socket is closed, and held by a message to the driver.
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
+        "collects" => collects(count),
         "bloats" => bloat(path, count),
         "crowd" => crowd(path, count as usize),
         "watched" => {
@@ -158,6 +161,27 @@ fn connect_twin(raw: &mut Raw, port: u16, to: SocketAddr) -> bool {
             None => std::thread::sleep(Duration::from_micros(20)),
         }
     }
+}
+
+/// Has the kernel look at `count` pairs of sockets that wait in each other.
+fn collects(count: u64) {
+    let limit = Rlimit { current: getrlimit(Resource::Nofile).maximum, ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, limit).expect("descriptors");
+    let bind = || {
+        let pair = UnixDatagram::pair().expect("pair");
+        for end in [&pair.0, &pair.1] {
+            pd_raw::send_with(end, b"x", end).expect("send");
+        }
+        pair
+    };
+    let held: Vec<_> = (0..count).map(|_| bind()).collect();
+    println!("collects");
+    std::thread::spawn(move || loop {
+        // The kernel looks whenever a socket is closed.
+        drop(bind());
+        std::hint::black_box(&held);
+    });
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
 fn cycles(mut raw: Raw, count: u64) {

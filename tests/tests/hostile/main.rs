@@ -6,6 +6,7 @@ mod direct;
 mod door;
 mod fair;
 mod files;
+mod flight;
 mod frames;
 mod frozen;
 mod gone;

@@ -336,6 +336,7 @@ impl Door {
             Made::Pipe(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::PipeSealed(number, sealed) => self.pipe_sealed(id, number, sealed),
             Made::Received(received) => self.received(id, received),
+            Made::Told(told) => self.told(id, told),
             Made::SendRegion(Ok((region, fd))) => {
                 let number = guest.number_region();
                 let frame = described(FrameKind::SendRegion, number, &region);

@@ -6,7 +6,7 @@ use crate::memory::{Account, Amounts, ClientMemory, Exhausted, Lease, Region};
 use crate::messages::{payer, Payer};
 use crate::pipes::PipeMemory;
 use crate::takeover::arrivals::Came;
-use pd_abi::Frame;
+use pd_abi::{Frame, FrameKind};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -44,6 +44,8 @@ pub enum Waits {
 pub enum Held {
     /// An answer, with its descriptors: the client's account has paid for one.
     Answer(Box<Frame>, Vec<OwnedFd>),
+    /// An answer that a helper sends.
+    Away,
     /// A receive region by number, with a descriptor for the guest.
     Region(Box<Frame>, u32, Box<Region>, OwnedFd),
 }
@@ -166,6 +168,29 @@ impl Guest {
         self.held.pop_front()
     }
 
+    /// Takes the answer that is held longest to a helper, if it has a socket for the guest.
+    pub fn send_away(&mut self) -> Option<(Box<Frame>, Vec<OwnedFd>)> {
+        let front = self.held.front_mut()?;
+        let has_socket = |frame: &Frame| {
+            let kind = frame.checked_kind();
+            matches!(kind, Some(FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::PipeWakeFd))
+        };
+        if !matches!(front, Held::Answer(frame, fds) if !fds.is_empty() && has_socket(frame)) {
+            return None;
+        }
+        match std::mem::replace(front, Held::Away) {
+            Held::Answer(frame, fds) => Some((frame, fds)),
+            Held::Away | Held::Region(..) => None,
+        }
+    }
+
+    /// Takes an answer back from a helper, which could not send it.
+    pub fn take_back(&mut self, frame: Box<Frame>, fds: Vec<OwnedFd>) {
+        if let Some(front @ Held::Away) = self.held.front_mut() {
+            *front = Held::Answer(frame, fds);
+        }
+    }
+
     /// Tells whether a frame is held.
     pub fn has_held(&self) -> bool {
         !self.held.is_empty()
@@ -175,7 +200,7 @@ impl Guest {
     pub fn into_regions(self) -> impl Iterator<Item = Region> {
         let held = self.held.into_iter().filter_map(|held| match held {
             Held::Region(_, _, region, _) => Some(*region),
-            Held::Answer(..) => None,
+            Held::Answer(..) | Held::Away => None,
         });
         self.send_regions.into_values().map(|(region, _)| region).chain(held)
     }

@@ -11,13 +11,14 @@ use crate::memory::{Lease, Lent, Pool, Region};
 use crate::messages::{Payer, DRIVER};
 use crate::pipes::{NewPipe, PipeMemory};
 use pd_abi::pipe::PipeRequest;
+use pd_abi::Frame;
 use pd_pipe::Shape;
 use pd_shm::{attach, memfd, Mapping};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
+use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::setpriority_process;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub enum Job {
     Addresses(Payer, NamespaceId, Arc<OwnedFd>),
     /// Receives a frame, and any descriptors that come with it.
     Receive(Arc<OwnedFd>),
+    /// Sends an answer with a socket. Takes as long as the kernel collects the sockets in flight.
+    Tell(Arc<OwnedFd>, Box<Frame>, Vec<OwnedFd>),
     /// Lets regions go.
     Drop(Vec<Region>),
     /// Makes a pipe. The lease is for the pipe.
@@ -288,6 +291,9 @@ impl Job {
                 Some(Made::Addresses(Box::new(Reading { payer, id, _namespace: namespace, found, took })))
             }
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
+            Self::Tell(socket, frame, fds) => {
+                Some(Made::Told(send(&socket, &frame, &fds).map_err(|errno| (errno, frame, fds))))
+            }
             Self::Drop(mut regions) => {
                 regions.retain(|region| !region.is_let_go());
                 (!regions.is_empty()).then_some(Made::Held(regions))
@@ -305,8 +311,15 @@ impl Job {
     }
 }
 
+/// Sends a frame, without waiting for room.
+pub(super) fn send(socket: &OwnedFd, frame: &Frame, fds: &[OwnedFd]) -> Result<(), Errno> {
+    may(Call::Send)?;
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    attach::send(socket, frame, &fds, SendFlags::DONTWAIT)
+}
+
 /// Receives a frame, and lets go of any descriptors that come with it. Returns whether there were any. `None`: the end.
-pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<pd_abi::Frame>, bool)>, Errno> {
+pub(super) fn receive(socket: &OwnedFd) -> Result<Option<(Box<Frame>, bool)>, Errno> {
     may(Call::Receive)?;
     let received = attach::receive(socket, RecvFlags::DONTWAIT)?;
     Ok(received.map(|(frame, fds)| {

@@ -111,6 +111,8 @@ pub enum Made {
     StillLent(Vec<Arc<dyn Lent>>),
     /// A frame, and whether descriptors came with it. `None`: the end.
     Received(Result<Option<(Box<Frame>, bool)>, Errno>),
+    /// An answer with a socket is sent, or is not.
+    Told(Result<(), (Errno, Box<Frame>, Vec<OwnedFd>)>),
 }
 
 /// The addresses of a network namespace, as the helper of `payer` has read them.

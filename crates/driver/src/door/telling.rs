@@ -2,6 +2,7 @@
 //! one receive region are held for it, whatever others do. Until the answer is sent no frame of the guest is read. Until the region is sent
 //! the conductor has no other one made for it.
 use super::guest::{Guest, Held, Waits};
+use super::helpers::{send, Job};
 use super::messages::FromDoor;
 use super::{token, Door, TOKEN_SOCKET};
 use crate::calls::{may, Call};
@@ -13,7 +14,8 @@ use pd_shm::attach;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time of a send that is beyond what its frame has paid for.
@@ -62,25 +64,55 @@ impl Door {
     /// Sends the frames that are held for a guest, in order, as far as there is room.
     pub(super) fn send_held(&mut self, id: ClientId) {
         while let Some(guest) = self.guests.here(id) {
-            let Some(held) = guest.held() else { break };
-            let (begun, payer) = (self.clock.now(), guest.payer());
-            let sent = send(guest, held);
-            self.charge_since(begun, payer);
-            let Some(guest) = self.guests.here(id) else { break };
-            match sent {
-                Sent::Done => {}
-                sent => return self.await_room(id, sent),
+            let (payer, whose) = (guest.payer(), (id, guest.serial));
+            if let Some((frame, fds)) = guest.send_away() {
+                let job = Job::Tell(Arc::clone(&guest.socket), frame, fds);
+                return self.helpers.give(payer, whose, job);
             }
-            match guest.unhold() {
-                Some(Held::Region(_, number, region, _)) => {
-                    self.conductor.send(FromDoor::ReceiveRegion { client: id, number, region });
-                }
-                Some(Held::Answer(..)) => self.answered(id),
-                None => {}
+            let Some(held) = guest.held() else { break };
+            let begun = self.clock.now();
+            let sent = match held {
+                Held::Away => return,
+                Held::Answer(frame, fds) => send(&guest.socket, frame, fds),
+                Held::Region(frame, _, _, fd) => send(&guest.socket, frame, std::slice::from_ref(fd)),
+            };
+            self.charge_since(begun, payer);
+            if !self.is_told(id, sent) {
+                return;
             }
         }
         if self.guests.here(id).is_some_and(|guest| guest.waits == Waits::Room) {
             self.await_message(id);
+        }
+    }
+
+    /// Takes the result of sending the frame that is held longest. Returns whether the guest has it.
+    fn is_told(&mut self, id: ClientId, sent: Result<(), Errno>) -> bool {
+        let sent = Sent::of(sent);
+        if sent != Sent::Done {
+            self.await_room(id, sent);
+            return false;
+        }
+        match self.guests.here(id).and_then(Guest::unhold) {
+            Some(Held::Region(_, number, region, _)) => {
+                self.conductor.send(FromDoor::ReceiveRegion { client: id, number, region });
+            }
+            Some(Held::Answer(..) | Held::Away) => self.answered(id),
+            None => {}
+        }
+        true
+    }
+
+    /// Takes the result of a helper that has sent an answer.
+    pub(super) fn told(&mut self, id: ClientId, told: Result<(), (Errno, Box<Frame>, Vec<OwnedFd>)>) {
+        let sent = told.map_err(|(errno, frame, fds)| {
+            if let Some(guest) = self.guests.here(id) {
+                guest.take_back(frame, fds);
+            }
+            errno
+        });
+        if self.is_told(id, sent) {
+            self.send_held(id);
         }
     }
 
@@ -130,15 +162,12 @@ impl Door {
     }
 }
 
-fn send(guest: &Guest, held: &Held) -> Sent {
-    let (frame, fds) = match held {
-        Held::Answer(frame, fds) => (frame, fds.as_slice()),
-        Held::Region(frame, _, _, fd) => (frame, std::slice::from_ref(fd)),
-    };
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    match may(Call::Send).and_then(|()| attach::send(&guest.socket, frame, &fds, SendFlags::DONTWAIT)) {
-        Err(Errno::AGAIN) => Sent::Full,
-        Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => Sent::Later,
-        Ok(()) | Err(_) => Sent::Done,
+impl Sent {
+    fn of(sent: Result<(), Errno>) -> Self {
+        match sent {
+            Err(Errno::AGAIN) => Self::Full,
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => Self::Later,
+            Ok(()) | Err(_) => Self::Done,
+        }
     }
 }

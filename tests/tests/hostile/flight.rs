@@ -1,0 +1,55 @@
+//! Descriptors in flight. The kernel counts them for the user that sends them, and looks among them for sockets that only wait in each other.
+//! Who sends a socket waits for that, where its user has many in flight.
+use super::stage;
+use pd_abi::{Frame, FrameKind};
+use pd_tests::{needs_root, program_path, Raw};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const ASKED: usize = 200;
+
+/// Returns the path of the thread of this process that has this name.
+fn thread(name: &str) -> std::path::PathBuf {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let is_it = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim() == name)
+    };
+    tasks.map(|task| task.path()).find(is_it).expect("a thread of this name")
+}
+
+/// The attacker has the driver's user: a container's root without a user namespace.
+#[test]
+fn the_door_does_not_wait_while_sockets_in_flight_are_looked_at() {
+    needs_root("the driver's user");
+    let scene = stage();
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args(["collects", "4000", "0"]);
+    let mut attacker = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(attacker.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "collects\n");
+    let calls = thread("pd-door").join("syscall");
+    let waits_in_send = format!("{} ", libc::SYS_sendmsg);
+    let (is_over, mut waited) = (AtomicBool::new(false), 0);
+    std::thread::scope(|scope| {
+        let asks = || {
+            let mut raw = Raw::attach(&scene.driver, 1);
+            let wish = Frame::new(FrameKind::WakePipe).with_id(0);
+            (0..ASKED).for_each(|_| drop(raw.ask(&wish, FrameKind::WakePipe).unwrap()));
+            is_over.store(true, Ordering::SeqCst);
+        };
+        let asking = scope.spawn(asks);
+        // The kernel names the call of a thread that sleeps in it.
+        while !is_over.load(Ordering::SeqCst) && !asking.is_finished() {
+            let call = std::fs::read_to_string(&calls).unwrap();
+            waited += usize::from(call.starts_with(&waits_in_send));
+        }
+        asking.join().unwrap();
+    });
+    assert_eq!(waited, 0, "the door has waited for the kernel in a send");
+    scene.bystander.check(&scene.driver);
+    drop(attacker.stdin.take());
+    assert!(attacker.wait().unwrap().success());
+    scene.end();
+}
