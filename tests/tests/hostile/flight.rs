@@ -1,9 +1,11 @@
 //! Descriptors in flight. The kernel counts them for the user that sends them, and looks among them for sockets that only wait in each other.
 //! Who sends a socket waits for that, where its user has many in flight.
+use super::frames::{ask_deafly, read_answers};
 use super::stage;
 use pd_abi::{Frame, FrameKind};
 use pd_tests::{needs_root, program_path, Raw};
 use std::io::{BufRead, BufReader};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -51,5 +53,28 @@ fn the_door_does_not_wait_while_sockets_in_flight_are_looked_at() {
     scene.bystander.check(&scene.driver);
     drop(attacker.stdin.take());
     assert!(attacker.wait().unwrap().success());
+    scene.end();
+}
+
+/// Returns the number of descriptors that wait to be received on a socket.
+fn descriptors_unread(socket: &OwnedFd) -> usize {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", socket.as_raw_fd())).unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("scm_fds:")).expect("a socket of AF_UNIX");
+    line.trim().parse().unwrap()
+}
+
+/// Descriptors that a client leaves unread are the kernel's memory, and count for the driver's user.
+#[test]
+fn a_client_leaves_few_descriptors_unread() {
+    const UNREAD_MAX: usize = 64;
+    let scene = stage();
+    let raw = Raw::attach(&scene.driver, 1);
+    let asked = ask_deafly(&raw, &Frame::new(FrameKind::WakePipe).with_id(0));
+    let unread = descriptors_unread(&raw.socket);
+    assert!((1..=UNREAD_MAX).contains(&unread), "{unread} of {asked} answers");
+    scene.bystander.check(&scene.driver);
+    // The client reads on, and all answers come.
+    assert!(read_answers(&raw, asked).is_empty());
+    drop(raw);
     scene.end();
 }

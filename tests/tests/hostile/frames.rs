@@ -161,7 +161,7 @@ fn descriptors_that_nobody_asked_for() {
 }
 
 /// Asks for the same thing, and reads no answer, until the driver reads no more questions. Returns how many were asked.
-fn ask_deafly(raw: &Raw, wish: &Frame) -> usize {
+pub fn ask_deafly(raw: &Raw, wish: &Frame) -> usize {
     let (mut asked, mut refused) = (0, 0);
     while refused < 20 {
         match rustix::net::send(&raw.socket, wish.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -178,7 +178,7 @@ fn ask_deafly(raw: &Raw, wish: &Frame) -> usize {
 }
 
 /// Reads frames until there are `count` answers. Returns the others.
-fn read_answers(raw: &Raw, count: usize) -> Vec<(Frame, Vec<OwnedFd>)> {
+pub fn read_answers(raw: &Raw, count: usize) -> Vec<(Frame, Vec<OwnedFd>)> {
     let (mut answers, mut others) = (0, Vec::new());
     while answers < count {
         let mut ready = [PollFd::new(&raw.socket, PollFlags::IN)];

@@ -29,8 +29,9 @@ const CLIENTS_PER_NAMESPACE_MAX: usize = 1024;
 const ARRIVING_MAX: usize = 64;
 /// Time for which nobody is accepted when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Memory for frames that a client has not read. Some hundred receive regions fit, of which the client reads when bytes come.
-const FRAMES_UNREAD_BYTES: usize = 1 << 20;
+/// Memory for frames that a client has not read: some 50, since the kernel doubles it. Their descriptors are on no account, and the kernel
+/// counts them for the driver's user.
+const FRAMES_UNREAD_BYTES: usize = 20 << 10;
 
 /// Users, each with the processes that wait to be looked at.
 #[derive(Debug)]
@@ -218,7 +219,6 @@ impl Door {
             return self.turn_away(&socket, process, Errno::USERS, Refusal::Full);
         }
         let place = self.host.place(&socket, &identity);
-        // The kernel gives net.core.wmem_max at most. More would take CAP_NET_ADMIN.
         let _ = sockopt::set_socket_send_buffer_size(&socket, FRAMES_UNREAD_BYTES);
         let pidfd = std::sync::Arc::clone(&identity.pidfd);
         let id = self.guests.enter(socket, pidfd, identity.namespace, identity.uid);
