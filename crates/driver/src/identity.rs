@@ -1,5 +1,6 @@
 //! Identity of a client, as the kernel reports it, never the client. [`crate::peer`] finds it out.
 use crate::containers::Container;
+use crate::image::Image;
 use rustix::fd::OwnedFd;
 use rustix::fs::Stat;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ pub struct Identity {
     pub pid: u32,
     /// User id.
     pub uid: u32,
+    /// The program that has attached. None if the process has other rights than its user's, as a set-id program has, and of root.
+    pub image: Option<Image>,
     /// Readable when the process has died.
     pub pidfd: Arc<OwnedFd>,
     /// The client's network namespace.

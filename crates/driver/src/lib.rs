@@ -26,6 +26,7 @@ pub mod gate;
 mod hash;
 mod identity;
 mod ids;
+mod image;
 mod kernel_socket;
 mod limiter;
 mod mailbox;

@@ -9,6 +9,7 @@
 //! at `connect`.
 use crate::calls::{may, simulated, Call};
 use crate::identity::{Identity, NamespaceId};
+use crate::image::Image;
 use crate::process::{control_groups, has_exited, is_in_another_container};
 use pd_shm::procfs;
 use rustix::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -30,8 +31,9 @@ pub const PIDFD_GET_NET_NAMESPACE: u32 = 0xff04;
 pub struct Peer {
     /// Process id in this process's namespace, valid if a later [`Self::check_alive`] succeeds.
     pid: Pid,
-    /// User at the time of `connect`.
+    /// User and group at the time of `connect`.
     uid: u32,
+    gid: u32,
     pidfd: OwnedFd,
 }
 
@@ -56,7 +58,8 @@ impl Peer {
             Err(Errno::NODATA | Errno::INVAL) => return Err(Errno::SRCH),
             pidfd => pidfd?,
         };
-        let this = Self { pid: credentials.pid, uid: credentials.uid.as_raw(), pidfd };
+        let (uid, gid) = (credentials.uid.as_raw(), credentials.gid.as_raw());
+        let this = Self { pid: credentials.pid, uid, gid, pidfd };
         this.check_alive()?;
         Ok(this)
     }
@@ -73,9 +76,11 @@ impl Peer {
     fn identity(self) -> Result<Identity> {
         let (namespace, namespace_fd) = self.network_namespace()?;
         let (cgroup, container) = control_groups(self.pid)?;
-        self.check_alive()?;
         let (pid, uid) = (self.pid.as_raw_nonzero().get().unsigned_abs(), self.uid);
-        Ok(Identity { pid, uid, pidfd: Arc::new(self.pidfd), namespace, namespace_fd, cgroup, container })
+        let image = if uid == 0 { None } else { Image::of_user(pid, uid, Some(self.gid)) };
+        self.check_alive()?;
+        let pidfd = Arc::new(self.pidfd);
+        Ok(Identity { pid, uid, image, pidfd, namespace, namespace_fd, cgroup, container })
     }
 
     /// Fails if the process has died: facts read by its number since [`Self::of`] may be another's.

@@ -13,14 +13,17 @@
 //! `cycles`: passes to the driver, COUNT times, its attach socket, its end of the socket on which it passes them, and a pair whose ends wait in
 //! each other. Closes all, and stays until its input ends.
 //! `collects`: has COUNT pairs of sockets in flight in each other, and the kernel look at them again and again until its input ends.
+//! `becomes`: makes a twin of a socket, becomes `cat`, and has its child make a twin of another socket of that program; prints the
+//! errnos of both, and ends with its input.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
 use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation, TwinRequest};
 use pd_client::{Listener, SendBuffer, Stream};
 use pd_tests::{watch, Raw, Withheld};
+use rustix::net::{self, sockopt::socket_cookie};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::io::Read;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
@@ -127,6 +130,7 @@ fn main() {
             let _ = std::io::stdin().read_to_end(&mut Vec::new());
         }
         "collects" => collects(count),
+        "becomes" => becomes(attach()),
         "bloats" => bloat(path, count),
         "crowd" => crowd(path, count as usize),
         "watched" => {
@@ -154,13 +158,58 @@ fn connect_twin(raw: &mut Raw, port: u16, to: SocketAddr) -> bool {
         local: SocketAddr::from(([127, 0, 0, 1], port)).into(),
         peer: to.into(),
     };
-    pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(&request)).expect("send");
+    ask_twin(raw, &request) == 0
+}
+
+/// Asks for something about a kernel socket. Returns the errno of the answer.
+fn ask_twin(raw: &mut Raw, request: &TwinRequest) -> u32 {
+    pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(request)).expect("send");
     loop {
         match raw.event(0) {
-            Some(answer) => return answer.errno == 0,
+            Some(answer) => return answer.errno,
             None => std::thread::sleep(Duration::from_micros(20)),
         }
     }
+}
+
+/// Becomes another program, for one of whose sockets its child asks.
+fn becomes(mut raw: Raw) -> ! {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let at = listener.local_addr().expect("address");
+    let asking = |operation, socket: &OwnedFd, local: SocketAddr| TwinRequest {
+        operation: operation as u32,
+        tag: 1,
+        descriptor: socket.as_raw_fd() as u32,
+        cookie: socket_cookie(socket).expect("cookie"),
+        local: local.into(),
+        peer: at.into(),
+    };
+    let connecting = || {
+        let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).expect("socket");
+        net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
+        let local = net::getsockname(&socket).expect("name").try_into().expect("address");
+        let request = asking(TwinOperation::Connect, &socket, local);
+        (socket, request)
+    };
+    let listener = OwnedFd::from(listener);
+    assert_eq!(ask_twin(&mut raw, &asking(TwinOperation::Listen, &listener, at)), 0);
+    let ((own, first), (theirs, second)) = (connecting(), connecting());
+    // The program that this one becomes has it, too.
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).expect("a descriptor");
+    let before = ask_twin(&mut raw, &first);
+    let parent = std::process::id();
+    // SAFETY: this process has one thread.
+    if unsafe { libc::fork() } != 0 {
+        use std::os::unix::process::CommandExt;
+        panic!("{}", std::process::Command::new("cat").exec());
+    }
+    let name = || std::fs::read_to_string(format!("/proc/{parent}/comm")).expect("a process");
+    while name().trim() != "cat" {
+        std::thread::yield_now();
+    }
+    println!("before {before}, after {}", ask_twin(&mut raw, &second));
+    drop(own);
+    std::process::exit(0);
 }
 
 /// Has the kernel look at `count` pairs of sockets that wait in each other.

@@ -66,6 +66,20 @@ fn crowd(scene: &Scene, at: SocketAddr, what: &str, uid: u32) -> (Puppet, usize)
     (crowd, made.unwrap_or_else(|| panic!("{line}")))
 }
 
+/// A process may become a set-id program, whose sockets are not for its child that has the attach socket.
+#[test]
+fn a_process_that_has_become_another_program_proves_nothing() {
+    needs_root("a process of another user");
+    let scene = stage_for_anyone();
+    let mut command = Command::new(program_path("attacker"));
+    command.arg(scene.driver.socket()).args(["becomes", "1"]);
+    let mut attacker = Puppet::new(scene.driver.spawn(&mut command));
+    assert_eq!(attacker.line(), format!("before 0, after {}", libc::EOPNOTSUPP));
+    attacker.close_input();
+    attacker.finish();
+    scene.end();
+}
+
 #[test]
 fn one_user_leaves_others_room_for_twins_towards_a_listener() {
     needs_root("processes of other users");

@@ -20,6 +20,7 @@ use crate::containers::Container;
 use crate::door::ToDoor;
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
+use crate::image::Image;
 use crate::memory::{Amounts, ClientMemory, Cold, Region, RegionState, Space};
 use crate::metrics::Metrics;
 use crate::peer::is_namespace;
@@ -205,8 +206,9 @@ impl Conductor {
         let pidfd = Arc::new(fds.take(state.pidfd)?);
         let (pid, uid, place) = (state.pid, state.uid, state.place);
         let (cgroup, container) = (state.cgroup, state.container);
-        let identity =
-            Identity { pid, uid, pidfd: Arc::clone(&pidfd), namespace, namespace_fd, cgroup, container };
+        let image = if uid == 0 { None } else { Image::of_user(pid, uid, None) };
+        let known = Arc::clone(&pidfd);
+        let identity = Identity { pid, uid, image, pidfd: known, namespace, namespace_fd, cgroup, container };
         self.tenants.look();
         let tenant = self.tenant_of(&identity);
         let opened = self.open_account(crate::messages::payer(tenant, uid));

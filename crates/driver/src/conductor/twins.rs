@@ -28,10 +28,12 @@ use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
+use crate::calls::simulated;
 use crate::clock::Clock;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
+use crate::image::Image;
 use crate::kernel_socket::{inode_of_descriptor, SocketDiag};
 use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, NewFlow, Payer, ToMover, Violation};
@@ -611,7 +613,12 @@ impl Conductor {
     /// Returns the inode of the socket that a client names.
     pub(super) fn inode_asked(&self, id: ClientId, asked: &TwinRequest) -> Result<u32, Errno> {
         let identity = &self.client(id).ok_or(Errno::BADF)?.identity;
-        inode_of_descriptor(identity.pid, &identity.pidfd, asked.descriptor)
+        let inode = inode_of_descriptor(identity.pid, &identity.pidfd, asked.descriptor)?;
+        // The process may have become a set-id program, while its child has the attach socket. Root's may be anything: root has those rights.
+        let is_same = identity.uid == 0
+            || simulated::is_on()
+            || identity.image.is_some_and(|image| Image::of(identity.pid) == Ok(image));
+        is_same.then_some(inode).ok_or(Errno::ACCESS)
     }
 
     pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {

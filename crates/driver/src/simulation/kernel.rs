@@ -175,7 +175,7 @@ pub fn identity(socket: &OwnedFd) -> Option<Result<Identity>> {
         }
         let pidfd = Arc::new(fcntl_dupfd_cloexec(&life, 0)?);
         let namespace_fd = sockets(|sockets| sockets.namespace_file(namespace))?;
-        Ok(Identity { pid, uid, pidfd, namespace, namespace_fd, cgroup, container: None })
+        Ok(Identity { pid, uid, image: None, pidfd, namespace, namespace_fd, cgroup, container: None })
     })
 }
 

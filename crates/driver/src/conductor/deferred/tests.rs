@@ -104,6 +104,7 @@ impl Stage {
         let identity = Identity {
             pid: std::process::id(),
             uid: 1000 + u32::from(number),
+            image: None,
             pidfd: Arc::new(pidfd_open(getpid(), PidfdFlags::NONBLOCK).unwrap()),
             namespace: id(namespace),
             namespace_fd: file(),
