@@ -57,7 +57,7 @@ impl<T: Send + Sync> StaticLock for RwLock<T> {
     }
 }
 
-/// What a thread that forks holds. Its signal handlers run when it has let go: they may want the locks, too.
+/// Locks that a thread that forks holds. Its signal handlers run when it has let go: they may want the locks, too.
 struct Holding {
     guards: Vec<Box<dyn Guard>>,
     _inside: Inside,

@@ -27,7 +27,7 @@ const KEPT_MAX: usize = 6;
 const KEPT_FOR_NEED: usize = 3;
 /// Lock of the thread that makes room.
 static ROOM: Mutex<()> = Mutex::new(());
-/// What a fork holds.
+/// Locks that a fork holds.
 pub(crate) static LOCKS: [&dyn StaticLock; 3] = [&ROOM, &KEPT, &OWN];
 
 /// Moves descriptors made from now on to `floor` or above, and keeps a list of them. A forked child

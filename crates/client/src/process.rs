@@ -95,9 +95,8 @@ pub fn stays_on_kernel(reason: KernelReason, inode: u32) {
 
 /// Does what is to be done before a fork. For forks of which the C library tells nobody, as the next two.
 pub extern "C" fn before_fork() {
-    // What begins at first use is begun by no other thread meanwhile.
+    // Begins what begins at first use: no other thread is about to.
     let _ = spinning_allowed();
-    crate::kernel::is_enabled();
     let locks = crate::own::LOCKS.into_iter().chain([crate::kernel::LOCK]);
     forks::hold(&locks.collect::<Vec<_>>());
 }

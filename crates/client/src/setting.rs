@@ -1,6 +1,7 @@
 //! Settings from the environment, and with them where the driver is.
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::OnceLock;
 
 /// Where the driver listens unless `PD_SOCKET` says otherwise.
@@ -27,4 +28,20 @@ pub(crate) fn known_socket_path() -> &'static Path {
 /// Looks where the driver is, now and for good.
 pub(crate) fn remember_socket_path() {
     SOCKET_PATH.get_or_init(socket_path);
+}
+
+/// Values of a setting.
+const UNKNOWN: u8 = 0;
+const USES: u8 = 1;
+const USES_NOT: u8 = 2;
+
+/// Returns whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.
+pub(crate) fn uses_kernel() -> bool {
+    // No lock: a forked child would wait for another thread of its parent's.
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    if KNOWN.load(Ordering::Relaxed) == UNKNOWN {
+        let uses = setting("PD_KERNEL").is_none_or(|said| said != "off");
+        KNOWN.store(if uses { USES } else { USES_NOT }, Ordering::Relaxed);
+    }
+    KNOWN.load(Ordering::Relaxed) == USES
 }

@@ -167,7 +167,7 @@ extern "C" fn before_fork() {
     });
 }
 
-/// What a fork holds until the client library's part of it lets go.
+/// Locks that a fork holds until the client library's part of it lets go.
 static LOCKS: [&dyn StaticLock; 10] = [
     &begun::SETTLING,
     &begun::BEGUN,

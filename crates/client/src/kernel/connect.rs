@@ -4,7 +4,7 @@ use super::carrier::{anywhere, failed};
 use super::{Carrier, Inbox};
 use crate::control::Shutdown;
 use crate::error::{Error, Result};
-use crate::setting::setting;
+use crate::setting::uses_kernel;
 use crate::socket::{Control, Socket, State};
 use crate::turn::{lock, Deadline};
 use libc::c_int;
@@ -12,7 +12,7 @@ use pd_abi::{KernelReason, Operation};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, MutexGuard};
 
 /// Answers of the driver after which the kernel is asked: nobody listens there, or no namespace that it serves holds the address. Others,
 /// such as those of the policy and of quotas, are the answer.
@@ -23,16 +23,10 @@ const SAYS_LESS: [Errno; 4] =
 /// Free ports of the kernel that are tried because the driver has given the one before to another client.
 const PORTS_TRIED: u32 = 16;
 
-/// Returns whether native sockets use the kernel at all. `PD_KERNEL=off` confines them to the fabric.
-pub(crate) fn is_enabled() -> bool {
-    static ENABLED: OnceLock<bool> = OnceLock::new();
-    *ENABLED.get_or_init(|| setting("PD_KERNEL").is_none_or(|said| said != "off"))
-}
-
 impl Control {
     /// Returns whether the kernel serves the socket where the fabric does not.
     pub(super) fn has_kernel(&self) -> bool {
-        !self.beside_kernel && is_enabled()
+        !self.beside_kernel && uses_kernel()
     }
 
     /// A kernel socket for this one, bound if this one is.

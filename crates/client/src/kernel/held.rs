@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 static HELD: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
-/// What a fork holds.
+/// Lock that a fork holds.
 pub(crate) static LOCK: &dyn StaticLock = &HELD;
 static FORKS: AtomicU32 = AtomicU32::new(0);
 

@@ -16,5 +16,4 @@ mod listen;
 mod watch;
 
 pub(crate) use carrier::{Carrier, Inbox};
-pub(crate) use connect::is_enabled;
 pub(crate) use held::{close_inherited, HeldFd, LOCK};

@@ -57,7 +57,7 @@ pub(crate) fn settle(entry: &Arc<Entry>) -> bool {
 
 /// Decides about one connection without giving the peer more time.
 pub(crate) fn settle_now(entry: &Arc<Entry>) {
-    // It may not be among those that wait yet.
+    // Decided at once: another thread may be about to add it to those that wait.
     decide(entry, false);
     if any_pending() {
         leave(entry);
