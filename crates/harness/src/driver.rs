@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
+use rustix::io::Errno;
 use rustix::process::{kill_process, Pid, Signal};
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
@@ -103,7 +104,11 @@ impl ChildDriver {
             .for_each(|n| cores.set(n));
         for task in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
             let id = task?.file_name().to_str().and_then(|id| id.parse().ok()).and_then(Pid::from_raw);
-            sched_setaffinity(id, &cores).context("cannot place the driver's threads")?;
+            match sched_setaffinity(id, &cores) {
+                // Threads that help for a while end.
+                Err(Errno::SRCH) => {}
+                placed => placed.context("cannot place the driver's threads")?,
+            }
         }
         Ok(())
     }
