@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockWriteGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Longest time that a fork waits for the locks of statics. Whoever has one waits for the driver at most.
+/// Longest time that a fork waits for the locks of statics. Their holders wait for the driver at most.
 const HELD_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two tries.
 const TRY_EVERY: Duration = Duration::from_micros(50);

@@ -1,5 +1,5 @@
 //! Descriptors in flight. The kernel counts them for the user that sends them, and looks among them for sockets that only wait in each other.
-//! Who sends a socket waits for that, where its user has many in flight.
+//! A send of a socket waits for that, where its user has many in flight.
 use super::frames::{ask_deafly, read_answers};
 use super::stage;
 use pd_abi::{Frame, FrameKind};
