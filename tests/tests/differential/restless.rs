@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Each direction: past the first bytes, which are kept, and past the beginning of the direct path.
 const BYTES: u64 = 1_000_000;
-const SEEDS: u64 = 24;
+const SEEDS: u64 = 16;
 
 fn all(way: Way, family: &str, meanwhile: Option<&dyn Fn(&TestDriver)>) {
     let driver = way.driver();

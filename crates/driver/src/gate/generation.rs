@@ -473,6 +473,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         /// Namespaces and groups that came and went one after the other leave the entries of a fresh generation.
         #[test]
         fn differences_add_up_to_a_generation(steps in steps(), groups in prop::collection::vec(0usize..4, 0..6)) {

@@ -8,8 +8,8 @@ const FOUND: [u64; 19] = [
     5236, 5318, 100774, 103501, 40007707, 80009864, 160000896, 300011295, 600003868, 1046701340, 2580200810,
     3100000164, 5200001956, 6400000272, 7100000711, 7100001675, 7100001758, 8100000441, 9950001646,
 ];
-/// Runs of `cargo test`, and threads that share them.
-const SEEDS: u64 = 400;
+/// Runs of `cargo test`, and threads that share them. `long` has others.
+const SEEDS: u64 = 200;
 const THREADS: u64 = 4;
 /// Runs in which a deliberate fault has to be found.
 const MUTATED_SEEDS: u64 = 40;
