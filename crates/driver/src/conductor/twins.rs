@@ -66,6 +66,8 @@ pub struct Twins {
     /// Sockets that several clients have had, and whose connections have gone on in the kernel: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
     diags: HashMap<NamespaceId, SocketDiag>,
+    /// Numbers of AF_UNIX sockets, each with the time until which it is good enough.
+    unix_sockets: HashMap<NamespaceId, (Duration, u64)>,
     slow: RefCell<Slow>,
     /// Lines that no client reads: the other end of unclaimed connections.
     nobody: Arc<ClientMemory>,
@@ -80,6 +82,10 @@ const NAMESAKES_MAX: usize = 8;
 /// Most unclaimed connections towards a place, as a listener's backlog has at most. Of these a payer has at most half of what others leave.
 /// Others stay on the kernel.
 const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
+
+/// Time for which a number of AF_UNIX sockets is good enough. The kernel takes some 20 µs to tell it, and a process about 1 µs to make a
+/// socket.
+const COUNT_LASTS: Duration = Duration::from_millis(1);
 
 /// Most sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
@@ -120,6 +126,7 @@ impl Twins {
             parked: Parked::default(),
             departed: HashMap::default(),
             diags: HashMap::default(),
+            unix_sockets: HashMap::default(),
             slow: RefCell::default(),
             nobody: Arc::new(nobody),
         })
@@ -143,6 +150,17 @@ impl Twins {
 
     pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
         self.diags.get(&namespace)
+    }
+
+    /// Returns the number of AF_UNIX sockets of a namespace, as it was [`COUNT_LASTS`] ago at most.
+    pub(super) fn unix_sockets(&mut self, namespace: NamespaceId, now: Duration) -> u64 {
+        let known = self.unix_sockets.get(&namespace).filter(|(until, _)| now < *until);
+        if let Some((_, count)) = known {
+            return *count;
+        }
+        let count = self.diags.get(&namespace).map_or(0, SocketDiag::unix_sockets);
+        self.unix_sockets.insert(namespace, (now + COUNT_LASTS, count));
+        count
     }
 
     /// Asks the kernel for the inode of a TCP socket, as [`SocketDiag::inode`] does.

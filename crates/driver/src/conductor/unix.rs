@@ -15,6 +15,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 /// Most network namespaces in which an accepted socket is looked for.
 const NAMESPACES_MAX: usize = 32;
+/// Most AF_UNIX sockets in the network namespaces of a listener and of a process that connects to it: the rest is for those that are made until the
+/// accepted socket is looked for.
+const SOCKETS_CONNECTING_MAX: u64 = SOCKETS_MAX / 4 * 3;
 /// Most unclaimed connections that are asked for their namespaces.
 const UNCLAIMED_LOOKS: usize = 4096;
 
@@ -41,6 +44,7 @@ impl Conductor {
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE.into())?;
         self.check_room(peer)?;
+        self.check_findable(held.namespace, self.namespace(peer)?)?;
         // The accepting side is proved when it is claimed.
         let sides = [held, Held { inode: 0, ..held }];
         let key = Key::Unix(held.inode);
@@ -62,6 +66,20 @@ impl Conductor {
             through: None,
             counted: true,
         })
+    }
+
+    /// Checks that the accepted socket of a connection will be found. A claim that is refused later leaves the accepting process waiting on the
+    /// kernel for bytes that come there with a call of the process that has sent them.
+    fn check_findable(&mut self, connecting: NamespaceId, accepting: NamespaceId) -> Result<(), Errno> {
+        let now = self.clock.now();
+        let mut sockets = self.twins.unix_sockets(connecting, now);
+        if accepting != connecting {
+            sockets += self.twins.unix_sockets(accepting, now);
+        }
+        if sockets > SOCKETS_CONNECTING_MAX {
+            return Err(Errno::NOBUFS);
+        }
+        Ok(())
     }
 
     pub(super) fn unix_claim(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {

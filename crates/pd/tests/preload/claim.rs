@@ -83,6 +83,55 @@ fn last_words_arrive_where_nothing_is_hooked() {
     }
 }
 
+/// Accepts on a file, and writes the first bytes to another one.
+const FIRST_WORDS: &str = r#"
+import os, socket, sys
+path, into = sys.argv[1:]
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen()
+print("ready", flush=True)
+peer = listener.accept()[0]
+got = peer.recv(100)
+with open(into + ".new", "wb") as file:
+    file.write(got)
+os.rename(into + ".new", into)
+peer.recv(1)
+"#;
+
+/// Holds sockets, connects to a file, sends a word and calls nothing more.
+const CROWD: &str = r#"
+import resource, socket, sys, threading
+path, count = sys.argv[1], int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (2 * count, 2 * count))
+crowd = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(count)]
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(path)
+sock.sendall(b"word")
+print("ready", flush=True)
+threading.Event().wait()
+"#;
+
+/// The driver looks for no socket of AF_UNIX among so many, and the accepting process takes the kernel's connection.
+#[test]
+fn a_word_arrives_from_where_there_are_too_many_sockets_to_look_through() {
+    let site = Site::new(231);
+    for count in ["100", "8300"] {
+        let [path, into] = ["file", "into"].map(|name| site.folder.path().join(format!("{name}-{count}")));
+        let (path, into) = (path.to_str().unwrap(), into.to_str().unwrap());
+        let _server = site.serve(With::Library, &["python3", "-c", FIRST_WORDS, path, into]);
+        let before = site.connections();
+        let _client = site.serve_at(3, With::Library, &["python3", "-c", CROWD, path, count]);
+        let end = Instant::now() + HANGS_AFTER;
+        while !std::path::Path::new(into).exists() {
+            assert!(Instant::now() < end, "nothing has arrived from among {count} sockets");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(std::fs::read(into).unwrap(), b"word");
+        assert_eq!(site.connections() - before, u64::from(count == "100"));
+    }
+}
+
 /// Sends much at once, and receives it with the same thread or another one. The peer sends more than there is room for
 /// while nobody receives.
 const CLIENT: &str = r#"

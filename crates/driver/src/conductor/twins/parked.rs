@@ -1,6 +1,7 @@
 //! Sides of twins that belong to no client, while a process still holds the kernel's socket.
 use super::slow::PAUSE;
 use super::twin::Held;
+use super::Twins;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
 use crate::identity::NamespaceId;
@@ -183,7 +184,9 @@ impl Conductor {
                 Some(self.connections.get(index)?.twin.as_ref()?.namespace(side))
             });
         let parked: Vec<_> = parked.collect();
-        self.twins.diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
+        let Twins { diags, unix_sockets, .. } = &mut self.twins;
+        diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
+        unix_sockets.retain(|id, _| diags.contains_key(id));
     }
 }
 
