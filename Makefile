@@ -152,7 +152,7 @@ test: need-root deps rtl-packages ## run every test: unit, property, loom, C pro
 	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes $(TEST_SECONDS:%=--seconds %) --first '$(MAKE) rtl-model' \
 	    --aside 'tests/unchanged $(TARGET)/passed/rtl Makefile rtl -- $(MAKE) rtl-test' \
 	    --aside 'tests/unchanged $(TARGET)/passed/loom Makefile Cargo.lock crates/abi crates/shm crates/pipe -- $(MAKE) test-loom' \
-	    --aside '$(MAKE) test-docs' \
+	    --aside 'tests/unchanged $(TARGET)/passed/docs Makefile Cargo.lock crates apps tests -- $(MAKE) test-docs' \
 	    -- $(CARGO) build --workspace $(ALL_TARGETS) --jobs $(JOBS) -- $(TEST_ARGS)
 
 test-docs: rust
