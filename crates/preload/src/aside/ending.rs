@@ -34,14 +34,14 @@ fn settle_locked(entry: &Arc<Entry>, twin: &Twin, _leaving: &MutexGuard<'_, ()>)
         let may = twin.aside.may_return.iter().all(|may| may.load(Ordering::Relaxed));
         let shut = [&twin.send_shut, &twin.recv_shut].iter().any(|shut| shut.load(Ordering::Relaxed));
         let away = if may && !shut && twin.is_sole() { away_entry(entry, twin) } else { None };
-        standing::move_back(entry);
-        twin.unmark(entry.any_fd());
-        match away {
-            Some(away) => table::hand_to(entry, &away),
-            None => table::give_up(entry),
-        }
-        twin.leave();
-        standing::move_back(entry);
+        standing::move_back_around(entry, || {
+            twin.unmark(entry.any_fd());
+            match away {
+                Some(away) => table::hand_to(entry, &away),
+                None => table::give_up(entry),
+            }
+            twin.leave();
+        });
     }
 }
 

@@ -137,11 +137,11 @@ fn decide(entry: &Arc<Entry>, patient: bool) -> bool {
     fabric::stays_on_kernel(fd, if patient { KernelReason::PeerSlow } else { KernelReason::Settled });
     replay(fd, &sent);
     shut_as_the_twin(entry);
-    standing::move_back(entry);
-    twin.unmark(Some(fd));
-    table::give_up(entry);
-    twin.abandon();
-    standing::move_back(entry);
+    standing::move_back_around(entry, || {
+        twin.unmark(Some(fd));
+        table::give_up(entry);
+        twin.abandon();
+    });
     true
 }
 

@@ -64,8 +64,15 @@ pub(crate) fn stand(entry: &Arc<Entry>, end: &Arc<Socket>, stands: Stands) {
     }
 }
 
-/// A twin is the kernel's after all: so are its registrations. Done again once the twin is given up: another thread may have registered it
-/// meanwhile, and later ones find it given up.
+/// Gives a twin up by `give_up`, after which it is abandoned. Its registrations are the kernel's before that, and again after it: another
+/// thread may have registered the twin meanwhile, and later ones find it abandoned.
+pub(crate) fn move_back_around(entry: &Arc<Entry>, give_up: impl FnOnce()) {
+    move_back(entry);
+    give_up();
+    move_back(entry);
+}
+
+/// Makes the registrations of a twin the kernel's.
 pub(crate) fn move_back(entry: &Arc<Entry>) {
     let Some(socket) = entry.socket() else { return };
     let end = entry.twin().and_then(Twin::current);

@@ -142,8 +142,8 @@ fn leave_to_kernel(entry: &Arc<Entry>, twin: &Twin, names: &Names) {
             let _: c_int = real::connect(fd, at, len);
         }
     }
-    standing::move_back(entry);
-    table::give_up(entry);
-    twin.abandon();
-    standing::move_back(entry);
+    standing::move_back_around(entry, || {
+        table::give_up(entry);
+        twin.abandon();
+    });
 }

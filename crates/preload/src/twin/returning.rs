@@ -50,11 +50,11 @@ impl Twin {
     /// The peer has given the twin up before it used it: the connection stays in the kernel.
     #[cold]
     pub(super) fn stay_away(&self, entry: &Arc<Entry>) {
-        standing::move_back(entry);
-        self.unmark(entry.any_fd());
-        table::give_up(entry);
-        self.abandon();
-        standing::move_back(entry);
+        standing::move_back_around(entry, || {
+            self.unmark(entry.any_fd());
+            table::give_up(entry);
+            self.abandon();
+        });
     }
 
     /// The first bytes are there: they may be no program's, and more lies in the kernel, nobody knows how much.
