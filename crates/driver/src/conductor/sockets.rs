@@ -309,7 +309,7 @@ impl Conductor {
         let (peer, listener) = self.names.listener(namespace, reached)?;
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
-            Some(bound) => SocketAddr::new(self.names.local_for(namespace, reached.ip()).ip(), bound.port()),
+            Some(bound) => SocketAddr::new(self.names.address_for(namespace, reached.ip()), bound.port()),
             None => self.names.local_for(namespace, reached.ip()),
         };
         let mapped = self.mapped(namespace, reached.ip(), local.ip())?;

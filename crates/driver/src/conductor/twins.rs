@@ -359,7 +359,7 @@ impl Conductor {
         self.check_room(peer)?;
         let local = match bound.ip().is_unspecified() {
             false => bound,
-            true => SocketAddr::new(self.names.local_for(namespace, to.ip()).ip(), bound.port()),
+            true => SocketAddr::new(self.names.address_for(namespace, to.ip()), bound.port()),
         };
         let reserved = self.connections.reserve();
         let key = Key::Tcp([(namespace, local.port()), (there, to.port())]);

@@ -2,7 +2,7 @@
 use super::{canonical, is_local, is_loopback, Names};
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, Slot};
-use crate::messages::Payer;
+use crate::messages::{Payer, DRIVER};
 use pd_abi::limits::{EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST};
 use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -88,6 +88,27 @@ impl Names {
         port
     }
 
+    /// Returns the next ephemeral port at which nothing is bound to this address.
+    fn next_unbound(&mut self, id: NamespaceId, ip: IpAddr) -> u16 {
+        let from = self.next_port(id);
+        let nobody = Binding {
+            ip,
+            v6_only: false,
+            client: ClientId::NOBODY,
+            slot: Slot::default(),
+            takes: Takes::None,
+            share: None,
+            payer: DRIVER,
+        };
+        let free = self.ports.get(&id).map_or(Some(from), |ports| ports.free(&nobody, from));
+        // Where all are bound, one serves that is: connections are not told apart by it.
+        let port = free.unwrap_or(from);
+        if let Some(namespace) = self.namespaces.get_mut(&id) {
+            namespace.next_port = following(port);
+        }
+        port
+    }
+
     /// Sets the connections that a bound socket takes from now on.
     pub fn set_listening(&mut self, id: NamespaceId, port: u16, owner: (ClientId, Slot), takes: Takes) {
         if let Some(binding) = self.binding_mut(id, port, owner) {
@@ -152,13 +173,17 @@ impl Names {
         found.map(|at| (list, at)).ok_or(Errno::CONNREFUSED)
     }
 
-    /// Returns the address that a socket of `id` gets when it connects to `to` without being bound.
+    /// Returns the address that a socket of `id` gets when it connects to `to` without being bound. The port is no bound socket's.
     pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
-        let port = self.next_port(id);
+        let ip = self.address_for(id, to);
+        SocketAddr::new(ip, self.next_unbound(id, ip))
+    }
+
+    /// Returns the address from which a socket of `id` reaches `to`, unspecified if there is none.
+    pub fn address_for(&mut self, id: NamespaceId, to: IpAddr) -> IpAddr {
         let ip = canonical(to);
         if is_loopback(ip) || ip.is_unspecified() || self.owner(id, ip) == Some(id) {
-            let own = if ip.is_unspecified() { loopback(ip) } else { ip };
-            return SocketAddr::new(own, port);
+            return if ip.is_unspecified() { loopback(ip) } else { ip };
         }
         self.claim(id);
         let (owners, network, (there, _)) = (&self.owners, self.network(id), self.place(id, ip));
@@ -171,7 +196,7 @@ impl Names {
             });
             usable.max_by_key(|(own, prefix)| (same_prefix(**own, ip, **prefix), **own)).map(|(own, _)| *own)
         });
-        SocketAddr::new(best.unwrap_or_else(|| unspecified(ip)), port)
+        best.unwrap_or_else(|| unspecified(ip))
     }
 }
 

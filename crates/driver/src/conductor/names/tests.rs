@@ -129,6 +129,25 @@ fn loopback_stays_at_home_and_addresses_cross() {
     assert_eq!(names.local_for(id(1), at("10.0.0.2:80").ip()).ip(), at("10.0.0.1:0").ip());
 }
 
+/// On the kernel no connection has the port of a socket that is bound to its address.
+#[test]
+fn connections_have_ports_that_nobody_has_bound() {
+    let mut names = names(&[(1, &["10.0.0.1", "10.0.0.3"]), (2, &["10.0.0.2"])]);
+    let first = names.local_for(id(1), at("10.0.0.2:0").ip());
+    let place = |port: u16| SocketAddr::new(first.ip(), first.port() + port);
+    names.bind_alone(id(1), place(1), false, own(1, 1)).unwrap();
+    names
+        .bind_alone(id(1), SocketAddr::new(at("0.0.0.0:0").ip(), place(2).port()), false, own(1, 2))
+        .unwrap();
+    // Bound to another address, or in another namespace.
+    let other = if first.ip() == at("10.0.0.1:0").ip() { "10.0.0.3:0" } else { "10.0.0.1:0" };
+    names.bind_alone(id(1), SocketAddr::new(at(other).ip(), place(3).port()), false, own(1, 3)).unwrap();
+    names
+        .bind_alone(id(2), SocketAddr::new(at("10.0.0.2:0").ip(), place(4).port()), false, own(2, 1))
+        .unwrap();
+    assert_eq!([(); 2].map(|()| names.local_for(id(1), at("10.0.0.2:0").ip())), [place(3), place(4)]);
+}
+
 #[test]
 fn listeners_of_one_user_share_a_port_and_take_turns() {
     let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
