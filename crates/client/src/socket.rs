@@ -307,6 +307,12 @@ impl Socket {
         [ENDED, LOST].contains(&self.send.lock().link.send_end())
     }
 
+    /// Tells whether the peer has ended both directions: by a close, or by shutting both down.
+    pub fn has_ended_peer(&self) -> bool {
+        let link = lock(&self.control).link.clone();
+        link.recv_end() == ENDED && [ENDED, LOST, SHUT].contains(&link.send_end())
+    }
+
     /// Tells whether the peer has closed, and has not received all that was sent.
     pub fn has_lost(&self) -> bool {
         let mut side = self.send.lock();

@@ -47,7 +47,7 @@ pub(crate) fn leave(entry: &Arc<Entry>, twin: &Twin, why: KernelReason) -> bool 
         }
         // Another image that has the socket, too, may take it before the mark is sent: it waits for this then.
         let _marking = (!closed::is_closed()).then(|| FileLock::new(fd));
-        let departure = departure(twin, why);
+        let departure = departure(twin, end, why);
         // Until the driver has said how much comes, other threads take it that more does.
         twin.progress().owed.store(u64::MAX, Ordering::Relaxed);
         let left =
@@ -110,14 +110,14 @@ fn send_mark(fd: c_int, mark: u8) -> bool {
 
 /// Returns the way in which a connection leaves. A mark wakes programs that wait in the kernel alone. For others it is a byte too
 /// many: if it comes after the close, the kernel resets the connection and drops the bytes that are on their way to the peer.
-fn departure(twin: &Twin, why: KernelReason) -> Departure {
+fn departure(twin: &Twin, end: &Socket, why: KernelReason) -> Departure {
     let waits_in_kernel = || match why {
         KernelReason::UnseenWait | KernelReason::Signals | KernelReason::Sandbox => true,
         _ => unseen::is_found() || closed::is_closed(),
     };
-    let is_shut = !twin.unix && twin.is_shut_both_ways();
+    let is_shut = !twin.unix && (twin.is_shut_both_ways() || end.has_ended_peer());
     match why {
-        // Nothing is received in the kernel, and TCP would answer the mark with a reset.
+        // This side receives nothing in the kernel, or its peer: TCP would answer the mark with a reset.
         KernelReason::SmallTalk | KernelReason::Shared if is_shut => Departure::UnmarkedByChoice,
         _ if is_shut => Departure::Unmarked,
         KernelReason::SmallTalk => Departure::ByChoice,

@@ -142,6 +142,7 @@ hooks! {
                 let direction = match direction {
                     // TCP resets the connection if more comes.
                     Shutdown::Write if !twin.unix && twin.recv_shut.load(Ordering::Relaxed) => Shutdown::Both,
+                    Shutdown::Read if !twin.unix && was_shut => Shutdown::Both,
                     asked => asked,
                 };
                 // TCP does not tell the peer.
