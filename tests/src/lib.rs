@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 mod bystander;
+mod compiled;
 mod control_group;
 mod network;
 mod puppet;
@@ -16,6 +17,7 @@ mod watchers;
 mod withheld;
 
 pub use bystander::Bystander;
+pub use compiled::{compiled, compiled_program};
 pub use control_group::ControlGroup;
 pub use network::{ip, Network};
 pub use pd_raw::{send as send_frame, Raw, SentRegion};

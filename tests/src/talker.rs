@@ -1,7 +1,7 @@
 //! `talker` in network namespaces: one program, controlled by lines, in each of the ways that a program can be connected.
-use crate::{needs_root, program_path, Network, Puppet, TestDriver};
+use crate::{compiled_program, needs_root, program_path, Network, Puppet, TestDriver};
 use pd_driver::Settings;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Ways to run a program.
@@ -79,15 +79,13 @@ impl Talkers {
     /// Without gcc and a static C library.
     fn build() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/talker.c");
-        let build = |name: &str, options: &[&str]| {
-            let program = folder.path().join(name);
-            let mut command = Command::new("gcc");
-            command.args(["-O2", "-pthread"]).args(options).arg("-o").args([&program, &source]);
-            assert!(command.status().expect("gcc").success());
-            program
-        };
-        Self { dynamic: build("talker", &[]), fixed: build("talker-static", &["-static"]), _folder: folder }
+        let fixed = folder.path().join("static");
+        std::fs::create_dir(&fixed).expect("a folder");
+        Self {
+            dynamic: compiled_program("talker", folder.path(), &[]),
+            fixed: compiled_program("talker", &fixed, &["-static"]),
+            _folder: folder,
+        }
     }
 
     /// Starts a program in the namespace of this letter.

@@ -1,7 +1,7 @@
 //! The C programs, compiled against the header and the library as a stranger would, in pairs of processes.
 use pd_driver::admin::{Answer, Ask, PortSpec, TapOf};
 use pd_driver::policy::Path as BytesPath;
-use pd_tests::{path, peer_path, TestDriver};
+use pd_tests::{compiled, path, peer_path, TestDriver};
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -42,16 +42,18 @@ fn programs() -> &'static Path {
             std::os::unix::fs::symlink(&library, folder.path().join(name)).expect("symlink");
         }
         for program in PROGRAMS {
-            let mut gcc = Command::new("gcc");
-            gcc.args(["-std=gnu11", "-O1", "-g", "-pthread"]).args(WARNINGS);
-            gcc.arg("-I").arg(capi().join("include")).arg("-o").arg(folder.path().join(program));
-            gcc.arg(capi().join("tests/c").join(program).with_extension("c"));
-            gcc.arg("-L").arg(folder.path()).arg("-lpd");
-            run(&mut gcc);
+            let source = capi().join("tests/c").join(program).with_extension("c");
+            compiled_with_library(&source, folder.path());
         }
         folder
     })
     .path()
+}
+
+/// Compiles a program into the folder of the library, in which the program looks for it.
+fn compiled_with_library(source: &Path, folder: &Path) -> PathBuf {
+    let [include, shown] = [capi().join("include"), folder.to_owned()].map(|path| path.display().to_string());
+    compiled(source, folder, &["-I", &include, "-L", &shown, "-lpd", &format!("-Wl,-rpath,{shown}")])
 }
 
 /// Builds `libpd.so` with the profile and in the target folder of this test: fresh, whatever cargo built
@@ -83,13 +85,10 @@ fn run(command: &mut Command) {
 fn complaining(name: &str) -> PathBuf {
     const TEXT: &str = "#include <pd.h>\n#include <stdio.h>\n#include <sys/socket.h>\n\
         int main(void) { if (pd_socket(AF_INET, SOCK_STREAM, 0) < 0) puts(pd_errmsg()); return 0; }";
-    let (folder, program) = (programs(), programs().join(name));
-    let source = program.with_extension("c");
+    let source = programs().join(name).with_extension("c");
     std::fs::write(&source, TEXT).expect("the program's text");
-    let mut gcc = Command::new("gcc");
-    gcc.arg("-I").arg(capi().join("include")).arg("-o").arg(&program).arg(source);
-    run(gcc.arg("-L").arg(folder).arg("-lpd").arg(format!("-Wl,-rpath,{}", folder.display())));
-    run(Command::new("chmod").arg("755").arg(folder));
+    let program = compiled_with_library(&source, programs());
+    run(Command::new("chmod").arg("755").arg(programs()));
     program
 }
 

@@ -1,7 +1,7 @@
 //! Containers of podman and docker on the fabric: with the devices that `pd cdi` describes, and with the mounts of
 //! `docs/guides/unmodified.md`. Needs root, gcc, podman, docker.io and iptables: `make test-engines` installs them.
 use engine::{Description, Engine};
-use pd_tests::{alone, needs_root, peer_path, program_path, TestDriver};
+use pd_tests::{alone, compiled_program, needs_root, peer_path, program_path, TestDriver};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ fn in_every_way(preload: bool, exchange: impl Fn(&Engine, &TestDriver, &[String]
     let description = Description::new(driver.socket());
     let name = if preload { "preload" } else { "native" };
     let device = ["--device".to_owned(), format!("pipedevice/fabric={name}")];
-    let (peer, calls) = (peer_path(), engine::compile_calls(driver.folder()));
+    let (peer, calls) = (peer_path(), compiled_program("calls", driver.folder(), &[]));
     let programs = [peer.as_path(), calls.as_path()];
 
     let podman = Engine::podman();

@@ -230,11 +230,3 @@ impl Drop for Description {
         let _ = cdi().arg("--remove").output();
     }
 }
-
-/// Compiles the program of `tests/programs/calls.c` into `folder`.
-pub fn compile_calls(folder: &Path) -> PathBuf {
-    let program = folder.join("calls");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/calls.c");
-    output(Command::new("gcc").args(["-O2", "-pthread", "-o"]).arg(&program).arg(source));
-    program
-}

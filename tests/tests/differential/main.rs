@@ -10,7 +10,7 @@ mod restless;
 mod tides;
 
 use pd_driver::policy::Path as BytesPath;
-use pd_tests::{program_path, TestDriver};
+use pd_tests::{compiled, program_path, TestDriver};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -86,12 +86,8 @@ fn library() -> PathBuf {
 
 /// Builds a program of this folder.
 fn compile(name: &str, folder: &Path) -> PathBuf {
-    let program = folder.join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/differential").join(format!("{name}.c"));
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
-    assert!(gcc.status().unwrap().success());
-    program
+    compiled(&source, folder, &[])
 }
 
 /// Runs both sides of `program`, and calls `meanwhile` again and again. Arguments are the shared file, `family`, `seed`, the side, and

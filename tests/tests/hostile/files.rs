@@ -5,7 +5,7 @@ use pd_abi::limits::FILES_MAX;
 use pd_abi::{FileId, Frame, FrameKind, Operation, Request, SocketId, MAGIC};
 use pd_driver::Violation;
 use pd_shm::passed;
-use pd_tests::{fill, needs_root, program_path, verify, Puppet, Raw};
+use pd_tests::{compiled_program, fill, needs_root, program_path, verify, Puppet, Raw};
 use rustix::fs::{fadvise, major, memfd_create, Advice, MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -310,11 +310,9 @@ impl Hushed {
     /// Makes one. `None`: this kernel has none of FUSE.
     fn new() -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let (program, mount) = (folder.path().join("hushed"), folder.path().join("m"));
+        let mount = folder.path().join("m");
         std::fs::create_dir(&mount).unwrap();
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/hushed.c");
-        let cc = Command::new("cc").arg("-o").arg(&program).arg(source).output().unwrap();
-        assert!(cc.status.success(), "{}", String::from_utf8_lossy(&cc.stderr));
+        let program = compiled_program("hushed", folder.path(), &[]);
         let server = Command::new(&program).arg(&mount).stdout(Stdio::piped()).spawn().unwrap();
         let mut this = Self { server, folder };
         let mut line = String::new();

@@ -2,19 +2,17 @@
 //! the header is complete. Its further actions are handled like any client's.
 use super::stage;
 use pd_driver::Violation;
-use std::path::Path;
+use pd_tests::compiled_program;
 use std::process::Command;
 
 #[test]
 fn a_client_in_c_is_served_until_it_breaks_the_protocol() {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let program = folder.path().join("hostile");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(root.join("../crates/abi/include"));
-    let made = gcc.arg("-o").arg(&program).arg(root.join("programs/hostile.c")).status().expect("gcc");
-    assert!(made.success());
+    let program = compiled_program(
+        "hostile",
+        folder.path(),
+        &[concat!("-I", env!("CARGO_MANIFEST_DIR"), "/../crates/abi/include")],
+    );
 
     let scene = stage();
     for (attack, violation) in [
