@@ -220,13 +220,15 @@ impl Socket {
         let &Seen { there, is_enough, shut, recv_end, send_end } = seen;
         // The kernel tells how a connection ends that goes on there.
         let goes_on = |end: u32| if end == ELSEWHERE { 0 } else { end };
+        let is_aside = (recv_end == ELSEWHERE || send_end != 0) && self.send.lock().aside;
         let mut ready = match there {
             _ if recv_end != ELSEWHERE => 0,
-            0 if self.send.lock().aside => 0,
+            0 if is_aside => 0,
             0 => ASIDE,
             _ => IN,
         };
-        let (recv_end, send_end) = (goes_on(recv_end), goes_on(send_end));
+        // The peer ends what this side sends when it has received the rest of the fabric's stream, too.
+        let (recv_end, send_end) = (goes_on(recv_end), if is_aside { 0 } else { goes_on(send_end) });
         let received_all = recv_end != 0 || shut;
         // Lost bytes come back after the peer's end.
         let send_failed = has_failed(send_end) && (send_end != LOST || recv_end != 0);
