@@ -30,6 +30,8 @@ static struct bpf_sock *(*full_socket)(struct bpf_sock *) = (void *)BPF_FUNC_sk_
 #define RULES 65536
 #define TENANTS 4096
 #define ENTRIES (1 << 21)
+// The kernel makes 16 bytes for each at once. A client's network namespace and its control group have one each.
+#define SOURCES (1 << 18)
 #define LEVELS 8
 #define SERVICES 1024
 // Of one service; a power of two.
@@ -154,7 +156,7 @@ struct sticky { struct { __u64 key, word; } ways[WAYS]; };
 struct { __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 1); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct config); } config SEC(".maps");
 struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, TENANTS); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, struct tenant); } tenants SEC(".maps");
 struct { LASTING; __uint(type, BPF_MAP_TYPE_ARRAY); __uint(max_entries, 2 * RULES); __uint(map_flags, BPF_F_MMAPABLE); __type(key, __u32); __type(value, __u64); } hits SEC(".maps");
-struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct source); __type(value, struct whom); } sources SEC(".maps");
+struct { __uint(type, BPF_MAP_TYPE_HASH); __uint(max_entries, SOURCES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct source); __type(value, struct whom); } sources SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct place); __type(value, struct whom); } places SEC(".maps");
 struct { __uint(type, BPF_MAP_TYPE_LPM_TRIE); __uint(max_entries, ENTRIES); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, struct pair); __type(value, __u32); } verdicts SEC(".maps");
 struct { LASTING; __uint(type, BPF_MAP_TYPE_SK_STORAGE); __uint(map_flags, BPF_F_NO_PREALLOC); __type(key, int); __type(value, struct record); } records SEC(".maps");
