@@ -46,23 +46,25 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    /// Has what is lent written into the kernel's pipe.
+    /// Has what is lent written into the kernel's pipe. Waits for a thread that splices, which may want locks of its connection: the caller has
+    /// none of them.
     #[inline]
     pub(crate) fn settle(&self) {
-        if self.lends.load(Ordering::Acquire) {
+        if self.lends.load(Ordering::SeqCst) {
             self.settle_now();
         }
     }
 
-    /// The connection is to go to another process: lends no more.
+    /// The connection is to go to another process, or all was received: lends no more.
     pub(crate) fn forbid(&self) {
-        self.forbidden.store(true, Ordering::Release);
+        // SYNC POINT: lender-forbid (a thread that has begun to lend since sees it, or is waited for)
+        self.forbidden.store(true, Ordering::SeqCst);
         self.settle();
     }
 
     /// Returns whether it may lend.
     pub(crate) fn may_lend(&self) -> bool {
-        !self.forbidden.load(Ordering::Acquire)
+        !self.forbidden.load(Ordering::SeqCst)
     }
 
     #[cold]
@@ -188,7 +190,8 @@ impl Pipe {
     /// From now on `source` finds the pipe if it has to be settled.
     pub(crate) fn expect(self: &Arc<Self>, source: &Arc<Lender>) {
         *lock(&source.pipe) = Arc::downgrade(self);
-        source.lends.store(true, Ordering::Release);
+        // SYNC POINT: lender-forbid (whether it may lend is asked after this)
+        source.lends.store(true, Ordering::SeqCst);
     }
 
     /// Takes in bytes that `socket` lends.

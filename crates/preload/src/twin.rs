@@ -309,13 +309,12 @@ impl Twin {
         self.socket.load_full()
     }
 
-    /// The peer never came: the connection is the kernel's.
+    /// The peer never came: the connection is the kernel's. Nothing was received that could be lent to a pipe.
     pub(crate) fn abandon(&self) {
         self.give_up(Socket::close);
     }
 
     fn give_up(&self, close: fn(&Arc<Socket>) -> pd_client::Result<()>) {
-        self.lender.settle();
         self.abandoned.store(true, Ordering::Release);
         if let Some(socket) = self.socket.swap(None) {
             if closed::is_closed() {
@@ -332,7 +331,7 @@ impl Twin {
         self.abandoned.load(Ordering::Acquire)
     }
 
-    /// The connection goes on in the kernel.
+    /// The connection goes on in the kernel. Its lender lends no more.
     pub(crate) fn leave(&self) {
         if let Some(slot) = self.slot.get() {
             slot.let_go();

@@ -14,12 +14,15 @@ use std::sync::{Arc, MutexGuard};
 
 /// Nothing of the connection is the fabric's any more.
 pub(crate) fn settle(entry: &Arc<Entry>, twin: &Twin) {
+    // Before the lock, which a thread may want that splices.
+    twin.lender.forbid();
     let one = lock(&twin.aside.leaving);
     settle_locked(entry, twin, &one);
 }
 
 /// Calls [`settle`], unless a thread is making the connection leave, which may be this one: then a later call settles it.
 pub(crate) fn settle_if_free(entry: &Arc<Entry>, twin: &Twin) {
+    twin.lender.forbid();
     if let Ok(one) = twin.aside.leaving.try_lock() {
         settle_locked(entry, twin, &one);
     }

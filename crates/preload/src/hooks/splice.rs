@@ -158,6 +158,10 @@ fn to_private(held: &Held, pipe: &Arc<Pipe>, len: usize, flags: c_uint) -> Outco
                 Found::Kernels => return Ok(None),
             };
             pipe.expect(source);
+            if !twin.may_lend() {
+                pipe.settled(source);
+                return Ok(None);
+            }
             let lent = twin.lend(entry, len.min(room), &mut |socket, lent| {
                 pipe.lend(source, socket, lent.ptr.as_ptr(), lent.len);
             });
