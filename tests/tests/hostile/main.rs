@@ -10,6 +10,7 @@ mod flight;
 mod frames;
 mod frozen;
 mod gone;
+mod groups;
 mod held;
 mod hoards;
 mod kills;

@@ -523,41 +523,49 @@ impl Keeper {
         if policy.default == Action::Allow && allows && !leads(policy) && scene.maps().is_empty() {
             return (0, 0);
         }
-        // Control groups and their descendants.
-        let mut members: HashMap<u64, TenantId> = HashMap::new();
-        for (path, tenant) in scene.known().groups() {
-            members.extend(spaces::below(&self.root, path).0.into_iter().map(|number| (number, tenant)));
-        }
-        let (mut ended, mut kept) = (0, 0);
-        for (cookie, Whose { tenant, space: number, network }) in scene.known().spaces() {
+        let (mut ended, mut kept, mut found) = (0, 0, Vec::new());
+        for (cookie, whose) in scene.known().spaces() {
             let Some(seen) = self.spaces.by_cookie(cookie) else { continue };
-            let (sockets, listened) = match sweep::sockets(&seen.diag) {
-                Ok(found) => found,
+            match sweep::sockets(&seen.diag) {
+                Ok((sockets, listened)) => found.push((seen, whose, sockets, listened)),
                 Err(error) => {
                     tracing::warn!(%error, "cannot look for denied connections in a network namespace");
-                    continue;
                 }
-            };
-            for socket in sockets.iter().filter(|socket| socket.connects(&listened)) {
+            }
+        }
+        // Read after the sockets, so that the group of a socket that has come since is not taken for one that is gone.
+        let named = scene.known().groups();
+        let groups = if named.is_empty() { HashMap::new() } else { spaces::groups(&self.root, &named) };
+        for (seen, Whose { tenant, space: number, network }, sockets, listened) in &found {
+            let (number, network) = (*number, *network);
+            for socket in sockets.iter().filter(|socket| socket.connects(listened)) {
                 let to = socket.peer.ip().to_canonical();
                 let is_home = to.is_loopback()
                     || scene.known().owner(network, to).is_some_and(|(_, space)| space == number);
-                let from = members.get(&socket.group).copied().unwrap_or(tenant);
                 let (port, sidecars) = (socket.peer.port(), generation.sidecars());
                 // The address now means one of another network.
                 let is_far = scene.maps().real(network, to).is_some();
-                let verdict = generation.plan().decide(from, network, to, port);
-                let Some(verdict) = verdict.or(is_far.then_some(Verdict::DENIED)) else { continue };
-                let may_stay = || match verdict.is_denied() {
-                    _ if is_far => false,
-                    true => sidecars.rules_at(policy, number).iter().any(|&rule| {
-                        // The connection is one of the rule's proxies'.
-                        (rule as usize) < verdict.rule() && policy.rules[rule as usize].names(to, port)
-                    }),
-                    false => !sidecars.has_to_be_led(policy, verdict.rule(), number),
+                let has_to_end = |from: TenantId| {
+                    let verdict = generation.plan().decide(from, network, to, port);
+                    let Some(verdict) = verdict.or(is_far.then_some(Verdict::DENIED)) else { return false };
+                    let may_stay = || match verdict.is_denied() {
+                        _ if is_far => false,
+                        true => sidecars.rules_at(policy, number).iter().any(|&rule| {
+                            // The connection is one of the rule's proxies'.
+                            (rule as usize) < verdict.rule() && policy.rules[rule as usize].names(to, port)
+                        }),
+                        false => !sidecars.has_to_be_led(policy, verdict.rule(), number),
+                    };
+                    let tenant = self.names.get(from.index()).map_or(DEFAULT_TENANT, |name| name);
+                    !is_home && !may_stay() && !sidecars.is_leg(policy, tenant, number, to, port)
                 };
-                let tenant = self.names.get(from.index()).map_or(DEFAULT_TENANT, |name| name);
-                if is_home || may_stay() || sidecars.is_leg(policy, tenant, number, to, port) {
+                let is_over = match groups.get(&socket.group) {
+                    Some(Some(member)) => has_to_end(*member),
+                    // A process can leave the group in which it made the socket, and remove it: then it may have been anyone's.
+                    None if socket.group != 0 && named.values().any(|&member| has_to_end(member)) => true,
+                    _ => has_to_end(*tenant),
+                };
+                if !is_over {
                     continue;
                 }
                 match sweep::destroy(&seen.diag, socket) {

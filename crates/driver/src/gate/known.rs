@@ -180,9 +180,9 @@ impl Known {
         self.spaces.iter().map(|(number, holder)| (holder.cookie, holder.whose(*number)))
     }
 
-    /// Returns the control groups: path and tenant.
-    pub fn groups(&self) -> impl Iterator<Item = (&str, TenantId)> {
-        self.groups.iter().map(|(path, (.., tenant))| (&**path, *tenant))
+    /// Returns the tenants of control groups, by the groups' numbers.
+    pub fn groups(&self) -> HashMap<u64, TenantId> {
+        self.groups.values().map(|(number, _, tenant)| (*number, *tenant)).collect()
     }
 
     /// Returns the depths of all control groups, a bit each.

@@ -107,7 +107,7 @@ impl Scene {
             }
         }
         for (path, tenant) in &self.world.groups {
-            for (id, file) in spaces::below(root, path).1 {
+            for (id, file) in spaces::below(root, path) {
                 below.entry(id).or_insert((file, *tenant));
             }
             changes.extend(self.known.set_group(path, group(root, path, *tenant)));

@@ -13,7 +13,7 @@ use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::io::{Error, Result};
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -190,13 +190,12 @@ pub fn group(root: &Path, path: &str) -> Option<u64> {
     stat(root.join(path.trim_start_matches('/'))).ok().map(|found| found.st_ino)
 }
 
-/// Returns the numbers of a control group and of those below, and the network namespaces of their processes.
-pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<OwnedFd>>) {
-    let (mut numbers, mut spaces) = (Vec::new(), HashMap::new());
+/// Returns the network namespaces of the processes in a control group and in those below.
+pub fn below(root: &Path, path: &str) -> HashMap<NamespaceId, Arc<OwnedFd>> {
+    let (mut seen, mut spaces) = (0, HashMap::new());
     let mut folders = vec![root.join(path.trim_start_matches('/'))];
-    while let Some(folder) = folders.pop().filter(|_| numbers.len() < GROUPS_MAX) {
-        let Ok(found) = stat(&folder) else { continue };
-        numbers.push(found.st_ino);
+    while let Some(folder) = folders.pop().filter(|_| seen < GROUPS_MAX) {
+        seen += 1;
         // A single process is enough: those of a container share its namespace.
         let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         if let Some(first) = processes.lines().next() {
@@ -205,8 +204,25 @@ pub fn below(root: &Path, path: &str) -> (Vec<u64>, HashMap<NamespaceId, Arc<Own
                 spaces.entry(id).or_insert(file);
             }
         }
-        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-        folders.extend(entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()));
+        folders.extend(folders_in(&folder));
     }
-    (numbers, spaces)
+    spaces
+}
+
+/// Returns the control groups that there are, by number, and what the nearest named one around each stands for. `named`: by number.
+pub fn groups<T: Copy>(root: &Path, named: &HashMap<u64, T>) -> HashMap<u64, Option<T>> {
+    let mut groups = HashMap::new();
+    let mut folders = vec![(root.to_owned(), None)];
+    while let Some((folder, around)) = folders.pop() {
+        let Ok(found) = stat(&folder) else { continue };
+        let whose = named.get(&found.st_ino).copied().or(around);
+        groups.insert(found.st_ino, whose);
+        folders.extend(folders_in(&folder).map(|inner| (inner, whose)));
+    }
+    groups
+}
+
+fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }

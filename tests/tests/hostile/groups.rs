@@ -1,0 +1,81 @@
+//! Control groups as a hint of whose a connection on the kernel is, of a tenant that may make such groups, and network namespaces.
+use pd_driver::admin::{Answer, Ask};
+use pd_driver::mounts::unified_hierarchy;
+use pd_tests::talker::{connect, tenant, Scene, Way};
+use pd_tests::{ControlGroup, Puppet};
+use std::path::Path;
+
+const SERVER: &str = "10.77.0.1";
+
+/// A driver, a server of the tenant red in namespace a, and the group of the tenant jailed. Namespace b is nobody's.
+struct Stage {
+    scene: Scene,
+    group: ControlGroup,
+    _server: Puppet,
+}
+
+impl Stage {
+    /// Makes one. `None`: no hierarchy of control groups can be written.
+    fn new(port: u16) -> Option<Self> {
+        let scene = Scene::of(&["a", "b"]);
+        let containers = unified_hierarchy()?.join("pipedevice");
+        let _ = std::fs::create_dir(&containers);
+        let group = ControlGroup::new(containers.join(scene.network.namespace("c")))?;
+        let mut server = scene.start("a", Way::Static);
+        server.ok(&format!("listen {port}"));
+        Some(Self { scene, group, _server: server })
+    }
+
+    /// Puts rules in force. Returns the number of connections that ended on the kernel.
+    fn apply(&self, rules: &str) -> u64 {
+        let path = format!("/pipedevice/{}", self.scene.network.namespace("c"));
+        let jailed = format!("[[tenant]]\nname = \"jailed\"\ncgroups = [{path:?}]\n");
+        let text = jailed + &tenant(&self.scene.network, "red", &["a"], "") + "\n" + rules;
+        match self.scene.driver.tell(&Ask::Apply { text }) {
+            Answer::Applied { cut_on_kernel, not_on_kernel: None, .. } => cut_on_kernel,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Denies the tenant jailed everything of red.
+    fn deny(&self) -> u64 {
+        self.apply("[[rule]]\nfrom = \"jailed\"\nto = \"red\"\naction = \"deny\"")
+    }
+
+    /// Starts a program in namespace b and in a control group.
+    fn start(&self, group: &Path) -> Puppet {
+        let puppet = self.scene.start("b", Way::Plain);
+        enter(group, puppet.pid());
+        puppet
+    }
+}
+
+fn enter(group: &Path, pid: u32) {
+    std::fs::write(group.join("cgroup.procs"), pid.to_string()).expect("a group");
+}
+
+fn skipped() {
+    println!("SKIPPED: no cgroup2 that can be written");
+}
+
+/// The kernel knows a socket by the group in which it was made, which its process can leave and remove.
+#[test]
+fn a_connection_whose_group_is_gone_ends_when_it_is_denied() {
+    let Some(stage) = Stage::new(7401) else { return skipped() };
+    // A client makes the namespace that of its own tenant.
+    let mut known = stage.scene.start("b", Way::Native);
+    known.ok("listen l 10.77.0.2:7400 8");
+    let below = ControlGroup::new(stage.group.path().join("below")).expect("a group");
+    let (mut hidden, mut other) = (stage.start(below.path()), stage.scene.start("b", Way::Plain));
+    stage.apply("");
+    for client in [&mut hidden, &mut other] {
+        assert_eq!(connect(client, Way::Plain, 1, SERVER, 7401), 0);
+    }
+    enter(stage.group.path(), hidden.pid());
+    drop(below);
+    assert_eq!(stage.deny(), 1);
+    let errno: i32 = hidden.ok("end 1").parse().unwrap();
+    assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
+    assert_eq!(other.ask("end 1").unwrap_err().0, libc::ETIMEDOUT, "nobody has denied it");
+    drop((hidden, other, known));
+}
