@@ -4,6 +4,7 @@ use pd_driver::mounts::unified_hierarchy;
 use pd_tests::talker::{connect, tenant, Scene, Way};
 use pd_tests::{ControlGroup, Puppet};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const SERVER: &str = "10.77.0.1";
 
@@ -78,4 +79,30 @@ fn a_connection_whose_group_is_gone_ends_when_it_is_denied() {
     assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
     assert_eq!(other.ask("end 1").unwrap_err().0, libc::ETIMEDOUT, "nobody has denied it");
     drop((hidden, other, known));
+}
+
+/// A process of the group in a network namespace of its own stands before the one that is connected.
+#[test]
+fn a_connection_ends_whatever_namespaces_others_of_its_group_have() {
+    let Some(stage) = Stage::new(7402) else { return skipped() };
+    let mut apart = Command::new("unshare");
+    apart.args(["--net", "sleep", "100"]).stdin(Stdio::null());
+    let mut apart = apart.spawn().expect("unshare");
+    while std::fs::read_link(format!("/proc/{}/ns/net", apart.id())).ok()
+        == std::fs::read_link("/proc/self/ns/net").ok()
+    {
+        std::thread::yield_now();
+    }
+    enter(stage.group.path(), apart.id());
+    let mut hidden = stage.start(stage.group.path());
+    stage.apply("");
+    assert_eq!(connect(&mut hidden, Way::Plain, 1, SERVER, 7402), 0);
+    let ended = stage.deny();
+    let said = hidden.ask("end 1");
+    apart.kill().expect("a child");
+    apart.wait().expect("a child");
+    let errno: i32 = said.expect("it has ended").parse().unwrap();
+    assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
+    assert_eq!(ended, 1);
+    drop(hidden);
 }

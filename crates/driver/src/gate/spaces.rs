@@ -196,10 +196,15 @@ pub fn below(root: &Path, path: &str) -> HashMap<NamespaceId, Arc<OwnedFd>> {
     let mut folders = vec![root.join(path.trim_start_matches('/'))];
     while let Some(folder) = folders.pop().filter(|_| seen < GROUPS_MAX) {
         seen += 1;
-        // A single process is enough: those of a container share its namespace.
+        // Each process: the first may have gone into a namespace of its own.
         let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        if let Some(first) = processes.lines().next() {
-            let opened = pd_shm::procfs::open(&format!("{first}/ns/net"), OFlags::RDONLY);
+        for process in processes.lines() {
+            let file = format!("{process}/ns/net");
+            let is_known = |found| spaces.contains_key(&NamespaceId::of(&found));
+            if pd_shm::procfs::stat(&file).map_or(true, is_known) {
+                continue;
+            }
+            let opened = pd_shm::procfs::open(&file, OFlags::RDONLY);
             if let Ok((id, file)) = opened.map_err(Into::into).and_then(namespace) {
                 spaces.entry(id).or_insert(file);
             }
