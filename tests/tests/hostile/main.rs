@@ -15,6 +15,7 @@ mod held;
 mod hoards;
 mod kills;
 mod locks;
+mod names;
 mod program;
 mod regions;
 mod reports;

@@ -12,7 +12,7 @@ use pd_client::SOCKET_PATH_DEFAULT;
 use pd_driver::admin::RefusedReport;
 use pd_driver::Refusal;
 use procfs::process::{Process, Status};
-use procfs::Current;
+use procfs::{Current, FromBufRead};
 
 use crate::program;
 
@@ -89,9 +89,7 @@ pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
             let remedy = remedy.map_or_else(String::new, |refusal| format!("; {}", refusal.remedy()));
             format!("the driver refused it: {}: {errno}{remedy}", refused.why)
         }),
-        unreachable: process
-            .status()
-            .ok()
+        unreachable: status(process.pid())
             .and_then(|status| unreachable(process.pid(), &environment, &status)),
     };
     facts.why()
@@ -105,6 +103,12 @@ fn beginning(pid: i32, file: &str, bytes_max: u64) -> Vec<u8> {
         let _ = file.take(bytes_max).read_to_end(&mut bytes);
     }
     bytes
+}
+
+/// Returns the status of a process, which may have a name that is no text.
+fn status(pid: i32) -> Option<Status> {
+    let text = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes()).ok()
 }
 
 /// Returns the beginning of a process's command, with blanks between arguments.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
+use std::io;
 
 use anyhow::Result;
 use pd_abi::KernelReason;
@@ -12,6 +13,7 @@ use pd_harness::container::state::Record;
 use pd_harness::known::Names;
 use procfs::process::{all_processes, Process};
 use rustix::fs::{statx, AtFlags, StatxFlags, CWD};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::apart::{Apart, Facts};
@@ -85,10 +87,15 @@ impl Kernel {
         for process in all_processes().into_iter().flatten().flatten() {
             let Some(space) = namespace(process.pid()) else { continue };
             let by_space = names.get(&space);
-            let by_group = of_engine(process.pid()).map(|container| engines.of(&container));
+            let by_group = of_engine(process.pid());
+            let is_too_deep =
+                by_group.as_ref().is_err_and(|error| Errno::from_io_error(error) == Some(Errno::NAMETOOLONG));
+            let by_group = by_group.ok().flatten().map(|container| engines.of(&container));
             let whose = match (by_space, by_group) {
                 (_, Some(known)) => Whose { container: Some(known.name), image: known.image, pod: known.pod },
                 (Some(container), None) => Whose { container: container.clone(), ..Whose::default() },
+                // A process whose container cannot be told is listed, too.
+                (None, None) if is_too_deep => Whose::default(),
                 (None, None) => continue,
             };
             if known.insert(space) {
@@ -226,10 +233,15 @@ struct Whose {
     pod: Option<String>,
 }
 
-/// Returns the container of another engine than `pd run` that the control groups of a process name.
-fn of_engine(pid: i32) -> Option<Container> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    containers::read(&text).1.filter(|container| container.engine != Engine::Pd)
+/// Returns the container of another engine than `pd run` that the control groups of a process name. A process that may make groups can give
+/// them names that are no text.
+///
+/// # Errors
+/// Errors of reading `/proc`: `ENAMETOOLONG` where such a process has made the path too long.
+fn of_engine(pid: i32) -> io::Result<Option<Container>> {
+    let text = fs::read(format!("/proc/{pid}/cgroup"))?;
+    let (_, container) = containers::read(&String::from_utf8_lossy(&text));
+    Ok(container.filter(|container| container.engine != Engine::Pd))
 }
 
 /// Reports of clients, and the driver's own knowledge.
