@@ -55,6 +55,7 @@ fn the_door_does_not_wait_while_sockets_in_flight_are_looked_at() {
     scene.bystander.check(&scene.driver);
     drop(attacker.stdin.take());
     assert!(attacker.wait().unwrap().success());
+    drop(attacker);
     scene.end();
 }
 

@@ -90,8 +90,9 @@ fn one_user_leaves_others_room_for_twins_towards_a_listener() {
     let (second, made) = crowd(&scene, at, "unclaimed", 65_533);
     assert_eq!(made, UNCLAIMED_MAX / 4);
     let (own, local) = bound();
-    let own = ask(&mut server, TwinOperation::Connect, &own, (local, at));
-    assert_eq!(own.errno, 0, "the listener's own user");
+    let made = ask(&mut server, TwinOperation::Connect, &own, (local, at));
+    assert_eq!(made.errno, 0, "the listener's own user");
+    drop(own);
     // Twins of a client that has gone are no longer counted.
     drop(first);
     let others = |report: &pd_driver::admin::Report| report.connections.len() <= 2 + UNCLAIMED_MAX / 4;
