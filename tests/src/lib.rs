@@ -24,7 +24,7 @@ pub use pd_raw::{send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
 pub use twin::TwinSide;
 pub use watchers::watch;
-pub use withheld::Withheld;
+pub use withheld::{withhold, Withheld, MINOR, MISSING};
 
 /// Converts to the attach socket.
 impl AsRef<Path> for TestDriver {

@@ -505,6 +505,35 @@ fn a_file_that_is_cut_off_ends_its_connection_only() {
     scene.end();
 }
 
+/// Largest files of the usual file systems, in bytes.
+const LARGEST: [u64; 3] = [i64::MAX as u64 & !0xffff, (1 << 44) - (64 << 10), 1 << 40];
+
+#[test]
+fn files_of_nothing_but_holes() {
+    let scene = stage();
+    let Some((dir, file)) = file() else { return };
+    let (mut raw, from, to) = pair(&scene);
+    let (listener, addr) = raw.listen(0, 1);
+    let (other_from, id) = (raw.connect(0, addr), open(&mut raw, &file).unwrap());
+    let other_to = raw.accept(0, listener);
+    let bytes = LARGEST.into_iter().find(|&bytes| file.set_len(bytes).is_ok()).expect("a large file");
+    file.sync_all().unwrap();
+    fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+    for (at, offset) in [(0, bytes / 2), (80_000, bytes - 80_000), (160_000, bytes / 3)] {
+        raw.post(0, &Request::send_file(from, id, offset, 80_000));
+        assert!(raw.received(to, at, 80_000).iter().all(|&byte| byte == 0), "{offset}");
+    }
+    // Behind the end, at the last byte that a file can have.
+    raw.post(0, &Request::send_file(other_from, id, i64::MAX as u64 - 1, 1));
+    let reset = Errno::CONNRESET.raw_os_error() as u32;
+    let word = Raw::socket_word(other_to, socket_status::RECV_END);
+    wait("its connection ends", || raw.status.load_u32(word, Ordering::Acquire) == reset);
+    assert_eq!((scene.driver.metrics().files_failed, scene.cut_offs()), (1, 0));
+    scene.bystander.check(&scene.driver);
+    drop((raw, file, dir));
+    scene.end();
+}
+
 #[test]
 fn a_client_that_goes_with_files_under_way() {
     let scene = stage();

@@ -4,7 +4,7 @@ use pd_abi::layout::{channel_control, header, REGION_BYTES};
 use pd_abi::{Frame, Operation, Request, SocketId, Span, MAGIC};
 use pd_driver::{HugepageUse, Violation};
 use pd_shm::{memfd, Access, Own, Region, Theirs};
-use pd_tests::{Raw, SentRegion};
+use pd_tests::{withhold, Raw, SentRegion, MINOR, MISSING};
 use rustix::fs::{fallocate, fcntl_add_seals, ftruncate, open, FallocateFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{madvise, mmap, mprotect, Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -306,5 +306,35 @@ fn a_client_that_unmaps_everything_harms_itself_only() {
     scene.bystander.check(&scene.driver);
     assert_eq!(raw.is_cut_off(), None);
     drop((raw, region));
+    scene.end();
+}
+
+/// The client serves the faults of its own mappings (userfaultfd(2)), and serves none. The driver's mappings are others.
+#[test]
+fn pages_that_a_client_withholds_hold_up_nobody() {
+    let scene = stage();
+    for faults in [MISSING, MINOR, MISSING | MINOR] {
+        let mut raw = Raw::welcomed(&scene.driver);
+        let _control = withhold(base(&raw.control) as usize, REGION_BYTES, faults);
+        let control = map_writable(&raw.control_fd, REGION_BYTES).expect("not yet sealed");
+        punch(&raw.control_fd, 0, REGION_BYTES as u64).expect("not yet sealed");
+        raw.mapped(Frame::REGION_CONTROL);
+        // The test itself uses the other mapping.
+        let withheld = std::mem::replace(&mut raw.control, control);
+        raw.add_channel();
+        let region = raw.ask_send_region(128 << 10);
+        let map = map_writable(&region.fd, region.bytes).expect("not yet sealed");
+        let other = map_writable(&region.fd, region.bytes).expect("not yet sealed");
+        let _faults = withhold(base(&other) as usize, region.bytes, faults);
+        punch(&region.fd, 0, region.bytes as u64).expect("not yet sealed");
+        raw.mapped(region.id);
+        let (sending, receiving) = loops(&mut raw);
+        store(&map, 0, 60_000, faults);
+        raw.post(0, &Request::send(sending, Span { region: region.id as u16, offset: 0, len: 100_000 }));
+        assert_eq!(raw.received(receiving, 0, 100_000)[..60_000], stored(0, 60_000, faults));
+        scene.bystander.check(&scene.driver);
+        assert_eq!(raw.is_cut_off(), None);
+        drop((raw, withheld, region, map, other));
+    }
     scene.end();
 }
