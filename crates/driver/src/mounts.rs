@@ -20,7 +20,7 @@ pub struct Mount {
 /// # Errors
 /// Errors of reading the list.
 pub fn mounts() -> io::Result<Vec<Mount>> {
-    Ok(parse(&std::fs::read_to_string("/proc/self/mounts")?))
+    Ok(parse(&std::fs::read("/proc/self/mounts")?))
 }
 
 /// Returns the mount point of the unified hierarchy of control groups, if it is mounted.
@@ -28,18 +28,20 @@ pub fn unified_hierarchy() -> Option<PathBuf> {
     mounts().ok()?.into_iter().find(|mount| mount.kind == "cgroup2").map(|mount| mount.place)
 }
 
-fn parse(list: &str) -> Vec<Mount> {
-    let mount = |line: &str| {
-        let mut fields = line.split(' ').skip(1);
+/// Parses a list. Users who may mount choose some names in it, of any bytes.
+fn parse(list: &[u8]) -> Vec<Mount> {
+    let mount = |line: &[u8]| {
+        let mut fields = line.split(|byte| *byte == b' ').skip(1);
         let (place, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
-        Some(Mount { place: unescape(place), kind: kind.to_owned(), options: options.to_owned() })
+        let text = |field| String::from_utf8_lossy(field).into_owned();
+        Some(Mount { place: unescape(place), kind: text(kind), options: text(options) })
     };
-    list.lines().filter_map(mount).collect()
+    list.split(|byte| *byte == b'\n').filter_map(mount).collect()
 }
 
 /// Returns a path of the list with its blanks and backslashes, which the kernel writes as three octal digits.
-fn unescape(field: &str) -> PathBuf {
-    let (mut path, mut rest) = (Vec::with_capacity(field.len()), field.as_bytes());
+fn unescape(field: &[u8]) -> PathBuf {
+    let (mut path, mut rest) = (Vec::with_capacity(field.len()), field);
     while let Some((&first, after)) = rest.split_first() {
         let digits =
             after.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
@@ -56,20 +58,21 @@ mod tests {
 
     #[test]
     fn a_list_is_read_in_its_order() {
-        let list = "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\nbroken /line\n";
+        let list = b"proc /proc proc rw 0 0\nnone /\xff tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\nbroken /line\n";
         let mount = |place: &str, kind: &str, options: &str| Mount {
             place: place.into(),
             kind: kind.to_owned(),
             options: options.to_owned(),
         };
-        let wanted = [mount("/proc", "proc", "rw"), mount("/sys/fs/cgroup/cpu", "cgroup", "rw,cpu")];
+        let odd = Mount { place: OsString::from_vec(b"/\xff".to_vec()).into(), ..mount("", "tmpfs", "rw") };
+        let wanted = [mount("/proc", "proc", "rw"), odd, mount("/sys/fs/cgroup/cpu", "cgroup", "rw,cpu")];
         assert_eq!(parse(list), wanted);
     }
 
     #[test]
     fn escaped_characters_are_restored() {
-        assert_eq!(unescape("/a\\040b\\011c\\134d"), PathBuf::from("/a b\tc\\d"));
-        assert_eq!(unescape("/a\\9\\04"), PathBuf::from("/a\\9\\04"));
+        assert_eq!(unescape(b"/a\\040b\\011c\\134d"), PathBuf::from("/a b\tc\\d"));
+        assert_eq!(unescape(b"/a\\9\\04"), PathBuf::from("/a\\9\\04"));
         assert!(mounts().unwrap().iter().any(|mount| mount.kind == "proc"));
     }
 }

@@ -83,3 +83,33 @@ fn no_name_hides_a_process_from_lists_or_forges_a_line() {
         assert!(processes.iter().any(|process| process["listening"][0] == at), "{at}: {processes:?}");
     }
 }
+
+/// The driver finds the hierarchy of control groups in the list of mounts, in which users who may mount have names of theirs.
+#[test]
+fn a_mount_whose_name_is_no_text_takes_no_policy_off_the_kernel() {
+    const INSIDE: &str = "PD_TEST_INSIDE";
+    needs_root("a mount");
+    if std::env::var_os(INSIDE).is_some() {
+        let driver = TestDriver::new();
+        driver.apply("[[rule]]\naddress = \"192.0.2.1\"\naction = \"deny\"");
+        let kernel = driver.policy().kernel;
+        assert!(kernel.in_force, "{kernel:?}");
+        return;
+    }
+    if unified_hierarchy().is_none() {
+        println!("SKIPPED: no cgroup2");
+        return;
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let place = folder.path().join(OsStr::from_bytes(NAME));
+    std::fs::create_dir(&place).expect("own folder");
+    // This test once more, in a mount namespace of its own.
+    let script = "mount -t tmpfs none \"$1\" && shift && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(&place);
+    command.arg(std::env::current_exe().expect("path of the test")).args(["--exact", "--nocapture"]);
+    command.arg("names::a_mount_whose_name_is_no_text_takes_no_policy_off_the_kernel").env(INSIDE, "1");
+    let Output { stdout, stderr, status } = command.output().expect("unshare");
+    let said = [stdout, stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    assert!(status.success() && said[0].contains("1 passed"), "{said:?}");
+}
