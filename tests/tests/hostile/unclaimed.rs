@@ -142,3 +142,31 @@ fn a_twin_under_anothers_name_is_not_found() {
     drop((server, listener));
     scene.end();
 }
+
+/// A process attaches, and makes sockets in a network namespace that it enters afterwards: with the addresses of another's.
+#[test]
+fn sockets_of_a_namespace_that_a_process_has_entered_since_prove_nothing() {
+    needs_root("a network namespace");
+    let scene = stage();
+    let (mut server, listener, at) = server(&scene);
+    let mut thief = Raw::attach(&scene.driver, 1);
+    let elsewhere = std::thread::scope(|scope| {
+        let listen = || {
+            // SAFETY: of this thread alone, which ends.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            TcpListener::bind(at).expect("a port of a namespace of its own")
+        };
+        scope.spawn(listen).join().expect("a socket")
+    });
+    let ((socket, local), mut client) = (bound(), Raw::attach(&scene.driver, 1));
+    assert_eq!(ask(&mut client, TwinOperation::Connect, &socket, (local, at)).errno, 0);
+    net::connect(&socket, &at).unwrap();
+    let accepted = listener.accept().unwrap().0;
+    // With the addresses of the connection, and a socket of its own.
+    for operation in [TwinOperation::Claim, TwinOperation::Take] {
+        assert_ne!(ask(&mut thief, operation, &elsewhere, (at, local)).errno, 0, "{operation:?}");
+    }
+    assert_eq!(ask(&mut server, TwinOperation::Claim, &accepted, (at, local)).errno, 0);
+    drop((elsewhere, socket, accepted, client, thief, server, listener));
+    scene.end();
+}
