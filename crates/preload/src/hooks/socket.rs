@@ -142,11 +142,10 @@ hooks! {
                 let direction = match direction {
                     // TCP resets the connection if more comes.
                     Shutdown::Write if !twin.unix && twin.recv_shut.load(Ordering::Relaxed) => Shutdown::Both,
-                    Shutdown::Read if !twin.unix && was_shut => Shutdown::Both,
                     asked => asked,
                 };
-                // TCP does not tell the peer.
-                let alone = direction == Shutdown::Read && !twin.unix;
+                // TCP does not tell the peer, but resets the connection if more comes to one that sends nothing either.
+                let alone = direction == Shutdown::Read && !twin.unix && !was_shut;
                 let end_one = |end: &Arc<pd_client::core::Socket>| {
                     match alone {
                         true => end.end_receiving()?,
@@ -159,7 +158,8 @@ hooks! {
                 if how != libc::SHUT_RD {
                     twin.send_ends.store(true, Ordering::Relaxed);
                 }
-                if direction == Shutdown::Both && !twin.is_shut_both_ways() && twin.has_ended() {
+                let ends_both = direction == Shutdown::Both || direction == Shutdown::Read && was_shut;
+                if ends_both && !twin.is_shut_both_ways() && twin.has_ended() {
                     twin.ended_before.store(true, Ordering::Relaxed);
                 }
                 // After a reset nothing is ended any more, and its error stays.
