@@ -108,7 +108,7 @@ impl Socket {
         }
         drop(control);
         let mut done = match begun {
-            Err(Errno::INPROGRESS) => self.await_connection(&carrier),
+            Err(Errno::INPROGRESS) => self.await_connection(&carrier, addr),
             done => done,
         };
         if done.is_ok() && carrier.is_own_peer() {
@@ -138,12 +138,14 @@ impl Socket {
         Ok(())
     }
 
-    fn await_connection(&self, carrier: &Carrier) -> rustix::io::Result<()> {
+    fn await_connection(&self, carrier: &Carrier, addr: SocketAddr) -> rustix::io::Result<()> {
         let deadline = Deadline::after(self.send_timeout());
         loop {
             let timeout = deadline.next_sleep().ok_or(Errno::TIMEDOUT)?;
             if !carrier.wait(PollFlags::OUT, timeout).is_empty() {
-                return carrier.take_error();
+                carrier.take_error()?;
+                // The kernel tells one more call of the success, and only those after it that there is a connection.
+                return carrier.connect(addr);
             }
         }
     }
