@@ -65,15 +65,7 @@ impl Names {
             return Err(Errno::NOBUFS);
         }
         let port = match wanted.port() {
-            0 => {
-                let from = self.next_port(id);
-                let ports = self.ports.entry(id).or_default();
-                let port = ports.free(&binding, from).ok_or(Errno::ADDRINUSE)?;
-                if let Some(namespace) = self.namespaces.get_mut(&id) {
-                    namespace.next_port = following(port);
-                }
-                port
-            }
+            0 => self.free_port(id, &binding).ok_or(Errno::ADDRINUSE)?,
             port => port,
         };
         self.ports.entry(id).or_default().bind(port, binding)?;
@@ -81,31 +73,23 @@ impl Names {
         Ok(SocketAddr::new(wanted.ip(), port))
     }
 
+    /// Returns the next ephemeral port at which `binding` conflicts with no other.
+    fn free_port(&mut self, id: NamespaceId, binding: &Binding) -> Option<u16> {
+        let from = self.next_port(id);
+        let port = match self.ports.get(&id) {
+            Some(ports) => ports.free(binding, from)?,
+            None => from,
+        };
+        if let Some(namespace) = self.namespaces.get_mut(&id) {
+            namespace.next_port = following(port);
+        }
+        Some(port)
+    }
+
     fn next_port(&mut self, id: NamespaceId) -> u16 {
         let Some(namespace) = self.namespaces.get_mut(&id) else { return EPHEMERAL_PORT_FIRST };
         let port = namespace.next_port;
         namespace.next_port = following(port);
-        port
-    }
-
-    /// Returns the next ephemeral port at which nothing is bound to this address.
-    fn next_unbound(&mut self, id: NamespaceId, ip: IpAddr) -> u16 {
-        let from = self.next_port(id);
-        let nobody = Binding {
-            ip,
-            v6_only: false,
-            client: ClientId::NOBODY,
-            slot: Slot::default(),
-            takes: Takes::None,
-            share: None,
-            payer: DRIVER,
-        };
-        let free = self.ports.get(&id).map_or(Some(from), |ports| ports.free(&nobody, from));
-        // Where all are bound, one serves that is: connections are not told apart by it.
-        let port = free.unwrap_or(from);
-        if let Some(namespace) = self.namespaces.get_mut(&id) {
-            namespace.next_port = following(port);
-        }
         port
     }
 
@@ -176,7 +160,18 @@ impl Names {
     /// Returns the address that a socket of `id` gets when it connects to `to` without being bound. The port is no bound socket's.
     pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
         let ip = self.address_for(id, to);
-        SocketAddr::new(ip, self.next_unbound(id, ip))
+        let nobody = Binding {
+            ip,
+            v6_only: false,
+            client: ClientId::NOBODY,
+            slot: Slot::default(),
+            takes: Takes::None,
+            share: None,
+            payer: DRIVER,
+        };
+        // Where all are bound, one serves that is: connections are not told apart by it.
+        let port = self.free_port(id, &nobody).unwrap_or_else(|| self.next_port(id));
+        SocketAddr::new(ip, port)
     }
 
     /// Returns the address from which a socket of `id` reaches `to`, unspecified if there is none.
