@@ -139,13 +139,17 @@ hooks! {
                 }
                 let (gone, was_shut) = (twin.is_gone(), twin.send_shut.load(Ordering::Relaxed));
                 let by_kernel = twin.progress().sends();
-                let direction = match direction {
-                    // TCP resets the connection if more comes.
-                    Shutdown::Write if !twin.unix && twin.recv_shut.load(Ordering::Relaxed) => Shutdown::Both,
-                    asked => asked,
+                let ends_both = match direction {
+                    Shutdown::Read => was_shut,
+                    Shutdown::Write => twin.recv_shut.load(Ordering::Relaxed),
+                    Shutdown::Both => true,
                 };
-                // TCP does not tell the peer, but resets the connection if more comes to one that sends nothing either.
-                let alone = direction == Shutdown::Read && !twin.unix && !was_shut;
+                // TCP tells the peer of no end of receiving, but resets the connection if more comes after both.
+                let (direction, alone) = match direction {
+                    Shutdown::Read if !twin.unix => (direction, !ends_both),
+                    Shutdown::Write if !twin.unix && ends_both => (Shutdown::Both, false),
+                    asked => (asked, false),
+                };
                 let end_one = |end: &Arc<pd_client::core::Socket>| {
                     match alone {
                         true => end.end_receiving()?,
@@ -158,7 +162,6 @@ hooks! {
                 if how != libc::SHUT_RD {
                     twin.send_ends.store(true, Ordering::Relaxed);
                 }
-                let ends_both = direction == Shutdown::Both || direction == Shutdown::Read && was_shut;
                 if ends_both && !twin.is_shut_both_ways() && twin.has_ended() {
                     twin.ended_before.store(true, Ordering::Relaxed);
                 }
