@@ -57,10 +57,15 @@ fn open(raw: &mut Raw, file: impl AsFd) -> Result<FileId, i32> {
 /// Makes a sender and the two ends of a connection of its own.
 fn pair(scene: &Scene) -> (Raw, SocketId, SocketId) {
     let mut raw = Raw::attach(&scene.driver, 1);
+    let (from, to) = ends(&mut raw);
+    (raw, from, to)
+}
+
+/// Makes the two ends of one more connection of a client with itself.
+fn ends(raw: &mut Raw) -> (SocketId, SocketId) {
     let (listener, addr) = raw.listen(0, 1);
     let from = raw.connect(0, addr);
-    let to = raw.accept(0, listener);
-    (raw, from, to)
+    (from, raw.accept(0, listener))
 }
 
 fn word(raw: &Raw, id: FileId) -> u32 {
@@ -485,9 +490,8 @@ fn a_file_that_is_cut_off_ends_its_connection_only() {
     let scene = stage();
     let Some((dir, file)) = file() else { return };
     let (mut raw, from, to) = pair(&scene);
-    let (listener, addr) = raw.listen(0, 1);
-    let (other_from, id) = (raw.connect(0, addr), open(&mut raw, &file).unwrap());
-    let other_to = raw.accept(0, listener);
+    let (other_from, other_to) = ends(&mut raw);
+    let id = open(&mut raw, &file).unwrap();
     file.set_len(100).unwrap();
     raw.post(0, &Request::send_file(from, id, 0, 200));
     raw.post(0, &Request::send_file(other_from, id, 0, 100));
@@ -513,9 +517,8 @@ fn files_of_nothing_but_holes() {
     let scene = stage();
     let Some((dir, file)) = file() else { return };
     let (mut raw, from, to) = pair(&scene);
-    let (listener, addr) = raw.listen(0, 1);
-    let (other_from, id) = (raw.connect(0, addr), open(&mut raw, &file).unwrap());
-    let other_to = raw.accept(0, listener);
+    let (other_from, other_to) = ends(&mut raw);
+    let id = open(&mut raw, &file).unwrap();
     let bytes = LARGEST.into_iter().find(|&bytes| file.set_len(bytes).is_ok()).expect("a large file");
     file.sync_all().unwrap();
     fadvise(&file, 0, None, Advice::DontNeed).unwrap();
