@@ -151,7 +151,6 @@ test: TESTING := yes
 test: need-root deps rtl-packages ## run every test: unit, property, loom, C programs, hardware, real namespaces (root)
 	PD_RTL_REQUIRED=1 PD_LIBRARIES_BUILT=1 tests/lanes $(TEST_SECONDS:%=--seconds %) --first '$(MAKE) rtl-model' \
 	    --aside 'tests/unchanged $(TARGET)/passed/rtl Makefile rtl -- $(MAKE) rtl-test' \
-	    --aside 'tests/unchanged $(TARGET)/passed/loom Makefile Cargo.lock crates/abi crates/shm crates/pipe -- $(MAKE) test-loom' \
 	    --aside 'tests/unchanged $(TARGET)/passed/docs Makefile Cargo.lock crates apps tests -- $(MAKE) test-docs' \
 	    -- $(CARGO) build --workspace $(ALL_TARGETS) --jobs $(JOBS) -- $(TEST_ARGS)
 
@@ -159,7 +158,7 @@ test-docs: rust
 	$(CARGO) test --workspace --doc --jobs $(JOBS)
 
 test-loom: rust ## run the model checker on rings and waits
-	RUSTFLAGS="--cfg loom" $(CARGO) test $(BOUNDED) --package pd-shm --package pd-pipe --test loom --target-dir $(TARGET)/loom --jobs $(JOBS) -- $(TEST_ARGS)
+	$(CARGO) test $(BOUNDED) --workspace --test loom --jobs $(JOBS) -- $(TEST_ARGS)
 
 # The whole driver in one thread, under a clock, a kernel and clients that are made up. A seed that fails is printed.
 simulate: rust ## run the simulated driver with seeds of MINUTES, or with one SEED again

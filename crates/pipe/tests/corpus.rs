@@ -1,5 +1,4 @@
 //! The fuzz targets `captures`, `pipes` and `memif` with their stored programs and mutations of them, on a stable compiler.
-#![cfg(not(loom))]
 #![allow(clippy::duplicate_mod, reason = "each oracle brings the reader of its program along")]
 #[path = "oracle/captures.rs"]
 mod captures;

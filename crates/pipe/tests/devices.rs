@@ -1,5 +1,4 @@
 //! Ports that lead out: requests of an agent to a device, losses at a full pipe, and copies for a mirror.
-#![cfg(not(loom))]
 
 use pd_pipe::{Agent, Device, Direction, Flow, Made, Pipe, PipeId, PortId, Route, Shape, Taken, Unit};
 use rustix::io::Errno;

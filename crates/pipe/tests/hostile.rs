@@ -1,5 +1,4 @@
 //! Programs that violate the protocol: each is cut off for its reason, and no neighbour is affected.
-#![cfg(not(loom))]
 
 #[path = "oracle/hostile.rs"]
 mod oracle;

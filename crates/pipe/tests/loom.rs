@@ -1,13 +1,8 @@
 //! Pipes under the loom model checker: notifications, and the path of a link.
 //!
-//! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p pd-pipe --test loom --target-dir target/loom
-//! ```
-//!
 //! `pd_pipe::notify`, `pd_pipe::intake` and `pd_pipe::handover` run unchanged over loom's atomics, and so does `pd_shm::wait`. The
 //! agent's sleep (`Agent::wait`) and the program's doorbell (`Pipe::ring`) are modelled with the same operations in the same order.
 //! Each property is checked once unchanged, and once without each ordering, fence and step: loom has to find the failure.
-#![cfg(loom)]
 
 #[path = "../../shm/tests/loom/parts.rs"]
 #[allow(dead_code)]

@@ -1,5 +1,4 @@
 //! Clients of memif: hostile ones, and ones that sleep.
-#![cfg(not(loom))]
 
 #[path = "oracle/memif.rs"]
 mod oracle;

@@ -1,5 +1,4 @@
 //! Pipes against simple models: queues of frames, of bytes and of messages, and a tally of verdicts.
-#![cfg(not(loom))]
 
 use pd_abi::pipe::{BACK, DROP, PIPE_RING_BYTES_MIN};
 use pd_pipe::{Agent, Direction, Gen, Pipe, PipeId, Port, PortId, Prefix, Recipe, Shape, Sink, Unit};

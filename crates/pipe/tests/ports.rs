@@ -1,5 +1,4 @@
 //! Choice of pipes for a port's frames, removed ports, tokens, and doorbells.
-#![cfg(not(loom))]
 
 use pd_pipe::{
     Agent, Direction, Flow, Gen, Made, Net, Offer, Pipe, PipeId, Port, PortId, Recipe, Route, Shape, Sink,

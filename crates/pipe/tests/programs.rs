@@ -1,5 +1,4 @@
 //! An agent on a thread of its own, and programs that sleep, echo, and are killed.
-#![cfg(not(loom))]
 
 use pd_abi::pipe::{BACK, PIPE_RING_BYTES_DEFAULT};
 use pd_pipe::{Agent, Direction, Gen, Offer, Pcap, Pipe, PipeId, Port, PortId, Recipe, Shape, Sink, Unit};

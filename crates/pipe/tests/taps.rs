@@ -1,5 +1,4 @@
 //! Taps: copies of frames for an observer, which can hold nothing up.
-#![cfg(not(loom))]
 
 use pd_abi::pipe::{pipe_control, table_bytes, BACK, FRAME_TABLE_OFFSET, PIPE_RING_BYTES_MIN};
 use pd_pipe::{

@@ -1,9 +1,5 @@
 //! The lock-free protocols under the loom model checker.
 //!
-//! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p pd-shm --test loom --target-dir target/loom
-//! ```
-//!
 //! `pd_shm::ring`, `pd_shm::byte_ring` and `pd_shm::wait` run as they are, over loom's atomics. The protocols that live in
 //! the driver and in the client library (`need_wakeup`, `space_wake_at`, `events_waiting`, the reactive
 //! events) are modelled with the same operations in the same order; each model names its two sides.
@@ -11,7 +7,6 @@
 //! A lost wake-up is a deadlock, which loom reports; entries are loom's `UnsafeCell`s, so that a read
 //! that races with a write is reported too. Every property is checked once as it is, and then once with
 //! each of its orderings and fences taken away ([`Weak`]): loom has to find what goes wrong.
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{fence, AtomicU32, AtomicU64, Ordering};

@@ -1,5 +1,4 @@
 //! Links whose frames go directly from a program to another, and back by the agent, at any time.
-#![cfg(not(loom))]
 mod hostile;
 mod lending;
 mod polling;
