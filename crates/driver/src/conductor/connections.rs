@@ -4,6 +4,7 @@ use super::ending::{Event, Life};
 use super::table::Table;
 use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
+use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::mirror::Subject;
 use crate::service::Chosen;
@@ -72,6 +73,8 @@ pub struct Connection {
     pub reached: SocketAddr,
     /// Addresses by which the ends know each other, if they are in two networks.
     pub mapped: Option<Mapped>,
+    /// Port of the connecting side that no other connection of its network namespace has.
+    pub lent: Option<(NamespaceId, u16)>,
     /// Service through which the listener was reached.
     pub through: Option<Chosen>,
     /// State of the twin, if it belongs to a connection of the kernel.
@@ -108,6 +111,7 @@ pub struct NewConnection {
     pub tenants: [TenantId; 2],
     pub reached: SocketAddr,
     pub mapped: Option<Mapped>,
+    pub lent: Option<(NamespaceId, u16)>,
     pub through: Option<Chosen>,
     pub twin: Option<Box<Twin>>,
     pub direct: Option<Box<Direct>>,
@@ -184,8 +188,19 @@ impl Connections {
 impl Connection {
     /// Makes a connection whose sides are in the given states.
     pub fn new(new: NewConnection, life: [Life; 2], cut: bool) -> Self {
-        let NewConnection { sides, movers, serial, tenants, reached, mapped, through, twin, direct, counted } =
-            new;
+        let NewConnection {
+            sides,
+            movers,
+            serial,
+            tenants,
+            reached,
+            mapped,
+            lent,
+            through,
+            twin,
+            direct,
+            counted,
+        } = new;
         let settled = Default::default();
         Self {
             sides,
@@ -198,6 +213,7 @@ impl Connection {
             counted,
             reached,
             mapped,
+            lent,
             through,
             twin,
             direct,
@@ -336,6 +352,7 @@ mod tests {
             tenants: [TenantId::default(); 2],
             reached: ([0; 4], 0).into(),
             mapped: None,
+            lent: None,
             through: None,
             twin: None,
             direct: None,

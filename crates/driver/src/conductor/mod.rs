@@ -457,7 +457,10 @@ impl Conductor {
         Metrics::add(&self.metrics.connections_closed, 1);
         let Some(connection) = self.connections.remove(index) else { return };
         let owners = connection.owners();
-        let Connection { direct, twin, tenants, .. } = connection;
+        let Connection { direct, twin, tenants, lent, .. } = connection;
+        if let Some((namespace, port)) = lent {
+            self.names.give_back(namespace, port);
+        }
         if let Some(direct) = direct {
             self.close_direct(*direct);
         }

@@ -7,6 +7,7 @@ use super::names::{dressed, Takes, Wish};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
+use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
 use crate::messages::{Asking, Endpoint, Gone, NewFlow, SendEnd, ToMover};
 use crate::metrics::Metrics;
@@ -34,6 +35,8 @@ struct Call {
     /// Address of the listener.
     reached: SocketAddr,
     mapped: Option<Mapped>,
+    /// Network namespace and port that the driver has chosen.
+    lent: Option<(NamespaceId, u16)>,
     through: Option<Chosen>,
     peer: ClientId,
     listener: Slot,
@@ -255,6 +258,7 @@ impl Conductor {
         let sides = [(id, slot), (peer, peer_slot)];
         let plan = self.plan(sides, tenants, reached, false).filter(|_| !self.is_full([id, peer]));
         let direct = plan.map(|plan| Box::new(self.open_direct(sides, plan, [0; 2])));
+        let lent = call.lent.filter(|&(namespace, port)| self.names.lend(namespace, port));
         self.serial += 1;
         let serial = self.serial;
         let movers = [source.mover, destination.mover];
@@ -272,6 +276,7 @@ impl Conductor {
             tenants,
             reached,
             mapped,
+            lent,
             through,
             twin: None,
             direct,
@@ -312,6 +317,7 @@ impl Conductor {
             Some(bound) => SocketAddr::new(self.names.address_for(namespace, reached.ip()), bound.port()),
             None => self.names.local_for(namespace, reached.ip()),
         };
+        let lent = bound.is_none().then_some((namespace, local.port()));
         let mapped = self.mapped(namespace, reached.ip(), local.ip())?;
         // Rules are about the address that the listener has.
         let reached = SocketAddr::new(self.names.place(namespace, reached.ip()).1, reached.port());
@@ -337,6 +343,7 @@ impl Conductor {
             remote,
             reached,
             mapped,
+            lent,
             through,
             peer,
             listener,

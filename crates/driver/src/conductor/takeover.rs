@@ -102,6 +102,7 @@ struct ConnectionState {
     counted: bool,
     reached: SocketAddr,
     mapped: Option<Mapped>,
+    lent: Option<(NamespaceId, u16)>,
     through: Option<Chosen>,
     receives_no_more: [bool; 2],
     sends_no_more: [bool; 2],
@@ -293,6 +294,11 @@ impl Conductor {
             if let Some(chosen) = through.as_ref().filter(|_| !is_twin) {
                 self.services.reopen(chosen);
             }
+            // The namespace of a client that has gone needs no ports.
+            let lent = state.lent.filter(|(namespace, _)| self.names.knows(*namespace));
+            if lent.is_some_and(|(namespace, port)| !self.names.lend(namespace, port)) {
+                return Err(wrong("its port"));
+            }
             let direct = state.direct.map(|direct| self.take_direct(*direct, &mut doorbells, fds));
             let new = NewConnection {
                 sides: state.sides,
@@ -301,6 +307,7 @@ impl Conductor {
                 tenants: state.tenants,
                 reached: state.reached,
                 mapped: state.mapped,
+                lent,
                 through,
                 twin: state.twin,
                 direct: direct.transpose()?.map(Box::new),

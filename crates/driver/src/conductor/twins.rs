@@ -425,6 +425,7 @@ impl Conductor {
             tenants,
             reached,
             mapped: None,
+            lent: None,
             through,
             twin: Some(Box::new(Twin::new(key, place, self.twins.tell_of_twin(&registrants), sides))),
             // A direct path may begin when both ends are there.

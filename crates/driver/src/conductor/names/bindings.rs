@@ -157,7 +157,23 @@ impl Names {
         found.map(|at| (list, at)).ok_or(Errno::CONNREFUSED)
     }
 
-    /// Returns the address that a socket of `id` gets when it connects to `to` without being bound. The port is no bound socket's.
+    /// Gives the port of a connection to it whose socket is not bound, so that no other gets it. Returns whether the connection has it
+    /// alone. Two have one port where more than there are ports are connected.
+    pub fn lend(&mut self, id: NamespaceId, port: u16) -> bool {
+        self.ports.entry(id).or_default().lend(port)
+    }
+
+    /// Takes back what [`Self::lend`] has given to a connection.
+    pub fn give_back(&mut self, id: NamespaceId, port: u16) {
+        let Some(ports) = self.ports.get_mut(&id) else { return };
+        ports.give_back(port);
+        if ports.is_empty() {
+            self.ports.remove(&id);
+        }
+    }
+
+    /// Returns the address that a socket of `id` gets when it connects to `to` without being bound. The port is no bound socket's, and no
+    /// other connection's.
     pub fn local_for(&mut self, id: NamespaceId, to: IpAddr) -> SocketAddr {
         let ip = self.address_for(id, to);
         let nobody = Binding {
@@ -169,7 +185,7 @@ impl Names {
             share: None,
             payer: DRIVER,
         };
-        // Where all are bound, one serves that is: connections are not told apart by it.
+        // Where all are bound, one serves that is.
         let port = self.free_port(id, &nobody).unwrap_or_else(|| self.next_port(id));
         SocketAddr::new(ip, port)
     }

@@ -33,6 +33,8 @@ pub struct Ports {
     dual: Set,
     /// Ports bound to one address.
     own: HashMap<IpAddr, Own>,
+    /// Ports of connections whose sockets are not bound, and their number.
+    lent: (Set, usize),
 }
 
 /// A set of ephemeral ports.
@@ -115,9 +117,27 @@ impl Own {
 }
 
 impl Ports {
-    /// Tells whether there are no bindings.
+    /// Tells whether there are no bindings and no ports of connections.
     pub fn is_empty(&self) -> bool {
-        self.bound.is_empty()
+        self.bound.is_empty() && self.lent.1 == 0
+    }
+
+    /// Gives an ephemeral port to a connection. Returns whether no other has it.
+    pub fn lend(&mut self, port: u16) -> bool {
+        let is_new = place(port).is_some() && !self.lent.0.has(port);
+        if is_new {
+            self.lent.0.set(port, true);
+            self.lent.1 += 1;
+        }
+        is_new
+    }
+
+    /// Takes back the port of a connection.
+    pub fn give_back(&mut self, port: u16) {
+        if self.lent.0.has(port) {
+            self.lent.0.set(port, false);
+            self.lent.1 -= 1;
+        }
     }
 
     /// Iterates over all bindings, with their ports.
@@ -191,8 +211,15 @@ impl Ports {
         }
     }
 
-    /// Returns the first ephemeral port from `from` on, and around, at which `binding` conflicts with no other.
+    /// Returns the first ephemeral port from `from` on, and around, at which `binding` conflicts with no other, and that no connection has. If
+    /// there is none, one that a connection has serves.
     pub fn free(&self, binding: &Binding, from: u16) -> Option<u16> {
+        let is_lent = |word: usize| self.lent.0 .0[word];
+        self.free_but(binding, from, is_lent).or_else(|| self.free_but(binding, from, |_| 0))
+    }
+
+    /// Returns the first port at which `binding` conflicts with no other, without those in the words that `but` returns.
+    fn free_but(&self, binding: &Binding, from: u16, but: impl Fn(usize) -> u64) -> Option<u16> {
         let (one, two) = match (binding.ip, binding.ip.is_unspecified()) {
             (IpAddr::V4(_), true) => (&self.v4, &self.dual),
             (IpAddr::V4(_), false) => (&self.any4, &self.dual),
@@ -205,7 +232,7 @@ impl Ports {
         let first = usize::from(from.clamp(EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST) - EPHEMERAL_PORT_FIRST);
         for step in 0..=WORDS {
             let word = (first / 64 + step) % WORDS;
-            let mut free = !(one.0[word] | two.0[word]);
+            let mut free = !(one.0[word] | two.0[word] | but(word));
             if let Own::Many(set, _) = own {
                 free &= !set.0[word];
             }
@@ -252,19 +279,20 @@ mod tests {
     const IPS: [&str; 6] = ["0.0.0.0", "::", "10.0.0.1", "10.0.0.2", "fd00::1", "127.0.0.1"];
 
     /// Finds a free port without bitmaps.
-    fn slowly(ports: &Ports, binding: &Binding, from: u16) -> Option<u16> {
-        let all = (from..=EPHEMERAL_PORT_LAST).chain(EPHEMERAL_PORT_FIRST..from);
+    fn slowly(ports: &Ports, lent: &[u16], binding: &Binding, from: u16) -> Option<u16> {
+        let all = || (from..=EPHEMERAL_PORT_LAST).chain(EPHEMERAL_PORT_FIRST..from);
         let free = |port: &u16| {
             let bound = ports.bound.get(port);
             !bound.is_some_and(|list| list.iter().any(|other| other.overlaps(binding)))
         };
-        all.into_iter().find(free)
+        all().find(|port| free(port) && !lent.contains(port)).or_else(|| all().find(free))
     }
 
     proptest! {
         #[test]
         fn a_free_port_is_found_as_by_looking_at_all(
             steps in prop::collection::vec((0usize..6, any::<bool>(), 0u16..200, any::<bool>()), 1..300),
+            loans in prop::collection::vec((0u16..200, any::<bool>()), 0..200),
             from in EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST,
         ) {
             let mut ports = Ports::default();
@@ -279,18 +307,32 @@ mod tests {
                     ports.unbind(port(at), |other| other.ip == one.ip);
                 }
             }
+            let mut lent = Vec::new();
+            for (at, lends) in loans {
+                let is_new = !lent.contains(&port(at));
+                if lends {
+                    prop_assert_eq!(ports.lend(port(at)), is_new);
+                    lent.extend(is_new.then_some(port(at)));
+                } else {
+                    ports.give_back(port(at));
+                    lent.retain(|&other| other != port(at));
+                }
+            }
             for ip in IPS {
                 for v6_only in [false, true] {
                     let one = binding(ip, v6_only, 0);
                     for from in [from, EPHEMERAL_PORT_FIRST, EPHEMERAL_PORT_LAST, port(50), port(150)] {
-                        prop_assert_eq!(ports.free(&one, from), slowly(&ports, &one, from), "{} {}", ip, from);
+                        let found = slowly(&ports, &lent, &one, from);
+                        prop_assert_eq!(ports.free(&one, from), found, "{} {}", ip, from);
                     }
                 }
             }
             let all: Vec<_> = ports.bound.keys().copied().collect();
             all.into_iter().for_each(|port| drop(ports.unbind(port, |_| true)));
+            prop_assert_eq!(ports.is_empty(), lent.is_empty());
+            lent.into_iter().for_each(|port| ports.give_back(port));
             prop_assert!(ports.is_empty() && ports.own.is_empty());
-            for set in [&ports.v4, &ports.v6, &ports.any4, &ports.any6, &ports.dual] {
+            for set in [&ports.v4, &ports.v6, &ports.any4, &ports.any6, &ports.dual, &ports.lent.0] {
                 prop_assert!(set.0.iter().all(|word| *word == 0));
             }
         }
@@ -311,5 +353,7 @@ mod tests {
         assert!(ports.free(&binding("10.0.0.1", false, 0), next).is_some());
         ports.unbind(40_000, |_| true);
         assert_eq!(ports.free(&binding("127.0.0.1", false, 0), next), Some(40_000));
+        assert!(ports.lend(40_000) && !ports.lend(40_000) && !ports.lend(80));
+        assert_eq!(ports.free(&binding("127.0.0.1", false, 0), next), Some(40_000), "rather than none");
     }
 }

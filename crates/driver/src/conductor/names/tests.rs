@@ -148,6 +148,30 @@ fn connections_have_ports_that_nobody_has_bound() {
     assert_eq!([(); 2].map(|()| names.local_for(id(1), at("10.0.0.2:0").ip())), [place(3), place(4)]);
 }
 
+/// A program knows a connection by its addresses.
+#[test]
+fn a_connection_keeps_its_port_as_long_as_it_lives() {
+    let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);
+    let to = at("10.0.0.2:0").ip();
+    let first = names.local_for(id(1), to).port();
+    assert!(names.lend(id(1), first));
+    let ports = usize::from(EPHEMERAL_PORT_LAST - EPHEMERAL_PORT_FIRST) + 1;
+    for _ in 0..2 * ports {
+        let next = names.local_for(id(1), to).port();
+        assert!(next != first && names.lend(id(1), next));
+        names.give_back(id(1), next);
+    }
+    assert_eq!(names.local_for(id(2), to).port(), first, "another namespace");
+    for _ in 1..ports {
+        let next = names.local_for(id(1), to).port();
+        assert!(names.lend(id(1), next), "{next}");
+    }
+    let shared = names.local_for(id(1), to).port();
+    assert!(!names.lend(id(1), shared), "more connections than ports");
+    (EPHEMERAL_PORT_FIRST..=EPHEMERAL_PORT_LAST).for_each(|port| names.give_back(id(1), port));
+    assert!(names.ports.is_empty());
+}
+
 #[test]
 fn listeners_of_one_user_share_a_port_and_take_turns() {
     let mut names = names(&[(1, &["10.0.0.1"]), (2, &["10.0.0.2"])]);

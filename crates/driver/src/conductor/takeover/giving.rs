@@ -154,6 +154,7 @@ impl Conductor {
             counted: connection.counted,
             reached: connection.reached,
             mapped: connection.mapped,
+            lent: connection.lent,
             through: connection.through,
             receives_no_more: connection.receives_no_more,
             sends_no_more: connection.sends_no_more,
