@@ -41,6 +41,8 @@ struct Here {
     mask: Cell<Set>,
     /// The mask that the program wanted for the sleep that the signal ended.
     asked: Cell<Option<Set>>,
+    /// Handlers that are running. One that is left by a jump counts for ever.
+    running: Cell<u32>,
     /// Handlers that have run.
     runs: Cell<u32>,
     /// Of them those that interrupt calls.
@@ -54,6 +56,7 @@ thread_local! {
             put_off: Cell::new(false),
             mask: Cell::new(0),
             asked: Cell::new(None),
+            running: Cell::new(0),
             runs: Cell::new(0),
             interrupts: Cell::new(0),
         }
@@ -243,9 +246,16 @@ unsafe extern "C-unwind" fn catcher(
     if !is_put_off && handler != 0 {
         // SAFETY: what the program has installed: one that takes fewer arguments leaves the others.
         let handler = unsafe { std::mem::transmute::<usize, Handler>(handler) };
+        HERE.with(|here| here.running.set(here.running.get() + 1));
         // SAFETY: with the kernel's arguments.
         unsafe { handler(signal, info, context) };
+        HERE.with(|here| here.running.set(here.running.get() - 1));
     }
+}
+
+/// Returns whether the calling thread may be in a handler of the program's, which may have interrupted anything.
+pub fn may_be_in_handler() -> bool {
+    HERE.with(|here| here.running.get() > 0)
 }
 
 /// Blocks all signals and sends this one to the thread again. False: it cannot be sent.

@@ -2,6 +2,7 @@
 //! nothing can hook; then what was sent goes over TCP after all, as if there had never been a twin. So
 //! what is sent before the peer is there is kept.
 pub(crate) mod settling;
+pub(crate) mod watch;
 
 use crate::address;
 use libc::{c_int, iovec};
@@ -12,6 +13,8 @@ use std::time::{Duration, Instant};
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time between looks of a wait for room, which ends by a look only.
 pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
+/// Time between looks of a thread that does nothing else.
+const LOOK_SELDOM_EVERY: Duration = Duration::from_millis(20);
 /// Most that is kept, and hence sent, before the peer is there; less if the kernel's socket has a smaller buffer.
 const KEPT_BYTES_MAX: usize = 96 << 10;
 /// A TCP receiver's first window, which takes bytes that nobody has read yet.
@@ -58,6 +61,11 @@ impl PendingClaim {
             }
         }
     }
+}
+
+/// Returns whether no more than one connection of the process is in this state.
+pub(crate) fn is_alone() -> bool {
+    COUNT.load(Ordering::Relaxed) <= 1
 }
 
 /// Returns whether any connection of the process is in this state: then waits are cut short.

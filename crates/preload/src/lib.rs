@@ -67,6 +67,7 @@ mod sleep;
 mod spin;
 mod start;
 mod table;
+mod thread;
 mod twin;
 mod unix;
 mod unseen;

@@ -1,8 +1,8 @@
 //! The functions behind the hooks: the next ones of their names in the order of the dynamic linker, behind the loader.
 //! Looked up once each. One that this system does not have fails with `ENOSYS`.
 use libc::{
-    aiocb, c_char, c_int, c_long, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigevent, sigset_t,
-    size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
+    aiocb, c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigevent,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -113,6 +113,20 @@ next! {
     epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int;
     epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    sleep(seconds: c_uint) -> c_uint;
+    usleep(time: libc::useconds_t) -> c_int;
+    nanosleep(time: *const timespec, left: *mut timespec) -> c_int;
+    clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int;
+    pause() -> c_int;
+    sigsuspend(mask: *const sigset_t) -> c_int;
+    sigwait(set: *const sigset_t, signal: *mut c_int) -> c_int;
+    sigwaitinfo(set: *const sigset_t, information: *mut libc::siginfo_t) -> c_int;
+    sigtimedwait(set: *const sigset_t, information: *mut libc::siginfo_t, time: *const timespec) -> c_int;
+    wait(status: *mut c_int) -> libc::pid_t;
+    waitpid(process: libc::pid_t, status: *mut c_int, options: c_int) -> libc::pid_t;
+    wait3(status: *mut c_int, options: c_int, usage: *mut c_void) -> libc::pid_t;
+    wait4(process: libc::pid_t, status: *mut c_int, options: c_int, usage: *mut c_void) -> libc::pid_t;
+    waitid(kind: libc::idtype_t, id: libc::id_t, information: *mut libc::siginfo_t, options: c_int) -> c_int;
     sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;

@@ -5,6 +5,7 @@
 //! no driver, serves no new socket, does not spin or yield, and makes no call on a connection but `read`, `poll` and `ppoll`, until what
 //! lies in its ring has been received ([`crate::closed`]). Then the descriptor is the kernel's.
 use crate::aside::{leaving, receiving};
+use crate::claim::watch;
 use crate::entry::Entry;
 use crate::twin::Twin;
 use crate::{address, call, closed, confined, fabric, lookup, table};
@@ -21,6 +22,7 @@ pub(crate) fn before() {
         all_leave(KernelReason::Sandbox);
         table::disable();
         closed::close();
+        watch::end();
     });
 }
 

@@ -1,51 +1,24 @@
 //! Connections that are accepted without hooks: bytes sent meanwhile go over the kernel.
 
-use super::{Site, With, HANGS_AFTER};
+use super::{Server, Site, With, HANGS_AFTER};
 use std::time::{Duration, Instant};
 
-/// Listens at a port and at a file, and has both accepted by a program without the library.
+/// Listens at a port and at a file, and has both accepted by a program to which the library cannot be given.
 const SERVER: &str = r#"
-import os, socket, subprocess, sys
+import socket, subprocess, sys
 port = socket.create_server(("0.0.0.0", 7300))
 file = socket.socket(socket.AF_UNIX)
-file.bind(sys.argv[2])
+file.bind(sys.argv[1])
 file.listen()
 fds = [port.fileno(), file.fileno()]
-plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-subprocess.run([sys.executable, "-c", sys.argv[1], *map(str, fds)], pass_fds=fds, env=plain)
+subprocess.run([*sys.argv[2:], *map(str, fds)], pass_fds=fds)
 "#;
 
-/// Sends received bytes back.
-const ECHO: &str = r#"
-import socket, sys, threading
-def echo(sock):
-    while part := sock.recv(65536):
-        sock.sendall(part)
-    sock.close()
-def accept(listener):
-    while True:
-        threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-print("ready", flush=True)
-for fd in sys.argv[1:]:
-    threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
-"#;
-
-/// Writes each connection's bytes to a file.
-const SINK: &str = r#"
-import os, socket, sys, threading
-def sink(sock):
-    data = b""
-    while part := sock.recv(65536):
-        data += part
-    with open(os.environ["INTO"], "ab") as file:
-        file.write(data + b"\n")
-def accept(listener):
-    while True:
-        sink(listener.accept()[0])
-print("ready", flush=True)
-for fd in sys.argv[1:]:
-    threading.Thread(target=accept, args=(socket.socket(fileno=int(fd)),)).start()
-"#;
+/// Starts it. The first bytes of each connection are appended to `into`. With "-" they are sent back.
+fn serve_unhooked(site: &Site, path: &str, into: &str) -> Server {
+    let taker = site.compiled("takes_words", &["-static"]);
+    site.serve(With::Library, &["python3", "-c", SERVER, path, &taker, into])
+}
 
 /// Sends a line in each family and ends.
 const LAST_WORDS: &str = r#"
@@ -65,8 +38,8 @@ for family, address in [(socket.AF_INET, (host, 7300)), (socket.AF_UNIX, path)]:
 fn last_words_arrive_where_nothing_is_hooked() {
     let site = Site::new(80);
     let [path, into] = ["file", "into"].map(|name| site.folder.path().join(name));
-    let (path, env) = (path.to_str().unwrap(), format!("INTO={}", into.display()));
-    let _server = site.serve(With::Library, &["env", &env, "python3", "-c", SERVER, SINK, path]);
+    let path = path.to_str().unwrap();
+    let _server = serve_unhooked(&site, path, into.to_str().unwrap());
     for way in ["closed", "ended"] {
         assert_eq!(site.answer(With::Library, &["python3", "-c", LAST_WORDS, "10.97.80.2", path, way]), "");
     }
@@ -132,6 +105,44 @@ fn a_word_arrives_from_where_there_are_too_many_sockets_to_look_through() {
     }
 }
 
+/// What was sent before the peer has taken its end waits for no call of the sender's.
+#[test]
+fn a_word_arrives_whatever_its_sender_does_then() {
+    const WAYS: [&str; 16] = [
+        "sleep",
+        "usleep",
+        "nanosleep",
+        "clock_nanosleep",
+        "pause",
+        "sigsuspend",
+        "sigwait",
+        "wait",
+        "waitpid",
+        "waitid",
+        "read",
+        "accept",
+        "recv",
+        "recvmsg",
+        "join",
+        "computes",
+    ];
+    let site = Site::new(232);
+    let [path, into] = ["file", "into"].map(|name| site.folder.path().join(name));
+    let (path, program) = (path.to_str().unwrap(), site.compiled("falls_silent", &[]));
+    let _server = serve_unhooked(&site, path, into.to_str().unwrap());
+    let places = [&["10.97.232.2", "7300"][..], &[path]];
+    for (way, to) in WAYS.into_iter().flat_map(|way| places.map(|to| (way, to))) {
+        std::fs::write(&into, "").unwrap();
+        let _client = site.serve_at(3, With::Library, &[&[&program, way], to].concat());
+        let end = Instant::now() + HANGS_AFTER;
+        while std::fs::read_to_string(&into).unwrap() != format!("{way}\n") {
+            assert!(Instant::now() < end, "a word has not arrived: {way} {to:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert!(site.connections() >= 2 * WAYS.len() as u64, "were made on the fabric first");
+}
+
 /// Sends much at once, and receives it with the same thread or another one. The peer sends more than there is room for
 /// while nobody receives.
 const CLIENT: &str = r#"
@@ -194,7 +205,7 @@ fn a_fork_before_the_peer_is_heard_of_loses_nothing() {
     let site = Site::new(81);
     let path = site.folder.path().join("file");
     let path = path.to_str().unwrap();
-    let _server = site.serve(With::Library, &["python3", "-c", SERVER, ECHO, path]);
+    let _server = serve_unhooked(&site, path, "-");
     let answer = site.answer(With::Library, &["python3", "-c", FORKED, "10.97.81.2", path]);
     assert_eq!(answer, "parent,child,parent\n".repeat(2));
     assert!(site.connections() >= 2, "were made on the fabric first");
@@ -206,7 +217,7 @@ fn whoever_finds_out_does_not_wait_for_the_peer() {
     let path = site.folder.path().join("file");
     let path = path.to_str().unwrap();
     for way in ["threads", "poll"] {
-        let server = site.serve(With::Library, &["python3", "-c", SERVER, ECHO, path]);
+        let server = serve_unhooked(&site, path, "-");
         // Of containers of their own, since addresses where nobody claims are remembered.
         let answer = site.answer(With::Library, &["python3", "-c", CLIENT, "10.97.78.2", path, way]);
         assert_eq!(answer, format!("{way} True\n").repeat(2));

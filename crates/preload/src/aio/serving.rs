@@ -1,43 +1,20 @@
 //! Threads that carry requests out.
 use super::Shared;
 use crate::call::lock;
+use crate::thread;
 use libc::{c_int, c_void};
-use std::mem::MaybeUninit;
 use std::sync::PoisonError;
 use std::time::Duration;
 
 /// Life of a thread without work, as in the C library.
 const IDLE_FOR: Duration = Duration::from_secs(1);
-/// Stack of a thread: what calls on a connection take, and more.
-const STACK_BYTES: usize = 256 << 10;
 
-/// Starts a thread, which blocks all signals.
+/// Starts a thread.
 ///
 /// # Errors
 /// `EAGAIN` as a rule: there is no memory, or there are too many threads.
 pub(super) fn start(shared: &'static Shared) -> Result<(), c_int> {
-    let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
-    let mut thread = MaybeUninit::<libc::pthread_t>::uninit();
-    let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
-    // SAFETY: each is written before it is read; the thread's argument lives as long as the process.
-    let started = unsafe {
-        libc::pthread_attr_init(attributes.as_mut_ptr());
-        libc::pthread_attr_setdetachstate(attributes.as_mut_ptr(), libc::PTHREAD_CREATE_DETACHED);
-        libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES);
-        libc::sigfillset(all.as_mut_ptr());
-        // A thread has the mask of its maker.
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let argument = std::ptr::from_ref(shared).cast_mut().cast::<c_void>();
-        let started = libc::pthread_create(thread.as_mut_ptr(), attributes.as_ptr(), serve, argument);
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
-        libc::pthread_attr_destroy(attributes.as_mut_ptr());
-        started
-    };
-    if started == 0 {
-        Ok(())
-    } else {
-        Err(started)
-    }
+    thread::start(serve, std::ptr::from_ref(shared).cast_mut().cast::<c_void>())
 }
 
 /// Main function of a thread. `argument` is the process's requests.

@@ -2,6 +2,7 @@
 use super::returning::look;
 use super::LITTLE_BYTES;
 use crate::call::{self, Failure, Outcome};
+use crate::claim::watch;
 use crate::counts::{Counts, Moves};
 use crate::entry::Entry;
 use crate::held::Held;
@@ -34,6 +35,12 @@ pub(crate) fn moving_as<T: From<i8> + Copy>(
     plain: impl Fn(c_int) -> T,
     bytes: impl Fn(T) -> i64,
 ) -> T {
+    let plain = |number| {
+        if what != Moves::Sends {
+            watch::before_read(number);
+        }
+        plain(number)
+    };
     let mut held = Held::new(fd);
     for _ in 0..TRIES {
         match call::begin(|| held.attempt(&work)) {

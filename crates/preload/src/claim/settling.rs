@@ -1,5 +1,5 @@
 //! Finds out what has become of connections whose peer has still to take its end: it has come, or the kernel has the connection.
-use super::{any_pending, COUNT};
+use super::{any_pending, watch, COUNT};
 use crate::call::{self, lock};
 use crate::entry::Entry;
 use crate::epoll_set::standing;
@@ -34,6 +34,7 @@ pub(crate) fn forget() {
         waiting.clear();
     }
     COUNT.store(0, Ordering::Relaxed);
+    watch::forget();
 }
 
 /// Looks at all such connections.

@@ -13,6 +13,7 @@ mod receive;
 mod sandbox;
 mod send;
 pub(crate) mod signal;
+mod sleep;
 pub(crate) mod socket;
 mod splice;
 pub(crate) mod stdio;

@@ -2,6 +2,7 @@
 use super::hooks;
 use crate::away::calls::{moving, moving_as};
 use crate::call::{Failure, Outcome};
+use crate::claim::watch;
 use crate::counts::Moves;
 use crate::held::Held;
 use crate::{inherited, reach, real, table, unix};
@@ -13,6 +14,7 @@ hooks! {
     fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
         // Reading nothing is no call on a socket.
         if table::look(fd) == table::PLAIN || len == 0 {
+            watch::before_read(fd);
             return real::read(fd, buffer, len);
         }
         moving(fd, Moves::Receives, |held| receive(held, buffer, len, 0), |fd| real::read(fd, buffer, len))
@@ -27,6 +29,7 @@ hooks! {
 
     fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
+            watch::before_read(fd);
             return real::readv(fd, pieces, count);
         }
         moving(fd, Moves::Receives, |held| read_pieces(held, pieces, count as usize, 0), |fd| real::readv(fd, pieces, count))
@@ -58,6 +61,7 @@ hooks! {
 
     fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
+            watch::before_read(fd);
             return real::recv(fd, buffer, len, flags);
         }
         moving(fd, Moves::receives(flags), |held| receive(held, buffer, len, flags), |fd| real::recv(fd, buffer, len, flags))
@@ -75,6 +79,7 @@ hooks! {
         address_len: *mut socklen_t,
     ) -> ssize_t {
         if table::look(fd) == table::PLAIN {
+            watch::before_read(fd);
             return real::recvfrom(fd, buffer, len, flags, address, address_len);
         }
         moving(
@@ -104,6 +109,7 @@ hooks! {
 
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
+            watch::before_read(fd);
             return plain_message(fd, message, flags);
         }
         moving(

@@ -4,6 +4,7 @@ use crate::accepting::{claim, look_at_listener};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
 use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
+use crate::claim::watch;
 use crate::entry::{self, Entry};
 use crate::short::{accepting, connecting, passing, reuse};
 use crate::twin::Twin;
@@ -77,6 +78,7 @@ hooks! {
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
+        watch::before_read(fd);
         if table::look(fd) == table::PLAIN {
             let accepted = real::accept(fd, address, len);
             if accepted >= 0 {
@@ -97,6 +99,7 @@ hooks! {
     }
 
     fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
+        watch::before_read(fd);
         if table::look(fd) == table::PLAIN {
             let accepted = real::accept4(fd, address, len, flags);
             if accepted >= 0 {

@@ -3,9 +3,10 @@ use super::pieces::{first, total, Rest};
 use super::waiting::{Wait, Waits};
 use super::Twin;
 use crate::call::{lock, Failure, Outcome, AGAIN};
+use crate::claim::{self, watch};
 use crate::entry::Entry;
 use crate::unseen::looking;
-use crate::{address, aside, claim};
+use crate::{address, aside};
 use libc::{c_int, iovec};
 use pd_client::core::{let_run, Fill, KernelReason, Socket};
 use std::cell::RefCell;
@@ -153,6 +154,7 @@ impl Twin {
                 // SAFETY: the caller's promise.
                 let sent = self.with(entry, |socket| unsafe { socket.send_copied(&limited) })?;
                 pending.keep(&limited, sent);
+                watch::has_sent();
                 self.hold_if_full(pending);
                 return Ok(sent);
             }
@@ -255,6 +257,7 @@ impl Twin {
         };
         let part = if most > 0 { self.with(entry, |socket| send(socket)) } else { Err(AGAIN) };
         if let Some(pending) = kept {
+            watch::has_sent();
             self.hold_if_full(pending);
         }
         (part, ended)

@@ -3,7 +3,7 @@ use super::Twin;
 use crate::address::is_nonblocking;
 use crate::aside::receiving;
 use crate::call::{interrupted, lock, Failure, Outcome, AGAIN};
-use crate::claim::{self, settling};
+use crate::claim::{self, settling, watch};
 use crate::closed;
 use crate::entry::{Entry, Sleeper};
 use crate::sleep::{kernel_poll, sleep_on};
@@ -79,7 +79,11 @@ impl Twin {
             }
         }
         let mut full = false;
-        if claim::any_pending() && lock(&self.pending_claim).is_some() && !settling::settle(entry) {
+        let is_pending = claim::any_pending() && lock(&self.pending_claim).is_some();
+        if !is_pending || !claim::is_alone() {
+            watch::before_sleep();
+        }
+        if is_pending && !settling::settle(entry) {
             full = wait == Wait::Send && self.is_full();
             limit = limit.min(if full { claim::LOOK_FOR_ROOM_EVERY } else { claim::LOOK_EVERY });
         }

@@ -1,0 +1,135 @@
+//! A thread that settles connections whose program makes no call. It is there while the peer of a connection has still to take its end,
+//! bytes were sent, and the program sleeps where the library does not look, or has further threads, any of which may compute for as
+//! long as it likes.
+use super::{any_pending, settling, LOOK_SELDOM_EVERY};
+use crate::call::aside;
+use crate::{closed, real, thread};
+use libc::{c_char, c_int, c_void};
+use pd_client::core::may_be_in_handler;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Looks without a connection in this state after which the thread ends.
+const IDLE_LOOKS: u32 = 25;
+
+/// Bytes were sent on such a connection.
+static HAS_SENT: AtomicBool = AtomicBool::new(false);
+static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+/// The thread is to end.
+static ENDS: AtomicBool = AtomicBool::new(false);
+/// The last such thread.
+static THREAD: AtomicI32 = AtomicI32::new(0);
+
+/// The calling thread is about to sleep outside of the library, or on another connection.
+#[inline]
+pub(crate) fn before_sleep() {
+    if any_pending() && HAS_SENT.load(Ordering::Relaxed) {
+        begin();
+    }
+}
+
+/// [`before_sleep`] in a call that waits until `fd` is readable, if it has to wait.
+#[inline]
+pub(crate) fn before_read(fd: c_int) {
+    if any_pending() && HAS_SENT.load(Ordering::Relaxed) && sleeps(fd) {
+        begin();
+    }
+}
+
+#[cold]
+fn sleeps(fd: c_int) -> bool {
+    let mut sleeps = false;
+    aside(|| {
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // SAFETY: polls one descriptor, and asks for flags.
+        sleeps = unsafe {
+            real::poll(&mut poll, 1, 0) == 0 && real::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK == 0
+        };
+    });
+    sleeps
+}
+
+/// Bytes were sent on a connection whose peer has still to take its end.
+pub(crate) fn has_sent() {
+    HAS_SENT.store(true, Ordering::Relaxed);
+    if has_threads() {
+        begin();
+    }
+}
+
+/// A forked child has no thread but the one that forked.
+pub(crate) fn forget() {
+    HAS_SENT.store(false, Ordering::Relaxed);
+    IS_WATCHED.store(false, Ordering::Relaxed);
+    THREAD.store(0, Ordering::Relaxed);
+}
+
+/// Returns whether the process has made threads. False where the C library does not say (before 2.32).
+fn has_threads() -> bool {
+    static IS_ALONE: OnceLock<usize> = OnceLock::new();
+    // SAFETY: looks a name up.
+    let find = || unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as usize };
+    let is_alone = *IS_ALONE.get_or_init(find) as *const c_char;
+    // SAFETY: the C library's variable.
+    !is_alone.is_null() && unsafe { is_alone.read_volatile() } == 0
+}
+
+/// No such thread begins any more, and the one that there is ends before this returns.
+pub(crate) fn end() {
+    ENDS.store(true, Ordering::SeqCst);
+    // SAFETY: asks whether there is a thread.
+    let is_there = |thread: c_int| unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 };
+    let thread = || THREAD.load(Ordering::SeqCst);
+    while IS_WATCHED.load(Ordering::SeqCst) || thread() != 0 && is_there(thread()) {
+        sleep(Duration::from_millis(1));
+    }
+}
+
+#[cold]
+fn begin() {
+    if ENDS.load(Ordering::Relaxed)
+        || IS_WATCHED.load(Ordering::Relaxed)
+        || closed::is_closed()
+        || may_be_in_handler()
+    {
+        return;
+    }
+    if !IS_WATCHED.swap(true, Ordering::SeqCst) {
+        aside(|| {
+            // Asked once more: `end` sets that, and then looks whether there is a thread.
+            let may_begin = !ENDS.load(Ordering::SeqCst);
+            if !may_begin || thread::start(watch, std::ptr::null_mut()).is_err() {
+                IS_WATCHED.store(false, Ordering::SeqCst);
+            }
+        });
+    }
+}
+
+extern "C" fn watch(_: *mut c_void) -> *mut c_void {
+    // SAFETY: asks for a number.
+    THREAD.store(unsafe { libc::gettid() }, Ordering::SeqCst);
+    let mut idle = 0;
+    loop {
+        sleep(LOOK_SELDOM_EVERY);
+        if ENDS.load(Ordering::SeqCst) {
+            IS_WATCHED.store(false, Ordering::SeqCst);
+            return std::ptr::null_mut();
+        }
+        aside(settling::look);
+        idle = if any_pending() { 0 } else { idle + 1 };
+        // Whoever adds a connection from now on starts another thread, or has been seen.
+        if idle >= IDLE_LOOKS
+            && IS_WATCHED.swap(false, Ordering::AcqRel)
+            && (!any_pending() || IS_WATCHED.swap(true, Ordering::AcqRel))
+        {
+            return std::ptr::null_mut();
+        }
+    }
+}
+
+fn sleep(time: Duration) {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: reads a time.
+    unsafe { real::nanosleep(&time, std::ptr::null_mut()) };
+}
