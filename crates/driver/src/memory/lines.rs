@@ -275,6 +275,11 @@ impl ClientMemory {
         self.status.load_u64(socket_offset(slot.get()) + word, Relaxed)
     }
 
+    /// Returns a 32-bit word of the slot's status line, which only the driver writes.
+    pub fn published_u32(&self, slot: Slot, word: usize) -> u32 {
+        self.status.load_u32(socket_offset(slot.get()) + word, Relaxed)
+    }
+
     /// Stores a 64-bit word of the slot's status line.
     pub fn publish_u64(&self, slot: Slot, word: usize, value: u64) {
         self.status.store_u64(socket_offset(slot.get()) + word, value, Release);
