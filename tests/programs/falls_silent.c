@@ -1,8 +1,10 @@
 /* Connects, sends a word, and makes no further call on the connection: falls_silent HOW TARGET [PORT]
  *
  * TARGET is an address with PORT, or the path of a socket of AF_UNIX. HOW is what the program does then, until it is killed. */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,12 +15,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                             \
-    do {                                                             \
-        if (!(condition)) {                                          \
-            fprintf(stderr, "line %d: ", __LINE__), perror(#condition); \
-            exit(1);                                                 \
-        }                                                            \
+/* A failure ends the program before anybody can send its word. */
+#define CHECK(condition)                                     \
+    do {                                                     \
+        if (!(condition)) {                                  \
+            fprintf(stderr, "line %d: ", __LINE__);          \
+            perror(#condition);                              \
+            _exit(1);                                        \
+        }                                                    \
     } while (0)
 
 static int ends[2];
@@ -55,7 +59,12 @@ static void does(const char *how)
         sleep(600);
     else if (!strcmp(how, "usleep"))
         usleep(600000000);
-    else if (!strcmp(how, "nanosleep"))
+    else if (!strcmp(how, "unshare")) {
+        /* EINVAL for a process with further threads. */
+        usleep(100000);
+        CHECK(unshare(CLONE_NEWUSER) == 0);
+        pause();
+    } else if (!strcmp(how, "nanosleep"))
         nanosleep(&long_time, NULL);
     else if (!strcmp(how, "clock_nanosleep"))
         clock_nanosleep(CLOCK_MONOTONIC, 0, &long_time, NULL);

@@ -113,6 +113,8 @@ next! {
     epoll_wait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int) -> c_int;
     epoll_pwait(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     epoll_pwait2(epoll: c_int, events: *mut libc::epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    unshare(flags: c_int) -> c_int;
+    setns(fd: c_int, kind: c_int) -> c_int;
     sleep(seconds: c_uint) -> c_uint;
     usleep(time: libc::useconds_t) -> c_int;
     nanosleep(time: *const timespec, left: *mut timespec) -> c_int;

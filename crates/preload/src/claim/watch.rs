@@ -65,7 +65,7 @@ pub(crate) fn forget() {
     THREAD.store(0, Ordering::Relaxed);
 }
 
-/// Returns whether the process has made threads. False where the C library does not say (before 2.32).
+/// Returns whether the process has made threads. The C library says so.
 fn has_threads() -> bool {
     static IS_ALONE: OnceLock<usize> = OnceLock::new();
     // SAFETY: looks a name up.
@@ -84,6 +84,15 @@ pub(crate) fn end() {
     while IS_WATCHED.load(Ordering::SeqCst) || thread() != 0 && is_there(thread()) {
         sleep(Duration::from_millis(1));
     }
+}
+
+/// Does `work`, which the kernel refuses to a process with further threads.
+pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
+    let ended_before = ENDS.load(Ordering::SeqCst);
+    aside(end);
+    let done = work();
+    ENDS.store(ended_before, Ordering::SeqCst);
+    done
 }
 
 #[cold]

@@ -1,5 +1,6 @@
 //! Rights that a program gives up: system calls, its root, its user.
 use super::hooks;
+use crate::claim::watch;
 use crate::{real, sandbox};
 use libc::{c_char, c_int, c_ulong, uid_t};
 
@@ -19,6 +20,14 @@ hooks! {
             sandbox::after_loss_of_root();
         }
         result
+    }
+
+    fn unshare(flags: c_int) -> c_int {
+        watch::without(|| real::unshare(flags))
+    }
+
+    fn setns(fd: c_int, kind: c_int) -> c_int {
+        watch::without(|| real::setns(fd, kind))
     }
 
     fn setuid(user: uid_t) -> c_int {
