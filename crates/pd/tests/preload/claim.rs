@@ -105,7 +105,7 @@ fn a_word_arrives_from_where_there_are_too_many_sockets_to_look_through() {
     }
 }
 
-/// What was sent before the peer has taken its end waits for no call of the sender's.
+/// A word that was sent before the peer has taken its end waits for no call of the sender's.
 #[test]
 fn a_word_arrives_whatever_its_sender_does_then() {
     const WAYS: [&str; 17] = [
