@@ -3,7 +3,7 @@
 //! long as it likes.
 use super::{any_pending, settling, LOOK_SELDOM_EVERY};
 use crate::call::aside;
-use crate::{closed, real, thread};
+use crate::{closed, real, table, thread};
 use libc::{c_char, c_int, c_void};
 use pd_client::core::may_be_in_handler;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -86,8 +86,11 @@ pub(crate) fn end() {
     }
 }
 
-/// Does `work`, which the kernel refuses to a process with further threads.
+/// Does `work`, which the kernel refuses to a process with further threads. A child of `vfork` has none of its parent's.
 pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
+    if table::is_borrowed() {
+        return work();
+    }
     let ended_before = ENDS.load(Ordering::SeqCst);
     aside(end);
     let done = work();
@@ -101,6 +104,7 @@ fn begin() {
         || IS_WATCHED.load(Ordering::Relaxed)
         || closed::is_closed()
         || may_be_in_handler()
+        || table::is_borrowed()
     {
         return;
     }
