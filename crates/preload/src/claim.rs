@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Time between looks of a wait for room, which ends by a look only.
 pub(crate) const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_micros(100);
-/// Time between looks of a thread that does nothing else.
-const LOOK_SELDOM_EVERY: Duration = Duration::from_millis(20);
 /// Most that is kept, and hence sent, before the peer is there; less if the kernel's socket has a smaller buffer.
 const KEPT_BYTES_MAX: usize = 96 << 10;
 /// A TCP receiver's first window, which takes bytes that nobody has read yet.

@@ -1,7 +1,7 @@
 //! A thread that settles connections whose program makes no call. It is there while the peer of a connection has still to take its end,
 //! bytes were sent, and the program sleeps where the library does not look, or has further threads, any of which may compute for as
 //! long as it likes.
-use super::{any_pending, settling, LOOK_SELDOM_EVERY};
+use super::{any_pending, settling};
 use crate::call::aside;
 use crate::{closed, real, table, thread};
 use libc::{c_char, c_int, c_void};
@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+/// Time between looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Looks without a connection in this state after which the thread ends.
 const IDLE_LOOKS: u32 = 25;
 
@@ -24,15 +26,21 @@ static THREAD: AtomicI32 = AtomicI32::new(0);
 /// The calling thread is about to sleep outside of the library, or on another connection.
 #[inline]
 pub(crate) fn before_sleep() {
-    if any_pending() && HAS_SENT.load(Ordering::Relaxed) {
+    if is_wanted() {
         begin();
     }
+}
+
+/// The thread has something to look for, and is not there.
+#[inline]
+fn is_wanted() -> bool {
+    any_pending() && HAS_SENT.load(Ordering::Relaxed) && !IS_WATCHED.load(Ordering::Relaxed)
 }
 
 /// [`before_sleep`] in a call that waits until `fd` is readable, if it has to wait.
 #[inline]
 pub(crate) fn before_read(fd: c_int) {
-    if any_pending() && HAS_SENT.load(Ordering::Relaxed) && sleeps(fd) {
+    if is_wanted() && sleeps(fd) {
         begin();
     }
 }
@@ -53,16 +61,17 @@ fn sleeps(fd: c_int) -> bool {
 /// Bytes were sent on a connection whose peer has still to take its end.
 pub(crate) fn has_sent() {
     HAS_SENT.store(true, Ordering::Relaxed);
-    if has_threads() {
+    if !IS_WATCHED.load(Ordering::Relaxed) && has_threads() {
         begin();
     }
 }
 
-/// A forked child has no thread but the one that forked.
+/// A forked child has no thread but the one that forked. Another one of its parent's may have been in [`without`].
 pub(crate) fn forget() {
     HAS_SENT.store(false, Ordering::Relaxed);
     IS_WATCHED.store(false, Ordering::Relaxed);
     THREAD.store(0, Ordering::Relaxed);
+    ENDS.store(closed::is_closed(), Ordering::Relaxed);
 }
 
 /// Returns whether the process has made threads. The C library says so.
@@ -75,8 +84,12 @@ fn has_threads() -> bool {
     !is_alone.is_null() && unsafe { is_alone.read_volatile() } == 0
 }
 
-/// No such thread begins any more, and the one that there is ends before this returns.
+/// No such thread begins any more, and the one that there is ends before this returns. A child of `vfork` has none, and leaves its
+/// parent's alone.
 pub(crate) fn end() {
+    if table::is_borrowed() {
+        return;
+    }
     ENDS.store(true, Ordering::SeqCst);
     // SAFETY: asks whether there is a thread.
     let is_there = |thread: c_int| unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 };
@@ -86,11 +99,8 @@ pub(crate) fn end() {
     }
 }
 
-/// Does `work`, which the kernel refuses to a process with further threads. A child of `vfork` has none of its parent's.
+/// Does `work`, which the kernel refuses to a process with further threads.
 pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
-    if table::is_borrowed() {
-        return work();
-    }
     let ended_before = ENDS.load(Ordering::SeqCst);
     aside(end);
     let done = work();
@@ -100,12 +110,7 @@ pub(crate) fn without<T>(work: impl FnOnce() -> T) -> T {
 
 #[cold]
 fn begin() {
-    if ENDS.load(Ordering::Relaxed)
-        || IS_WATCHED.load(Ordering::Relaxed)
-        || closed::is_closed()
-        || may_be_in_handler()
-        || table::is_borrowed()
-    {
+    if ENDS.load(Ordering::Relaxed) || closed::is_closed() || may_be_in_handler() || table::is_borrowed() {
         return;
     }
     if !IS_WATCHED.swap(true, Ordering::SeqCst) {
@@ -124,7 +129,7 @@ extern "C" fn watch(_: *mut c_void) -> *mut c_void {
     THREAD.store(unsafe { libc::gettid() }, Ordering::SeqCst);
     let mut idle = 0;
     loop {
-        sleep(LOOK_SELDOM_EVERY);
+        sleep(LOOK_EVERY);
         if ENDS.load(Ordering::SeqCst) {
             IS_WATCHED.store(false, Ordering::SeqCst);
             return std::ptr::null_mut();
