@@ -1,8 +1,11 @@
 //! Byte streams: received bytes equal sent bytes, with any sizes and speeds.
+use pd_abi::layout::{channel_status, socket_status, ENDED};
+use pd_abi::{Operation, Request, SocketId, Span};
 use pd_client::{Listener, ListenerOptions, SendBuffer, Shutdown, Stream};
-use pd_tests::{fill, verify, Random, TestDriver};
+use pd_tests::{fill, verify, Random, Raw, TestDriver};
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::{Once, OnceLock};
 use std::thread;
 use std::time::Duration;
@@ -357,5 +360,55 @@ fn idle_rings_go_back_and_come_again() {
         if round < 2 {
             thread::sleep(Duration::from_millis(1300));
         }
+    }
+}
+
+/// A sync brings what other clients had asked for before, whatever the driver does then: it sleeps, or looks at other channels.
+#[test]
+fn a_sync_brings_what_others_have_asked_for() {
+    for movers in [1, 2] {
+        let driver = TestDriver::with("cpu", |settings| settings.movers = movers);
+        let (mut sender, mut receiver) = (Raw::attach(&driver, 1), Raw::attach(&driver, 2));
+        let (listener, address) = receiver.listen(0, 64);
+        let (region, map) = sender.send_region(64 << 10);
+        let mut random = Random(5);
+        let mut syncs = 0;
+        for _ in 0..40 {
+            let from = sender.connect(0, address);
+            let to = receiver.accept(0, listener);
+            let mut sent = 0;
+            for _ in 0..random.below(6) {
+                if random.below(3) == 0 {
+                    // The driver may have fallen asleep.
+                    thread::sleep(Duration::from_micros(random.below(3000)));
+                }
+                let len = 1 + random.below(4000);
+                map.store_u64(0, sent, Ordering::Relaxed);
+                sender.post(0, &Request::send(from, Span { region: region.id as u16, offset: 0, len }));
+                sent += len;
+                syncs += 1;
+                sync(&mut receiver, to, syncs);
+                assert_eq!(receiver.socket_status(to, socket_status::RECV_PRODUCER), sent, "{movers} movers");
+            }
+            sender.post(0, &Request::new(Operation::Close, from, 0));
+            syncs += 1;
+            sync(&mut receiver, to, syncs);
+            let end = |word| receiver.status.load_u32(Raw::socket_word(to, word), Ordering::Acquire);
+            assert_eq!(
+                [end(socket_status::RECV_END), end(socket_status::SEND_END)],
+                [ENDED; 2],
+                "{movers} movers"
+            );
+            receiver.post(0, &Request::new(Operation::Close, to, 0));
+        }
+    }
+}
+
+/// Waits for a sync of this number.
+fn sync(raw: &mut Raw, socket: SocketId, number: u64) {
+    raw.post(1, &Request::new(Operation::Sync, socket, 0).with_numbers(number, 0));
+    let synced = Raw::channel_word(1, channel_status::SYNCED);
+    while raw.status.load_u64(synced, Ordering::Acquire) < number {
+        thread::yield_now();
     }
 }

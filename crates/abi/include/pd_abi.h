@@ -9,7 +9,7 @@
 
 /* Version. */
 /* Version of everything in this crate. A driver refuses a client of another version. */
-#define PD_ABI_VERSION 18ull
+#define PD_ABI_VERSION 19ull
 /* First word of the status region and of every Frame: "PipeDev1", little endian. */
 #define PD_ABI_MAGIC 3564147499544373584ull
 
@@ -238,6 +238,8 @@
 #define PD_ABI_OP_SEND_FILE 17ull
 /* Of a twin: the connection goes on in the kernel. The socket sends nothing more: its peer's receiving ends with ELSEWHERE after what was sent, and its peer's sending at once. Answered, as a number, with the position in the stream up to which the driver delivers what the peer has sent before it could know, and PEER_LEFT, PEER_UNMARKED, LEFT_BEFORE and UNMARKED. value is a sum of STEP_ASIDE_BY_CHOICE and STEP_ASIDE_UNMARKED, or STEP_ASIDE_CLAIM_MARK. */
 #define PD_ABI_OP_STEP_ASIDE 18ull
+/* Numbers: one that the client chooses. The channel's synced tells it when the driver has taken what other clients' threads had put into their request rings before, and has brought as much of it as there is room for. Of a twin whose peer's process has ended, the driver looks whether another one holds the kernel's socket there. Needs no socket. Unanswered. */
+#define PD_ABI_OP_SYNC 19ull
 
 /* Socket options. */
 /* Bytes of the send ring: the most that may be sent and not yet delivered. */
@@ -318,7 +320,7 @@
 #define PD_ABI_TWIN_LISTEN 1ull
 /* A twin, which can send at once, for this socket, which is bound and about to be connected. ECONNREFUSED if no process said Listen there. EREMOTE if the peer's address is a map's: the kernel has no way to it, and Operation::Connect of a socket without one of the kernel's reaches it. */
 #define PD_ABI_TWIN_CONNECT 2ull
-/* The twin of this accepted socket. ENOENT if the peer has made none. */
+/* The twin of this accepted socket. ENOENT if the peer has made none. With the bytes of its rings comes, as a second number, the connecting end if it is the client's own. */
 #define PD_ABI_TWIN_CLAIM 3ull
 /* The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that were not read. ENOENT if there is none, EREMCHG if the connection has gone on in the kernel. With the bytes of its rings comes TAKEN_ASIDE if it is about to. */
 #define PD_ABI_TWIN_TAKE 4ull
@@ -488,6 +490,8 @@
 #define PD_ABI_CHANNEL_CONTROL_EVENT_WAKE_AT 72ull
 /* u32: Not 0: also write the wake pipe when event_wake_at is reached. */
 #define PD_ABI_CHANNEL_CONTROL_PIPE_WANTED 80ull
+/* u64: Ring sync_doorbell when synced reaches this. */
+#define PD_ABI_CHANNEL_CONTROL_SYNC_WAKE_AT 88ull
 /* [Request; REQUEST_RING_ENTRIES]: The entries. */
 #define PD_ABI_CHANNEL_CONTROL_REQUESTS 256ull
 
@@ -502,6 +506,10 @@
 #define PD_ABI_CHANNEL_STATUS_EVENT_DOORBELL 136ull
 /* u32: Not 0: events wait for room; write the doorbell after reading some. */
 #define PD_ABI_CHANNEL_STATUS_EVENTS_WAITING 140ull
+/* u64: The largest number of a Operation::Sync that was carried out. */
+#define PD_ABI_CHANNEL_STATUS_SYNCED 144ull
+/* u32: Futex: incremented with each wake-up. */
+#define PD_ABI_CHANNEL_STATUS_SYNC_DOORBELL 152ull
 /* [Event; EVENT_RING_ENTRIES]: The entries. */
 #define PD_ABI_CHANNEL_STATUS_EVENTS 256ull
 
@@ -702,7 +710,7 @@ struct pd_abi_event {
     uint32_t tag;
     /* Answer: 0, or an errno. */
     uint32_t error;
-    /* Of the address, or a number in its first eight bytes, little endian. */
+    /* Of the address, or two numbers, little endian. */
     uint8_t payload[16];
 };
 _Static_assert(sizeof(struct pd_abi_event) == 32, "event has 32 bytes");

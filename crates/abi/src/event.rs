@@ -17,7 +17,7 @@ entry! {
         tag: u32,
         /// `Answer`: 0, or an errno.
         errno: u32,
-        /// Of the address, or a number in its first eight bytes, little endian.
+        /// Of the address, or two numbers, little endian.
         payload: [u8; 16],
     }
 }
@@ -54,6 +54,13 @@ impl Event {
         self
     }
 
+    /// The event with a second number.
+    #[must_use]
+    pub fn with_second(mut self, number: u64) -> Self {
+        self.payload[8..].copy_from_slice(&number.to_le_bytes());
+        self
+    }
+
     /// The address.
     pub fn address(&self) -> Address {
         Address { family: self.family, port: self.port, bytes: self.payload }
@@ -62,6 +69,12 @@ impl Event {
     /// The number.
     pub fn number(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.payload;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The second number.
+    pub fn second(&self) -> u64 {
+        let [.., a, b, c, d, e, f, g, h] = self.payload;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }

@@ -64,6 +64,8 @@ words! {
         EVENT_WAKE_AT: u64 = 72;
         /// Not 0: also write the wake pipe when `event_wake_at` is reached.
         PIPE_WANTED: u32 = 80;
+        /// Ring `sync_doorbell` when `synced` reaches this.
+        SYNC_WAKE_AT: u64 = 88;
         /// The entries.
         REQUESTS: [Request; REQUEST_RING_ENTRIES as usize] = 256;
     }
@@ -83,6 +85,10 @@ words! {
         EVENT_DOORBELL: u32 = 136;
         /// Not 0: events wait for room; write the doorbell after reading some.
         EVENTS_WAITING: u32 = 140;
+        /// The largest number of a [`crate::Operation::Sync`] that was carried out.
+        SYNCED: u64 = 144;
+        /// Futex: incremented with each wake-up.
+        SYNC_DOORBELL: u32 = 152;
         /// The entries.
         EVENTS: [Event; EVENT_RING_ENTRIES as usize] = 256;
     }

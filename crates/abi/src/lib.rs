@@ -64,7 +64,7 @@ pub use twin::{twin_request, TwinOperation, TwinRequest, TWIN_REQUEST_BYTES};
 declare::constants! {
     IDENTITY:
     /// Version of everything in this crate. A driver refuses a client of another version.
-    VERSION: u32 = 18;
+    VERSION: u32 = 19;
     /// First word of the status region and of every [`Frame`]: "PipeDev1", little endian.
     MAGIC: u64 = u64::from_le_bytes(*b"PipeDev1");
 }

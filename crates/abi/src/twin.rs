@@ -33,7 +33,8 @@ kinds! {
         /// `ECONNREFUSED` if no process said `Listen` there. `EREMOTE` if the peer's address is a map's: the kernel has no way to
         /// it, and [`Operation::Connect`](crate::Operation) of a socket without one of the kernel's reaches it.
         Connect = 2,
-        /// The twin of this accepted socket. `ENOENT` if the peer has made none.
+        /// The twin of this accepted socket. `ENOENT` if the peer has made none. With the bytes of its rings comes, as a second number, the
+        /// connecting end if it is the client's own.
         Claim = 3,
         /// The twin of this connected socket, which another process uses or used: it becomes the client's, with the bytes that
         /// were not read. `ENOENT` if there is none, `EREMCHG` if the connection has gone on in the kernel. With the bytes of its

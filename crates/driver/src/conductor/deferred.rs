@@ -214,6 +214,9 @@ impl Conductor {
         permit: Option<Permit>,
     ) {
         let lane = Lane::Channel(id, channel);
+        if request.operation == Operation::Sync as u8 {
+            return self.sync(id, channel, request, permit);
+        }
         if !self.deferred.holds(lane) && self.unread_for(id, request, self.clock.now()).is_empty() {
             return self.control(id, channel, request);
         }

@@ -30,6 +30,7 @@ mod selectors;
 mod services;
 mod sidecars;
 mod sockets;
+mod syncs;
 mod table;
 mod takeover;
 mod tenancy;
@@ -120,6 +121,7 @@ pub struct Conductor {
     deferred: Deferred,
     review: review::Review,
     listings: listing::Listings,
+    syncs: syncs::Syncs,
     /// The kernel's half of the policy.
     gate: gate::Teller,
     /// The agent of pipes.
@@ -240,6 +242,7 @@ impl Conductor {
             deferred: Deferred::default(),
             review: review::Review::default(),
             listings: listing::Listings::default(),
+            syncs: syncs::Syncs::default(),
             serial: 0,
             epoll,
             messages: VecDeque::new(),
@@ -360,6 +363,7 @@ impl Conductor {
             ToConductor::Control { client, channel, ref request, ref mut permit } => {
                 self.take_request(client, channel, request, permit.take())
             }
+            ToConductor::RoundMade { sync } => self.round_made(sync),
             ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),

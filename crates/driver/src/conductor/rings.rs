@@ -133,6 +133,7 @@ impl Conductor {
             return self.note_denied(payer, id);
         }
         self.waiting.pop(id);
+        self.resume_syncs(id);
         if self.waiting.first(id).is_some() {
             self.waiting.due.push(payer, id);
         }
@@ -149,6 +150,12 @@ impl Conductor {
             self.movers.send(mover, ToMover::Ring { flow, ring: Some(Ring { wished, ..ring }) });
         }
         true
+    }
+
+    /// Tells whether a flow waits for a region that is being made for its receiver.
+    pub(super) fn awaits_region(&self, id: ClientId, flow: FlowId) -> bool {
+        self.waiting.asked.contains_key(&flow)
+            && self.client(id).is_some_and(|client| client.growth.is_making())
     }
 
     /// Has the first flow of a client tried again when there may be memory, unless a region is being made for it.

@@ -73,13 +73,14 @@ impl Conductor {
                 return;
             }
             Operation::Broken => return self.break_direct(id, socket),
-            // The mover carries these out.
+            // The mover carries these out, and what waits for no address.
             Operation::Send
             | Operation::SendFile
             | Operation::OpenFile
             | Operation::Space
             | Operation::Nudge
-            | Operation::Left => return,
+            | Operation::Left
+            | Operation::Sync => return,
             // The client may not have learned of it when it asked.
             _ if is_taken => Err(Errno::STALE),
             _ if !is_open => Err(Errno::BADF),

@@ -490,6 +490,9 @@ impl Conductor {
         let (there, back) = (index.flow(Side::Connecting), index.flow(Side::Accepting));
         let send_ring_bytes = self.settings.ring_bytes_default;
         let other = first.and_then(|(client, slot)| self.endpoint(client, slot));
+        // A client with both ends is told so.
+        let own = other.as_ref().filter(|other| other.client == id);
+        let own_peer = own.map_or(0, |own| own.slot.socket(own.generation).0);
         let other = other.unwrap_or_else(|| self.twins.nobody(movers[0]));
         if other.client != ClientId::NOBODY {
             // Published before either of the two sides can learn more.
@@ -516,7 +519,7 @@ impl Conductor {
         } else {
             self.place(index);
         }
-        Ok(done(slot.socket(generation)).with_number(send_ring_bytes))
+        Ok(done(slot.socket(generation)).with_number(send_ring_bytes).with_second(own_peer.into()))
     }
 
     /// Tells the receiving socket's mover which flow delivers to it.

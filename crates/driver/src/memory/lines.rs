@@ -14,6 +14,7 @@ use pd_shm::memfd::{self, Pages};
 use pd_shm::ring::{Consumer, Producer, SharedCells};
 use pd_shm::ringer::{Ringer, RungCells};
 use pd_shm::shelf::{self, Shelf};
+use pd_shm::wait::Waker;
 use pd_shm::{Own, Region, Theirs};
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
@@ -329,6 +330,19 @@ impl ClientMemory {
             doorbell: (&self.status, at + channel_status::EVENT_DOORBELL),
             ringer: self.ringer.as_ref(),
         }
+    }
+
+    /// Tells a client that its sync of this number is done, and wakes it if it waits for that.
+    pub fn say_synced(&self, channel: usize, number: u64) {
+        let at = channel_offset(channel);
+        let synced = self.status.load_u64(at + channel_status::SYNCED, Relaxed).max(number);
+        self.status.store_u64(at + channel_status::SYNCED, synced, Release);
+        let cells = WaitCells {
+            wake_at: (&self.control, at + channel_control::SYNC_WAKE_AT),
+            doorbell: (&self.status, at + channel_status::SYNC_DOORBELL),
+            ringer: self.ringer.as_ref(),
+        };
+        Waker::default().wake(&cells, synced);
     }
 
     /// Tells whether the channel's wake pipe has to be written as well.

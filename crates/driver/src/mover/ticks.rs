@@ -31,6 +31,11 @@ impl Ticks {
         (self.next, self.wanted) = (now + pause, false);
     }
 
+    /// Makes a look at the doorbells due.
+    pub fn poll_soon(&mut self) {
+        self.next_poll = Duration::ZERO;
+    }
+
     /// Tells whether it is time to look at the doorbells.
     #[inline]
     pub fn is_poll_due(&self, now: Duration) -> bool {
@@ -61,5 +66,7 @@ mod tests {
         assert!(ticks.is_poll_due(ms(0)));
         ticks.polled(ms(3));
         assert_eq!((ticks.is_poll_due(ms(3)), ticks.is_poll_due(ms(4))), (false, true));
+        ticks.poll_soon();
+        assert!(ticks.is_poll_due(ms(3)));
     }
 }

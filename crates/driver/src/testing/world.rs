@@ -225,7 +225,9 @@ impl World {
         for item in news {
             match item {
                 ToConductor::Control { client, channel, request, .. } => {
-                    if Operation::from_raw(request.operation) != Some(Operation::Close) {
+                    if request.operation == Operation::Sync as u8 {
+                        self.inbox.send(ToMover::Round { sync: 0 });
+                    } else if request.operation != Operation::Close as u8 {
                         let event = Event::answer(SocketId(request.socket), request.tag, 0);
                         self.inbox.send(ToMover::Post { client, channel, event });
                     }
@@ -265,7 +267,8 @@ impl World {
                 | ToConductor::Released { .. }
                 | ToConductor::Drained { .. }
                 | ToConductor::Gone { .. }
-                | ToConductor::BrokeRing { .. } => {}
+                | ToConductor::BrokeRing { .. }
+                | ToConductor::RoundMade { .. } => {}
                 ToConductor::Apply { .. }
                 | ToConductor::Staged { .. }
                 | ToConductor::KernelCounted

@@ -114,20 +114,33 @@ impl Conductor {
         let now = self.clock.now();
         let mut has_ended = false;
         for _ in 0..LOOKS_MAX {
-            let Some((index, side)) = self.twins.parked.take_due(now) else { break };
-            if self.is_held(index, side) {
-                continue;
-            }
-            has_ended = true;
-            let resets = self.twins.parked.remove((index, side));
-            if self.connection(index).is_some() {
-                // Bytes that the last owner sent may not be delivered yet.
-                self.end_side(index, side, Ending::Died { deadline: now + GRACE, resets });
-            }
+            let Some(place) = self.twins.parked.take_due(now) else { break };
+            has_ended |= self.end_unless_held(place, now);
         }
         if has_ended {
             self.drop_diags();
         }
+    }
+
+    /// Looks at once whether a side has a holder, if the side is parked: a client has learned that it has none.
+    pub(in crate::conductor) fn look_now(&mut self, place: (ConnectionId, Side)) {
+        let now = self.clock.now();
+        if self.twins.parked.sides.contains_key(&place) && self.end_unless_held(place, now) {
+            self.drop_diags();
+        }
+    }
+
+    /// Ends a parked side whose socket has no holder any more. Returns whether that was so.
+    fn end_unless_held(&mut self, (index, side): (ConnectionId, Side), now: Duration) -> bool {
+        if self.is_held(index, side) {
+            return false;
+        }
+        let resets = self.twins.parked.remove((index, side));
+        if self.connection(index).is_some() {
+            // Bytes that the last owner sent may not be delivered yet.
+            self.end_side(index, side, Ending::Died { deadline: now + GRACE, resets });
+        }
+        true
     }
 
     /// Tells whether a process holds the kernel's socket of a side, or may still accept an unclaimed one.
