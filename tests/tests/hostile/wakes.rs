@@ -115,8 +115,16 @@ fn an_attach_socket_with_a_million_watchers() {
     let mut line = String::new();
     BufReader::new(attacker.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("watched"), "{line}");
-    // The attacker has used up what it had.
-    std::thread::sleep(Duration::from_secs(2));
+    // The attacker has used up what it had. What an answer to it costs is the machine's: a few have their time in each piece.
+    let mut pieces: Vec<_> = (0..9)
+        .map(|_| {
+            let before = processor_time("pd-door");
+            std::thread::sleep(Duration::from_millis(250));
+            processor_time("pd-door") - before
+        })
+        .collect();
+    pieces.sort_unstable();
+    let answer = pieces[pieces.len() / 2].max(Duration::from_millis(20));
     let before = processor_time("pd-door");
     (0..20).for_each(|_| drop(Raw::attach(&scene.driver, 1)));
     let took = processor_time("pd-door") - before;
@@ -124,6 +132,7 @@ fn an_attach_socket_with_a_million_watchers() {
     attacker.kill().unwrap();
     attacker.wait().unwrap();
     drop(attacker);
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    // Attaching takes several turns of the door. With an answer in each these would be many more.
+    assert!(took < 30 * answer, "{took:?}, an answer {answer:?}");
     scene.end();
 }
