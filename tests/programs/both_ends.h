@@ -7,20 +7,32 @@
 #include <stdbool.h>
 #include <sys/un.h>
 
-// Connects over AF_UNIX, by the file `path`, or TCP. `ends`: the one that connected, and the one that was accepted. If the pair `greets`, each end
-// sends a few bytes and receives them.
-static void connected(const char *path, bool is_unix, bool greets, int ends[2]) {
+// A listener over AF_UNIX, by the file `path`, or TCP. `at` and `len`: its address.
+static int listens_at(const char *path, bool is_unix, struct sockaddr_storage *at, socklen_t *len) {
     struct sockaddr_un file = {.sun_family = AF_UNIX};
     struct sockaddr_in tcp = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     strncpy(file.sun_path, path, sizeof file.sun_path - 1);
-    struct sockaddr *address = is_unix ? (void *)&file : (void *)&tcp;
-    socklen_t len = is_unix ? sizeof file : sizeof tcp;
-    int listener = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
+    *len = is_unix ? sizeof file : sizeof tcp;
+    memcpy(at, is_unix ? (void *)&file : (void *)&tcp, *len);
+    int fd = checked("socket", socket(at->ss_family, SOCK_STREAM, 0));
     unlink(path);
-    if (bind(listener, address, len) || listen(listener, 4)) die("listen");
-    getsockname(listener, address, &len);
-    ends[0] = checked("socket", socket(address->sa_family, SOCK_STREAM, 0));
-    checked("connect", connect(ends[0], address, len));
+    if (bind(fd, (void *)at, *len) || listen(fd, 4)) die("listen");
+    getsockname(fd, (void *)at, len);
+    return fd;
+}
+
+static int connects_to(const struct sockaddr_storage *at, socklen_t len) {
+    int fd = checked("socket", socket(at->ss_family, SOCK_STREAM, 0));
+    checked("connect", connect(fd, (void *)at, len));
+    return fd;
+}
+
+// Connects. `ends`: the one that connected, and the one that was accepted. If the pair `greets`, each end sends a few bytes and receives them.
+static inline void connected(const char *path, bool is_unix, bool greets, int ends[2]) {
+    struct sockaddr_storage at;
+    socklen_t len;
+    int listener = listens_at(path, is_unix, &at, &len);
+    ends[0] = connects_to(&at, len);
     ends[1] = checked("accept", accept(listener, NULL, NULL));
     close(listener);
     char bytes[2];

@@ -49,6 +49,8 @@ impl Socket {
             // A driver that has gone has closed everything already.
             let _ = link.submit(Request { value, ..link.request(Operation::Close) });
         }
+        self.forget_made(link.id, lock(&self.control).local);
+        self.tell_pair();
         let sleeping = {
             let mut side = self.recv.lock();
             side.forget_ring();

@@ -1,5 +1,6 @@
 //! Control calls: bind, listen, connect, shutdown, options, addresses. Each is one request and one
 //! answer on the calling thread's channel (or the socket's, where order with sends matters).
+use crate::catch_up::{note_made, Made};
 use crate::error::{check, not_connected, Error, Result};
 use crate::link::Link;
 use crate::path::Path;
@@ -337,6 +338,9 @@ impl Socket {
         self.set_link(&mut control, link);
         self.send.lock().connected = true;
         self.recv.lock().connected = true;
+        if let Some(local) = control.local.filter(|_| control.beside_kernel) {
+            note_made(Made::At(local), self);
+        }
         drop(control);
         self.watch.notify();
         Ok(())

@@ -30,6 +30,7 @@
 mod api;
 mod arena;
 mod attachment;
+mod catch_up;
 mod channel;
 mod close;
 mod control;
@@ -78,6 +79,7 @@ pub use setting::SOCKET_PATH_DEFAULT;
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::free;
+    pub use crate::catch_up::{has_pairs, sleeps_for_driver, spend, Occasion};
     pub use crate::control::{Departure, Left};
     pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;

@@ -1,4 +1,5 @@
 //! Accepting, and listening on through a restart of the driver.
+use crate::catch_up::{join, Made};
 use crate::error::{check, would_block, Error, Result};
 use crate::link::Link;
 use crate::process;
@@ -150,7 +151,10 @@ impl Socket {
             ..listener.for_accepted()
         };
         drop(listener);
-        Socket::assemble(control, true)
+        let made = control.peer.filter(|_| control.beside_kernel).map(Made::At);
+        let socket = Socket::assemble(control, true);
+        made.into_iter().for_each(|made| join(&socket, made));
+        socket
     }
 
     /// Attaches and listens again if the driver has gone; tries at most every 250 ms. Says whether

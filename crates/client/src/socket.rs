@@ -15,7 +15,7 @@ use pd_abi::Address;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// A socket. Closed by [`Socket::close`], never by dropping it.
@@ -55,6 +55,10 @@ pub struct Socket {
     came_back: AtomicU8,
     /// See [`Socket::set_close_resets`].
     close_resets: AtomicBool,
+    /// The other end of the connection, if this process has that, too.
+    pub(crate) pair: OnceLock<Weak<Socket>>,
+    /// See [`Socket::has_news_of_pair`].
+    pub(crate) pair_has_acted: AtomicBool,
 }
 
 /// A connection that the driver has handed over and nobody has accepted yet.
@@ -187,6 +191,8 @@ impl Socket {
             accepts: AtomicU32::new(0),
             came_back: AtomicU8::new(NOT_BACK),
             close_resets: AtomicBool::new(false),
+            pair: OnceLock::new(),
+            pair_has_acted: AtomicBool::new(false),
         }
     }
 

@@ -6,6 +6,7 @@
 //! holds the same socket (after `fork`, `exec`, or by a message) [`take`]s its twin before use.
 //! Close the kernel's socket first, then the twin: while another process holds the former, the twin's end lives on.
 use crate::attachment::Attachment;
+use crate::catch_up::{join, note_made, Made};
 use crate::error::{check, Error, Result};
 use crate::link::Link;
 use crate::process;
@@ -208,6 +209,11 @@ fn twin_of(
         kernel_options: Vec::new(),
     };
     let socket = Socket::assemble(control, true);
+    match operation {
+        TwinOperation::Connect => note_made(Made::Twin(SocketId(answer.socket)), &socket),
+        TwinOperation::Claim => join(&socket, Made::Twin(SocketId(answer.second() as u32))),
+        _ => {}
+    }
     socket.expect_moves();
     for flag in [&socket.taken, &socket.inherits] {
         flag.store(operation == TwinOperation::Take, Ordering::Relaxed);

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 #[path = "preload/aside.rs"]
 mod aside;
+#[path = "preload/at_once.rs"]
+mod at_once;
 #[path = "preload/calls.rs"]
 mod calls;
 #[path = "preload/claim.rs"]

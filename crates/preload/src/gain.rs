@@ -7,7 +7,7 @@
 //!   the bytes.
 use crate::call::lock;
 use libc::c_long;
-use pd_client::core::Socket;
+use pd_client::core::{sleeps_for_driver, Socket};
 use pd_client::Path;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -36,6 +36,8 @@ struct Look {
     thread: libc::pid_t,
     /// Sleeps of the thread since it began.
     sleeps: c_long,
+    /// Sleeps of the process until the driver had caught up. They are not the program's.
+    for_driver: u32,
     /// Bytes of the connection, both ways.
     bytes: u64,
     poor: u32,
@@ -54,12 +56,13 @@ impl Look {
         };
         // SAFETY: only asks.
         let thread = unsafe { libc::gettid() };
-        Some(Self { thread, sleeps: usage.ru_nvcsw, bytes, poor: 0 })
+        Some(Self { thread, sleeps: usage.ru_nvcsw, for_driver: sleeps_for_driver(), bytes, poor: 0 })
     }
 
     /// Poor looks in a row, up to this one.
     fn after(self, last: Self) -> u32 {
-        let slept = self.sleeps - last.sleeps >= c_long::from(CALLS / 2);
+        let for_driver = c_long::from(self.for_driver.wrapping_sub(last.for_driver));
+        let slept = self.sleeps - last.sleeps - for_driver >= c_long::from(CALLS / 2);
         let small = self.bytes.saturating_sub(last.bytes) < u64::from(CALLS) * SMALL_BYTES;
         if self.thread == last.thread && slept && small {
             last.poor.saturating_add(1)

@@ -48,6 +48,7 @@ mod fallback_cache;
 mod file_lock;
 mod gain;
 mod heap;
+mod hearsay;
 mod held;
 mod hooks;
 mod image;

@@ -1,6 +1,7 @@
 //! The fabric end of one connection, and calls on it as BSD sockets have them: they wait or not, come
 //! back from signals, and send what they are given. Here is what is known of it; the calls are in the files of this room.
 mod departing;
+mod hearing;
 mod pieces;
 mod receiving;
 mod returning;
@@ -14,6 +15,7 @@ use crate::call::lock;
 use crate::claim::{self, PendingClaim};
 use crate::fallback_cache::{self, Place};
 use crate::gain::Gain;
+use crate::hearsay::Heard;
 use crate::pipe::Lender;
 use crate::shared::Slot;
 use crate::short::names::Names;
@@ -88,6 +90,9 @@ pub(crate) struct Twin {
     turns: AtomicU32,
     /// The moves were too many.
     turns_too_often: AtomicBool,
+    /// The last receive has found something.
+    pub(crate) has_found: AtomicBool,
+    pub(crate) heard: Heard,
     /// Received bytes that are lent to a pipe.
     pub(crate) lender: Arc<Lender>,
 }
@@ -174,6 +179,8 @@ impl Twin {
             marked: AtomicBool::new(false),
             turns: AtomicU32::new(0),
             turns_too_often: AtomicBool::new(false),
+            has_found: AtomicBool::new(false),
+            heard: Heard::default(),
             lender: Arc::default(),
         }
     }
@@ -231,6 +238,8 @@ impl Twin {
             marked: flag(&self.marked),
             turns: AtomicU32::new(0),
             turns_too_often: AtomicBool::new(false),
+            has_found: AtomicBool::new(false),
+            heard: Heard::default(),
             lender: Arc::default(),
         }
     }

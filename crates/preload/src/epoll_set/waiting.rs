@@ -11,7 +11,7 @@ use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
 use crate::{claim, real, spin, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, ASIDE, SET_BYTES};
+use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, Occasion, ASIDE, SET_BYTES};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,6 +21,9 @@ const KERNEL_EVERY: u32 = 8;
 
 /// One look of a spin in so many is at the kernel's members, too: it takes a system call, and a look at the fabric takes a few loads.
 const SPIN_KERNEL_EVERY: u32 = 16;
+
+/// Most members of which a wait that finds nothing asks whether their other ends are this process's.
+const CATCHING_UP_MAX: usize = 64;
 
 /// The program's array of events.
 struct Events<'a> {
@@ -158,6 +161,12 @@ impl EpollSet {
                 events.push((libc::EPOLLIN as u32) | (wanted & libc::EPOLLOUT as u32), data);
             }
         }
+    }
+
+    /// Has the driver bring what peers have done before, for a wait that only looks. Returns whether another look may find more.
+    fn catch_up(&self) -> bool {
+        let members: Vec<_> = lock(&self.members).values().take(CATCHING_UP_MAX).cloned().collect();
+        members.iter().any(|it| it.twin().is_some_and(|twin| twin.hear(it) || twin.catch_up(Occasion::Rare)))
     }
 
     /// Looks at the fabric for a while, and at times at the kernel's members. Returns whether either had something.
@@ -314,7 +323,7 @@ fn wait_for(
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), set.token);
     let in_kernel = |events: &mut Events<'_>| events.wait(own, zero, mask);
-    let mut all_is_left = true;
+    let (mut all_is_left, mut caught_up) = (true, false);
     loop {
         if claim::any_pending() {
             settling::look();
@@ -333,6 +342,9 @@ fn wait_for(
             in_kernel(&mut events)?;
         }
         set.look(&mut events, in_kernel)?;
+        if events.len == 0 && timeout == zero && !std::mem::replace(&mut caught_up, true) && set.catch_up() {
+            continue;
+        }
         if events.len > 0 || timeout == zero {
             return Ok(events.len as c_int);
         }

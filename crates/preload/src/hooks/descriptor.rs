@@ -12,7 +12,7 @@ use crate::short::passing;
 use crate::twin::Twin;
 use crate::{held, inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
-use pd_client::core::KernelReason;
+use pd_client::core::{KernelReason, Occasion};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,9 @@ unsafe fn unread(
 ) -> Outcome<c_int> {
     if twin.with_present(entry, |_| Ok(())).is_ok() {
         twin.await_inherited();
+        if twin.with_present(entry, |end| Ok(end.received() == 0)) == Ok(true) {
+            let _ = twin.hear(entry) || twin.catch_up(Occasion::Rare);
+        }
     }
     let begun = receiving::has_begun(twin);
     if begun {

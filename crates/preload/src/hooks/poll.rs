@@ -14,7 +14,7 @@ use crate::sleep::{kernel_poll, sleep_on};
 use crate::twin::{Stands, Twin};
 use crate::{claim, lookup, reach, real, table};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use pd_client::core::{sleep_for, KernelReason, Socket, ASIDE, SET_BYTES};
+use pd_client::core::{sleep_for, KernelReason, Occasion, Socket, ASIDE, SET_BYTES};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -210,6 +210,25 @@ impl Member {
         Some((ready & (self.asked | (libc::POLLERR | libc::POLLHUP) as u32)) as i16)
     }
 
+    /// Tells whether it is asked for bytes, an end or room that it has not.
+    fn misses(&self, revents: i16) -> bool {
+        const ENDS: i16 = libc::POLLIN | libc::POLLERR | libc::POLLHUP;
+        let asked_in =
+            self.asked & (libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP) as u32 != 0 || self.asked == 0;
+        let asked_out = self.wanted & libc::POLLOUT as u32 != 0;
+        revents & ENDS == 0 && (asked_in || asked_out && revents & libc::POLLOUT == 0)
+    }
+
+    /// Looks whether its peer has gone, if the program may have learned that. Returns whether another look may find more.
+    fn hears(&self) -> bool {
+        self.file.twin().is_some_and(|twin| twin.hear(&self.file))
+    }
+
+    /// Has the driver bring what the peer has done before. Returns whether another look may find more.
+    fn catch_up(&self, occasion: Occasion) -> bool {
+        self.file.twin().is_some_and(|twin| twin.catch_up(occasion))
+    }
+
     /// Of what the kernel says of it: what is the program's.
     fn of_kernel(&self, kernel: &mut pollfd) {
         if let Some(twin) = self.file.twin().filter(|_| kernel.fd >= 0 && kernel.revents != 0) {
@@ -304,6 +323,7 @@ fn wait(
 ) -> Outcome<c_int> {
     let zero = Some(Duration::ZERO);
     let until = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut caught_up = false;
     loop {
         if claim::any_pending() {
             settling::look();
@@ -325,6 +345,13 @@ fn wait(
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let only_looking = found || timeout == zero || left == zero;
+        if only_looking && !std::mem::replace(&mut caught_up, true) {
+            let occasion = if found { Occasion::Frequent } else { Occasion::Rare };
+            let asks = |it: &Member| it.hears() || it.misses(fds[it.place].revents) && it.catch_up(occasion);
+            if members.iter().any(asks) {
+                continue;
+            }
+        }
         if kernel.iter().any(|poll| poll.fd >= 0) {
             kernel_poll(kernel, zero, std::ptr::null())?;
             members.iter().for_each(|member| member.of_kernel(&mut kernel[member.place]));

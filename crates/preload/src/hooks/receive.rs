@@ -5,7 +5,7 @@ use crate::call::{Failure, Outcome};
 use crate::claim::watch;
 use crate::counts::Moves;
 use crate::held::Held;
-use crate::{inherited, reach, real, table, unix};
+use crate::{hearsay, inherited, reach, real, table, unix};
 use libc::{c_int, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ hooks! {
         // Reading nothing is no call on a socket.
         if table::look(fd) == table::PLAIN || len == 0 {
             watch::before_read(fd);
-            return real::read(fd, buffer, len);
+            return hearsay::told(real::read(fd, buffer, len));
         }
         moving(fd, Moves::Receives, |held| receive(held, buffer, len, 0), |fd| real::read(fd, buffer, len))
     }
@@ -30,7 +30,7 @@ hooks! {
     fn readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             watch::before_read(fd);
-            return real::readv(fd, pieces, count);
+            return hearsay::told(real::readv(fd, pieces, count));
         }
         moving(fd, Moves::Receives, |held| read_pieces(held, pieces, count as usize, 0), |fd| real::readv(fd, pieces, count))
     }
@@ -62,7 +62,7 @@ hooks! {
     fn recv(fd: c_int, buffer: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             watch::before_read(fd);
-            return real::recv(fd, buffer, len, flags);
+            return hearsay::told(real::recv(fd, buffer, len, flags));
         }
         moving(fd, Moves::receives(flags), |held| receive(held, buffer, len, flags), |fd| real::recv(fd, buffer, len, flags))
     }
@@ -80,7 +80,7 @@ hooks! {
     ) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             watch::before_read(fd);
-            return real::recvfrom(fd, buffer, len, flags, address, address_len);
+            return hearsay::told(real::recvfrom(fd, buffer, len, flags, address, address_len));
         }
         moving(
             fd,
@@ -110,7 +110,7 @@ hooks! {
     fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
         if table::look(fd) == table::PLAIN {
             watch::before_read(fd);
-            return plain_message(fd, message, flags);
+            return hearsay::told(plain_message(fd, message, flags));
         }
         moving(
             fd,
@@ -129,7 +129,7 @@ hooks! {
             received
         };
         if table::look(fd) == table::PLAIN {
-            return plain(fd);
+            return hearsay::told(plain(fd));
         }
         let goes_on = Cell::new(false);
         let received = moving_as(

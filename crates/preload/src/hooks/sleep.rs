@@ -1,7 +1,7 @@
 //! Sleeps that are no business of the library's, but for connections that it has to settle meanwhile.
 use super::hooks;
 use crate::claim::watch;
-use crate::real;
+use crate::{hearsay, real};
 use libc::{
     c_int, c_uint, c_void, clockid_t, id_t, idtype_t, pid_t, siginfo_t, sigset_t, timespec, useconds_t,
 };
@@ -46,41 +46,41 @@ hooks! {
 
     fn sigwait(set: *const sigset_t, signal: *mut c_int) -> c_int {
         watch::before_sleep();
-        real::sigwait(set, signal)
+        hearsay::told(real::sigwait(set, signal))
     }
 
     fn sigwaitinfo(set: *const sigset_t, information: *mut siginfo_t) -> c_int {
         watch::before_sleep();
-        real::sigwaitinfo(set, information)
+        hearsay::told(real::sigwaitinfo(set, information))
     }
 
     fn sigtimedwait(set: *const sigset_t, information: *mut siginfo_t, time: *const timespec) -> c_int {
         watch::before_sleep();
-        real::sigtimedwait(set, information, time)
+        hearsay::told(real::sigtimedwait(set, information, time))
     }
 
     fn wait(status: *mut c_int) -> pid_t {
         watch::before_sleep();
-        real::wait(status)
+        hearsay::told(real::wait(status))
     }
 
     fn waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t {
         before_wait(options);
-        real::waitpid(process, status, options)
+        hearsay::told(real::waitpid(process, status, options))
     }
 
     fn wait3(status: *mut c_int, options: c_int, usage: *mut c_void) -> pid_t {
         before_wait(options);
-        real::wait3(status, options, usage)
+        hearsay::told(real::wait3(status, options, usage))
     }
 
     fn wait4(process: pid_t, status: *mut c_int, options: c_int, usage: *mut c_void) -> pid_t {
         before_wait(options);
-        real::wait4(process, status, options, usage)
+        hearsay::told(real::wait4(process, status, options, usage))
     }
 
     fn waitid(kind: idtype_t, id: id_t, information: *mut siginfo_t, options: c_int) -> c_int {
         before_wait(options);
-        real::waitid(kind, id, information, options)
+        hearsay::told(real::waitid(kind, id, information, options))
     }
 }

@@ -8,7 +8,8 @@ use crate::call::{Failure, Outcome, AGAIN};
 use crate::entry::Entry;
 use crate::unseen::looking;
 use libc::{c_int, iovec};
-use pd_client::core::{Handout, KernelReason, Socket};
+use pd_client::core::{Handout, KernelReason, Occasion, Socket};
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// Pause between looks of a wait for more bytes to peek at, where nothing tells of them.
 pub(super) const PEEK_EVERY: Duration = Duration::from_micros(50);
+
+/// Times that the driver is to catch up for one receive. The second look after a change of paths may ask for the bytes behind it.
+const CATCH_UPS_MAX: u32 = 2;
 
 /// A receive under way.
 struct Receive<'a> {
@@ -33,6 +37,8 @@ struct Receive<'a> {
     rest: Rest<'a>,
     received: usize,
     waiting: Waits<'a>,
+    /// Times that the driver was to catch up.
+    caught_up: Cell<u32>,
 }
 
 /// A step of a receive: one more follows, or the call returns.
@@ -47,8 +53,8 @@ impl<'a> Receive<'a> {
             _ => wanted,
         };
         let rest = Rest::new(pieces, flags & libc::MSG_TRUNC != 0 && !peek);
-        let (received, waiting) = (0, Waits::default());
-        Self { twin, entry, pieces, flags, joins, peek, wanted, least, rest, received, waiting }
+        let (received, waiting, caught_up) = (0, Waits::default(), Cell::new(0));
+        Self { twin, entry, pieces, flags, joins, peek, wanted, least, rest, received, waiting, caught_up }
     }
 
     fn waits(&self) -> bool {
@@ -82,6 +88,9 @@ impl<'a> Receive<'a> {
         }
         looking::used(entry, twin);
         twin.used_in_turn(entry);
+        if !twin.has_found.load(Ordering::Relaxed) {
+            twin.has_found.store(true, Ordering::Relaxed);
+        }
         let is_short = part > 0 && self.received < self.wanted;
         if self.joins && is_short && twin.progress().sends() && twin.ends_elsewhere(0) {
             // Bytes that were peeked at are there at once.
@@ -163,11 +172,21 @@ impl<'a> Receive<'a> {
             if !waits && (twin.await_inherited() || looking::is_waited_for(entry, twin)) {
                 return true;
             }
-            if twin.is_no_gain(entry, waits) {
+            if self.caught_up.get() == 0 && twin.is_no_gain(entry, waits) {
                 return true;
             }
         }
-        twin.is_settled(entry)
+        twin.is_settled(entry) || self.received == 0 && !self.waits() && self.catches_up()
+    }
+
+    /// Has the driver bring what the peer has sent before. Returns whether another look may find it.
+    fn catches_up(&self) -> bool {
+        let times = self.caught_up.replace(self.caught_up.get() + 1);
+        let occasion = match self.twin.has_found.swap(false, Ordering::Relaxed) {
+            true => Occasion::Frequent,
+            false => Occasion::Rare,
+        };
+        times < CATCH_UPS_MAX && (self.twin.hear(self.entry) || self.twin.catch_up(occasion))
     }
 
     /// Returns what the call returns after a failure that ends it.

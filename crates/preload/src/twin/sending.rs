@@ -8,7 +8,7 @@ use crate::entry::Entry;
 use crate::unseen::looking;
 use crate::{address, aside};
 use libc::{c_int, iovec};
-use pd_client::core::{let_run, Fill, KernelReason, Socket};
+use pd_client::core::{let_run, Fill, KernelReason, Occasion, Socket};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -76,9 +76,10 @@ impl Twin {
             // A program without a notification left sends by copy.
             return Err(self.for_kernel(entry, KernelReason::ZeroCopy, libc::ENOBUFS));
         }
+        self.hear(entry);
         let wanted = total(pieces);
         let mut rest = Rest::new(pieces, false);
-        let (mut sent, mut waiting) = (0, Waits::default());
+        let (mut sent, mut waiting, mut caught_up) = (0, Waits::default(), false);
         loop {
             let part = match wanted {
                 0 => self.transmit_nothing(entry),
@@ -103,6 +104,13 @@ impl Twin {
                     Err(failure) => failure,
                 },
                 Err(AGAIN) if sent == 0 && looking::is_waited_for(entry, self) => Failure::Kernel,
+                Err(AGAIN)
+                    if sent == 0
+                        && !std::mem::replace(&mut caught_up, true)
+                        && self.catch_up(Occasion::Frequent) =>
+                {
+                    continue
+                }
                 Err(failure) => failure,
             };
             if sent > 0 {
@@ -177,6 +185,7 @@ impl Twin {
         if self.is_kernels_to_send(entry) {
             return Err(Failure::Kernel);
         }
+        self.hear(entry);
         let (mut sent, mut waiting) = (0, Waits::default());
         let waits = waits && self.waits(0);
         // Bytes that `fill` has read, and that another process's end was to send: this one takes the end back.

@@ -7,7 +7,7 @@ use crate::claim::{self, settling, watch};
 use crate::closed;
 use crate::entry::{Entry, Sleeper};
 use crate::sleep::{kernel_poll, sleep_on};
-use pd_client::core::{sleep_for, Pause};
+use pd_client::core::{sleep_for, Occasion, Pause};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -164,6 +164,13 @@ impl Twin {
             true => look(),
             false => ready,
         }
+    }
+
+    /// Has the driver bring what the peer has done before, for a call that does not wait. Returns whether another look may find more.
+    pub(crate) fn catch_up(&self, occasion: Occasion) -> bool {
+        !closed::is_closed()
+            && !self.waits_for_claim()
+            && self.current().is_some_and(|end| end.catch_up(occasion))
     }
 
     /// Waits for what the process that had the end before has left unread. Returns whether there is something to receive.
