@@ -122,6 +122,11 @@ pub fn let_run() {
     }
 }
 
+/// Tells whether the thread is in a call of the library's.
+pub fn is_inside() -> bool {
+    HERE.with(|here| here.inside.get() > 0)
+}
+
 /// Does what may take long, and nothing of the library's, as if the thread was in no call of the library's.
 pub fn outside<T>(work: impl FnOnce() -> T) -> T {
     /// Sets the count back, also when a panic or a jump leaves the work.

@@ -89,8 +89,8 @@ pub mod core {
     pub use crate::error::ELSEWHERE;
     pub use crate::forks::{hold, StaticLock};
     pub use crate::handlers::{
-        are_put_off, catcher_address, installed, interruptible, let_run, may_be_in_handler, outside, runs,
-        Handlers, Inside, Installed, Runs, SET_BYTES,
+        are_put_off, catcher_address, installed, interruptible, is_inside, let_run, may_be_in_handler,
+        outside, runs, Handlers, Inside, Installed, Runs, SET_BYTES,
     };
     pub use crate::kept::Kept;
     pub use crate::malloc::malloc;

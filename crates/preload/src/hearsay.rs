@@ -1,6 +1,7 @@
 //! News that the program may have got of a peer elsewhere: from a pipe, a child that has ended, a socket of the kernel's. The kernel knows at
 //! once that a peer has closed, and so does a program that was told. The driver says it a moment later. A call on the fabric that comes after
 //! such news therefore looks at the kernel's socket, which ends with the connection, and waits for the driver's word.
+use pd_client::core::is_inside;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 /// Something was learned since the last call on the fabric that asked.
@@ -21,6 +22,14 @@ pub(crate) fn note() {
 #[inline]
 pub(crate) fn told<T>(result: T) -> T {
     note();
+    result
+}
+
+/// [`told`] of a call that the library makes, too.
+pub(crate) fn told_outside<T>(result: T) -> T {
+    if !is_inside() {
+        note();
+    }
     result
 }
 

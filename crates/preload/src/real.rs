@@ -116,6 +116,7 @@ next! {
     unshare(flags: c_int) -> c_int;
     setns(fd: c_int, kind: c_int) -> c_int;
     sleep(seconds: c_uint) -> c_uint;
+    sched_yield() -> c_int;
     usleep(time: libc::useconds_t) -> c_int;
     nanosleep(time: *const timespec, left: *mut timespec) -> c_int;
     clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int;

@@ -16,22 +16,26 @@ fn before_wait(options: c_int) {
 hooks! {
     fn sleep(seconds: c_uint) -> c_uint {
         watch::before_sleep();
-        real::sleep(seconds)
+        hearsay::told_outside(real::sleep(seconds))
     }
 
     fn usleep(time: useconds_t) -> c_int {
         watch::before_sleep();
-        real::usleep(time)
+        hearsay::told_outside(real::usleep(time))
+    }
+
+    fn sched_yield() -> c_int {
+        hearsay::told_outside(real::sched_yield())
     }
 
     fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
         watch::before_sleep();
-        real::nanosleep(time, left)
+        hearsay::told_outside(real::nanosleep(time, left))
     }
 
     fn clock_nanosleep(clock: clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int {
         watch::before_sleep();
-        real::clock_nanosleep(clock, flags, time, left)
+        hearsay::told_outside(real::clock_nanosleep(clock, flags, time, left))
     }
 
     fn pause() -> c_int {
