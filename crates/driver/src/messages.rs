@@ -249,7 +249,7 @@ pub enum ToMover {
     /// A client attached.
     AddClient { client: ClientId, payer: Payer, account: Arc<Account>, memory: Arc<ClientMemory> },
     /// The mover is to look at all doorbells and channels, and to say so.
-    Round { sync: u64 },
+    Scan { sync: u64 },
     /// A client has one more channel.
     AddChannel(Option<Box<NewChannel>>),
     /// The client passes files by this socket, which the lease covers.
@@ -362,7 +362,7 @@ pub enum ToConductor {
     /// A request other than a send. In one thread it is carried out before the next one is taken, and not counted.
     Control { client: ClientId, channel: usize, request: Request, permit: Option<Permit> },
     /// The mover has looked at all doorbells and channels.
-    RoundMade { sync: u64 },
+    Scanned { sync: u64 },
     /// The client broke the protocol.
     Violation { client: ClientId, violation: Violation },
     /// The client wrote impossible words into a direct ring that a mover reads: the connection ends.

@@ -363,7 +363,7 @@ impl Conductor {
             ToConductor::Control { client, channel, ref request, ref mut permit } => {
                 self.take_request(client, channel, request, permit.take())
             }
-            ToConductor::RoundMade { sync } => self.round_made(sync),
+            ToConductor::Scanned { sync } => self.scanned(sync),
             ToConductor::Violation { client, violation } => self.disconnect(client, Some(violation)),
             ToConductor::BrokeRing { client } => self.warn_broken_ring(client),
             ToConductor::NeedRing { flow, bytes_max } => self.need_ring(flow, bytes_max),

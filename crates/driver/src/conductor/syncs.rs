@@ -1,8 +1,8 @@
 //! Work for `Operation::Sync`: a client learns that the driver has brought what others had asked for before.
 //!
-//! Each mover makes a round: it looks at all doorbells and channels. A request that was in a ring before is taken in that round. What the
-//! conductor does with it reaches the movers before their second round. So the sync is done after two rounds. It has a constant cost. A sync for a
-//! socket whose first receive region is being made waits for that, and for a round more.
+//! Each mover scans: it looks at all doorbells and channels. A request that was in a ring before is taken in that scan. What the
+//! conductor does with it reaches the movers before their second scan. So the sync is done after two scans. It has a constant cost. A sync for a
+//! socket whose first receive region is being made waits for that, and for a scan more.
 use super::client::{Client, Connected};
 use super::Conductor;
 use crate::hash::FastMap;
@@ -11,8 +11,8 @@ use crate::messages::{Permit, ToMover};
 use pd_abi::{Request, SocketId};
 use std::time::Duration;
 
-/// Time after which a sync is given up. A mover that has lost its thread makes no round.
-const GIVEN_UP_AFTER: Duration = Duration::from_millis(100);
+/// Time after which a sync is given up. A mover that has lost its thread does not scan.
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(1);
 
 /// Syncs under way, by number.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ struct Sync {
     flow: Option<FlowId>,
     /// Waits for memory for the flow.
     is_parked: bool,
-    /// Movers that have still to make the present round.
+    /// Movers that have still to scan.
     missing: usize,
     is_second: bool,
     until: Duration,
@@ -65,26 +65,26 @@ impl Conductor {
         let (is_parked, is_second, missing) = (false, false, 0);
         let sync = Sync { client, channel, number, flow, is_parked, missing, is_second, until, permit };
         self.syncs.under_way.insert(self.syncs.last, sync);
-        self.begin_round(self.syncs.last);
+        self.begin_scan(self.syncs.last);
     }
 
-    fn begin_round(&mut self, id: u64) {
+    fn begin_scan(&mut self, id: u64) {
         let movers: Vec<_> = self.movers.working().collect();
         if let Some(sync) = self.syncs.under_way.get_mut(&id) {
             sync.missing = movers.len();
-            movers.into_iter().for_each(|mover| self.movers.send(mover, ToMover::Round { sync: id }));
+            movers.into_iter().for_each(|mover| self.movers.send(mover, ToMover::Scan { sync: id }));
         }
     }
 
-    /// Notes that a mover has made its round.
-    pub(super) fn round_made(&mut self, id: u64) {
+    /// Notes that a mover has scanned.
+    pub(super) fn scanned(&mut self, id: u64) {
         let Some(sync) = self.syncs.under_way.get_mut(&id) else { return };
         sync.missing = sync.missing.saturating_sub(1);
         if sync.missing > 0 {
             return;
         }
         if !std::mem::replace(&mut sync.is_second, true) {
-            return self.begin_round(id);
+            return self.begin_scan(id);
         }
         let (client, flow) = (sync.client, sync.flow);
         if flow.is_some_and(|flow| self.awaits_region(client, flow)) {
@@ -112,7 +112,7 @@ impl Conductor {
         let parked: Vec<_> = self.syncs.under_way.iter_mut().filter(of_client).collect();
         self.syncs.parked -= parked.len();
         let ids: Vec<_> = parked.into_iter().map(|(&id, sync)| (id, sync.is_parked = false).0).collect();
-        ids.into_iter().for_each(|id| self.begin_round(id));
+        ids.into_iter().for_each(|id| self.begin_scan(id));
     }
 
     fn give_up_syncs(&mut self, now: Duration) {

@@ -89,9 +89,9 @@ impl Mover {
             ToMover::SetWeight { tenant, weight } => self.scheduler.set_weight(tenant, weight),
             ToMover::SetBudget { tenant, ref budget } => self.set_budget(tenant, Arc::clone(budget)),
             ToMover::Post { client, channel, event } => self.post(client, channel, event),
-            ToMover::Round { sync } => {
+            ToMover::Scan { sync } => {
                 self.ticks.poll_soon();
-                self.rounds.push(sync);
+                self.scans.push(sync);
             }
             ToMover::Ready { client, slot } | ToMover::Nudge { client, slot, .. } => {
                 self.post_ready(client, slot);

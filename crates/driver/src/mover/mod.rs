@@ -112,8 +112,8 @@ pub struct Mover {
     idle_since: Option<Duration>,
     /// Set when its thread is to give it back.
     called_back: bool,
-    /// Rounds that are made in the present step.
-    rounds: Vec<u64>,
+    /// Syncs for which the present step scans.
+    scans: Vec<u64>,
     /// Space for the commands that are carried out next.
     commands: VecDeque<ToMover>,
 }
@@ -157,7 +157,7 @@ impl Mover {
             bytes_taken: 0,
             idle_since: None,
             called_back: false,
-            rounds: Vec::new(),
+            scans: Vec::new(),
             commands: VecDeque::new(),
         })
     }
@@ -202,8 +202,8 @@ impl Mover {
         worked |= self.reap();
         self.publish();
         self.flush_events();
-        for sync in std::mem::take(&mut self.rounds) {
-            self.tell_conductor(ToConductor::RoundMade { sync });
+        for sync in std::mem::take(&mut self.scans) {
+            self.tell_conductor(ToConductor::Scanned { sync });
         }
         worked
     }

@@ -70,7 +70,7 @@ impl Inboxes {
             Drain { client } => return self.each(self.of_client(client), || Drain { client }),
             RemoveClient { client } => return self.each(self.of_client(client), || RemoveClient { client }),
             SetWeight { tenant, weight } => return self.each(self.all(), || SetWeight { tenant, weight }),
-            Round { sync } => return self.each(self.all(), || Round { sync }),
+            Scan { sync } => return self.each(self.all(), || Scan { sync }),
             SetBudget { tenant, ref budget } => {
                 return self.each(self.all(), || SetBudget { tenant, budget: Arc::clone(budget) });
             }

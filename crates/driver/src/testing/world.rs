@@ -226,7 +226,7 @@ impl World {
             match item {
                 ToConductor::Control { client, channel, request, .. } => {
                     if request.operation == Operation::Sync as u8 {
-                        self.inbox.send(ToMover::Round { sync: 0 });
+                        self.inbox.send(ToMover::Scan { sync: 0 });
                     } else if request.operation != Operation::Close as u8 {
                         let event = Event::answer(SocketId(request.socket), request.tag, 0);
                         self.inbox.send(ToMover::Post { client, channel, event });
@@ -268,7 +268,7 @@ impl World {
                 | ToConductor::Drained { .. }
                 | ToConductor::Gone { .. }
                 | ToConductor::BrokeRing { .. }
-                | ToConductor::RoundMade { .. } => {}
+                | ToConductor::Scanned { .. } => {}
                 ToConductor::Apply { .. }
                 | ToConductor::Staged { .. }
                 | ToConductor::KernelCounted
