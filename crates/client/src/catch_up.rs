@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 /// Longest wait for the driver. One that is stopped or busy does not hold a call up that is not to wait.
 const WITHIN: Duration = Duration::from_millis(1);
 
-/// Longest wait where something is known to come.
-const OF_PAIR_WITHIN: Duration = Duration::from_millis(100);
+/// Longest wait where something is known to come. A driver that takes longer is waited for as far as the budget goes.
+const OF_PAIR_WITHIN: Duration = Duration::from_secs(1);
 
 /// Time that a process may spend at once.
 const BURST: Duration = Duration::from_millis(100);
@@ -54,7 +54,7 @@ impl Spent {
     }
 }
 
-/// The driver has not answered in time when it was asked last.
+/// The driver has not done in time what was known to come.
 static IS_LATE: AtomicBool = AtomicBool::new(false);
 
 static SLEEPS: AtomicU32 = AtomicU32::new(0);
@@ -164,15 +164,19 @@ impl Socket {
     /// Has the driver bring what the peer has done before, for a call that does not wait. Returns whether another look may find more.
     pub fn catch_up(&self, occasion: Occasion) -> bool {
         let pair = || self.pair.get().and_then(Weak::upgrade);
-        let has_pair_news = self.pair_has_acted.swap(false, Ordering::Acquire)
+        let is_known = self.pair_has_acted.swap(false, Ordering::Acquire)
             || pair().is_some_and(|it| it.sends_undelivered());
-        let is_known = has_pair_news && !IS_LATE.load(Ordering::Relaxed);
+        if !is_known && self.recv.lock().incoming.is_in_ring() {
+            return false;
+        }
         let begun = now();
-        if !is_known && !SPENT.allows(begun, occasion) {
+        if !(is_known && !IS_LATE.load(Ordering::Relaxed) || SPENT.allows(begun, occasion)) {
             return false;
         }
         let done = self.sync_within(if is_known { OF_PAIR_WITHIN } else { WITHIN });
-        IS_LATE.store(!done, Ordering::Relaxed);
+        if is_known || done {
+            IS_LATE.store(!done, Ordering::Relaxed);
+        }
         if !(is_known && done) {
             SPENT.add(begun, Duration::from_nanos(now() - begun));
         }

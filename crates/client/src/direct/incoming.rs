@@ -23,6 +23,13 @@ pub(crate) struct Incoming {
     pub(super) locked_spin: LockedSpin,
 }
 
+impl Incoming {
+    /// Tells whether all that comes lies in the peer's ring, where it is seen at once.
+    pub(crate) fn is_in_ring(&self) -> bool {
+        self.origin.is_some() && self.leaving == Leaving::Not
+    }
+}
+
 /// Progress of a connection that leaves the direct path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Leaving {
