@@ -37,9 +37,8 @@ fn calls_that_need_no_sleep_make_no_system_calls() {
         ("poll", 50),
         ("select", 50),
         ("epoll", 300),
-        // Now and then it is looked whether somebody waits unseen, by the clock. For a tenth of a second the driver is asked for more, which takes
-        // it two or three calls, each of which strace makes last some 40 µs.
-        ("nothing", 600),
+        // Now and then it is looked whether somebody waits unseen, by the clock.
+        ("nothing", 100),
     ];
     for (kind, most) in kinds {
         let [few, many] = [0, ROUNDS].map(|rounds| counted(&site, &program, kind, rounds));
