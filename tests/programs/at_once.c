@@ -7,8 +7,6 @@
 #include "both_ends.h"
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <string.h>
-#include <stdbool.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <time.h>

@@ -156,8 +156,8 @@ kinds! {
         /// [`PEER_LEFT`], [`PEER_UNMARKED`], [`LEFT_BEFORE`] and [`UNMARKED`]. `value` is a sum of [`STEP_ASIDE_BY_CHOICE`] and
         /// [`STEP_ASIDE_UNMARKED`], or [`STEP_ASIDE_CLAIM_MARK`].
         StepAside = 18,
-        /// Numbers: one that the client chooses. The channel's `synced` tells it when the driver has taken what other clients' threads had put into their request rings before, and has brought as much
-        /// of it as there is room for. Of a twin whose peer's process has ended, the driver looks whether another one holds the kernel's
+        /// Numbers: one that the client chooses. The channel's `synced` tells it when the driver has taken what other clients' threads had
+        /// put into their request rings before, and has brought as much of it as there is room for. Of a twin whose peer's process has ended, the driver looks whether another one holds the kernel's
         /// socket there. Needs no socket. Unanswered.
         Sync = 19,
     }

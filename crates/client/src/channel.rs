@@ -1,5 +1,7 @@
 //! A channel: a request ring and an event ring. Each thread has its own; its lock is contended only
 //! where threads share a socket.
+mod syncing;
+
 use crate::attachment::{note_cores, Attachment};
 use crate::epoll::watch::Watch;
 use crate::error::{check, Error, Result};
@@ -10,19 +12,15 @@ use pd_abi::layout::{channel_control, channel_offset, channel_status, socket_con
 use pd_abi::limits::{EVENT_RING_ENTRIES, MESSAGE_BYTES_MAX, REQUEST_RING_ENTRIES, RING_BYTES_DEFAULT};
 use pd_abi::{Event, EventKind, Operation, Request, SocketId, Span};
 use pd_shm::ring::{Broken, Consumer, Producer, SharedCells};
-use pd_shm::wait::{self, SleeperCells};
-use pd_shm::{Own, Region, Spin, Theirs};
+use pd_shm::{wait, Own, Region, Spin, Theirs};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{fence, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most sockets that a channel has opened in advance.
 const POOL_MAX: u32 = 15;
-
-/// Time between looks of a thread that waits for a sync beside another one.
-const SYNC_LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// A channel.
 #[derive(Debug)]
@@ -256,46 +254,6 @@ impl Channel {
     /// Waits for the answer to what was asked, whatever its errno.
     pub(crate) fn answer(&self, attachment: &Attachment, tag: u32) -> Result<Event> {
         self.wait_for_answer(attachment, self.inner.lock(), tag).map(|(answer, _)| answer)
-    }
-
-    /// Waits at most `limit` until the driver has carried out `request`, a sync. Returns whether it has. Calls `slept` before each sleep. No event
-    /// tells of the end, so that no other sleeper wakes.
-    pub(crate) fn sync(&self, request: Request, limit: Duration, slept: impl Fn()) -> bool {
-        let until = Instant::now() + limit;
-        let number = {
-            let mut inner = self.inner.lock();
-            let number = inner.syncs + 1;
-            if inner.requests.write(request.with_numbers(number, 0)) != Ok(true) {
-                return false;
-            }
-            inner.syncs = number;
-            self.publish(&mut inner);
-            number
-        };
-        self.note_cores();
-        let cells = Noted {
-            cells: wait::SharedCells {
-                wake_at: (&self.control, self.at + channel_control::SYNC_WAKE_AT),
-                doorbell: (&self.status, self.at + channel_status::SYNC_DOORBELL),
-            },
-            slept: &slept,
-        };
-        let is_done = || self.status.load_u64(self.at + channel_status::SYNCED, Ordering::Acquire) >= number;
-        while !is_done() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            // One thread at a time asks to be woken.
-            match self.sync_spin.try_lock() {
-                Ok(mut spin) => wait::sleep(&cells, number, &mut spin, left, is_done),
-                Err(_) => {
-                    slept();
-                    std::thread::sleep(left.min(SYNC_LOOK_EVERY));
-                }
-            }
-        }
-        true
     }
 
     /// Nobody will wait for the answer.
@@ -616,28 +574,6 @@ impl Channel {
         if watch.is_some() || place.as_ref().is_some_and(|(known, _)| *known == id) {
             *place = watch.map(|watch| (id, watch));
         }
-    }
-}
-
-/// Words of a sleep that is noted.
-struct Noted<'a, C, F> {
-    cells: C,
-    slept: &'a F,
-}
-
-impl<C: SleeperCells, F: Fn()> SleeperCells for Noted<'_, C, F> {
-    fn load_doorbell(&self) -> u32 {
-        self.cells.load_doorbell()
-    }
-    fn store_wake_at(&self, value: u64) {
-        self.cells.store_wake_at(value);
-    }
-    fn fence(&self) {
-        self.cells.fence();
-    }
-    fn sleep(&self, seen: u32, timeout: Duration) {
-        (self.slept)();
-        self.cells.sleep(seen, timeout);
     }
 }
 

@@ -11,7 +11,7 @@ static NEWS: AtomicU32 = AtomicU32::new(0);
 
 /// Notes that a call of the kernel's has told the program something.
 #[inline]
-pub(crate) fn note() {
+fn note() {
     // Most often it is known: a store would take the line from the other threads.
     if !IS_NEW.load(Ordering::Relaxed) {
         IS_NEW.store(true, Ordering::Relaxed);
