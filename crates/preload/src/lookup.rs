@@ -77,6 +77,20 @@ pub(crate) fn find_now(fd: c_int) -> Option<Arc<Entry>> {
     }
 }
 
+/// Returns the open file of a number that [`find`] or [`find_now`] has an entry for. No close ends it before the caller drops it.
+pub(crate) fn file(
+    fd: c_int,
+    find: impl FnOnce(c_int) -> Option<Arc<Entry>>,
+) -> Option<Arc<OpenFile<Entry>>> {
+    find(fd)?;
+    let file = table::file(fd);
+    if file.is_none() {
+        // Closed since the look before: this one is after that.
+        table::look(fd);
+    }
+    file
+}
+
 /// Tells whether the number is one of which [`find`] could not say what it is.
 pub(crate) fn is_unknown(fd: c_int) -> bool {
     table::look(fd) == table::INHERITED

@@ -49,6 +49,15 @@ fn a_wait_goes_on_when_another_thread_closes_its_descriptor() {
     compare_alone(&site, &command, &whole, 380);
 }
 
+/// The fabric's end of a listener that an accept or poll is opening then ends with the listener.
+#[test]
+fn a_listener_that_ends_beside_an_accept_leaves_no_connection_unanswered() {
+    let site = Site::new(234);
+    let program = site.compiled("accept_beside", &[]);
+    let whole = [(With::Library, false), (With::Library, true)];
+    compare_alone(&site, &[&program, "40"], &whole, 100);
+}
+
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
 /// has one of its ends leave then.
 #[test]

@@ -126,8 +126,13 @@ impl Listening {
 
     /// Stays with the kernel.
     pub(crate) fn bar(&self) {
-        self.barred.store(true, Ordering::Relaxed);
+        self.keep_shut();
         self.close();
+    }
+
+    /// Returns whether it stays with the kernel. A thread that has just set the end, and finds false, leaves the end to [`bar`](Self::bar).
+    pub(crate) fn is_barred(&self) -> bool {
+        self.barred.load(Ordering::SeqCst)
     }
 
     /// The last descriptor is closed.
@@ -230,7 +235,7 @@ impl Listening {
 
     /// Returns whether the fabric's end may be opened.
     pub(crate) fn may_open(&self) -> bool {
-        !self.barred.load(Ordering::Relaxed) && self.may_take() != Takes::None
+        !self.is_barred() && self.may_take() != Takes::None
     }
 
     /// One thread at a time opens it, or accepts from the kernel.
@@ -240,13 +245,12 @@ impl Listening {
 
     /// The fabric's end is not to be opened.
     pub(crate) fn keep_shut(&self) {
-        self.barred.store(true, Ordering::Relaxed);
+        self.barred.store(true, Ordering::SeqCst);
     }
 
     /// The fabric's end, for a listener with this time-out for receiving, which accepted sockets inherit.
     pub(crate) fn set_end(&self, end: &Arc<Socket>, takes: Takes, v6: bool, recv_timeout_ns: u64) {
         *lock(&self.takes) = takes;
-
         self.v6.store(v6, Ordering::Relaxed);
         self.recv_timeout_ns.store(recv_timeout_ns, Ordering::Relaxed);
         self.end.store(Some(end.clone()));

@@ -255,10 +255,11 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, manner: &Manner) -> O
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
-        let mut entry = lookup::find_now(poll.fd);
+        let mut file = lookup::file(poll.fd, lookup::find_now);
+        let entry = file.as_ref().map(|file| file.entry());
         unknown |= lookup::is_unknown(poll.fd);
-        entry.iter().for_each(carrying::expose);
-        match entry.as_ref().and_then(|entry| entry.socket()?.state()) {
+        entry.into_iter().for_each(carrying::expose);
+        match entry.and_then(|entry| entry.socket()?.state()) {
             Some(State::Twin(twin)) => twin.attention.is_polled(),
             Some(State::Listener(listener)) => {
                 listener.attention.is_polled();
@@ -266,17 +267,17 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, manner: &Manner) -> O
             }
             None => {}
         }
-        let listening = entry.as_ref().and_then(listener::listening);
-        entry = entry.filter(|entry| entry.twin().is_some() || listening.is_some());
+        let listening = entry.and_then(listener::listening);
+        file = file.filter(|file| file.twin().is_some() || listening.is_some());
         // One that leaves, or comes back, is in both.
-        let stands = entry.as_ref().and_then(|entry| entry.twin().map(Twin::stands));
+        let stands = file.as_ref().and_then(|file| file.twin().map(Twin::stands));
         let without = stands.map(|stands| stands.kernel_without);
         let fd = if without == Some(None) { -1 } else { poll.fd };
         let events = poll.events & !(without.flatten().unwrap_or(0) as i16);
         kernel.push(pollfd { fd, events, revents: 0 });
-        members.extend(entry.map(|entry| Member {
+        members.extend(file.map(|file| Member {
             place,
-            file: entry.file(),
+            file,
             asked: u32::from(poll.events as u16),
             wanted: wanted(poll.events),
             listening,

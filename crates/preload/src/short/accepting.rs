@@ -10,7 +10,7 @@ use crate::epoll_set::registering;
 use crate::file_lock::FileLock;
 use crate::log::note;
 use crate::open_file::OpenFile;
-use crate::sleep::sleep_on;
+use crate::sleep::{sleep_on, LOOK_EVERY};
 use crate::twin::Twin;
 use crate::unseen::looking;
 use crate::{accepting, address, ending, fabric, lookup, real};
@@ -27,16 +27,17 @@ const BACKLOG_MIN: u32 = 128;
 /// Looks before a sleep.
 const SPINS: u32 = 20;
 
-/// The fabric's end of a listener, opened at first.
-fn end(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Socket>> {
+/// The fabric's end of a listener, opened at first. The caller holds the open file: a close that another thread begins ends what is opened
+/// here, too.
+fn end(listening: &Listening, fd: c_int, file: &OpenFile<Entry>) -> Option<Arc<Socket>> {
     if let Some(end) = listening.opened() {
         return Some(end);
     }
-    let unix = entry.socket().is_none_or(|socket| socket.unix.load(Ordering::Relaxed));
+    let unix = file.socket().is_none_or(|socket| socket.unix.load(Ordering::Relaxed));
     if unix || !listening.may_open() {
         return None;
     }
-    open(listening, fd, entry)
+    open(listening, file.number_or(fd), file.entry())
 }
 
 #[cold]
@@ -57,7 +58,9 @@ fn open(listening: &Listening, fd: c_int, entry: &Arc<Entry>) -> Option<Arc<Sock
     let end = fabric::listen_short(fd, local, v6_only, backlog, takes)?;
     note!("descriptor {fd}: listens on {local}, on the fabric, too");
     listening.set_end(&end, takes, family == libc::AF_INET6, address::timeout_ns(fd, libc::SO_RCVTIMEO));
-    if registering::watch_listener(entry, &end) {
+    // A close or shutdown of another thread's that came meanwhile has not seen this end. The number may be another socket's by then.
+    let stays = entry.fds().contains(&fd) && !listening.is_barred();
+    if stays && registering::watch_listener(entry, &end) {
         Some(end)
     } else {
         listening.bar();
@@ -71,9 +74,9 @@ pub(crate) fn announce(fd: c_int) {
     if !may_listen() {
         return;
     }
-    let Some(entry) = lookup::find(fd) else { return };
-    if let Some(State::Listener(listener)) = entry.socket().and_then(|socket| socket.state()) {
-        end(&listener.short, fd, &entry);
+    let Some(file) = lookup::file(fd, lookup::find) else { return };
+    if let Some(State::Listener(listener)) = file.socket().and_then(|socket| socket.state()) {
+        end(&listener.short, fd, &file);
     }
 }
 
@@ -113,17 +116,16 @@ impl Call<'_> {
 
 /// [`accept`], up to a handler that ends a sleep.
 unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> Outcome<c_int> {
-    let entry = lookup::find(fd).ok_or(Failure::Plain)?;
-    let socket = entry.socket().ok_or(Failure::Plain)?;
+    // As in the kernel, a listener that another thread closes listens until the call is over.
+    let file = lookup::file(fd, lookup::find).ok_or(Failure::Plain)?;
+    let socket = file.socket().ok_or(Failure::Plain)?;
     let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
     let listening = &listener.short;
     listening.is_used();
-    let end = end(listening, fd, &entry).ok_or(Failure::Plain)?;
+    let end = end(listening, fd, &file).ok_or(Failure::Plain)?;
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return Err(Failure::Plain);
     }
-    // As in the kernel, a listener that another thread closes listens until the call is over.
-    let file = entry.file();
     let call = Call { file: &file, fd, address, len, flags };
     if listening.is_kernels_turn() && is_ready(call.number()) {
         // SAFETY: the caller's promise.
@@ -133,7 +135,9 @@ unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags:
     }
     let mut waits: Option<Option<Instant>> = None;
     loop {
-        if let Some((accepted, twin, pooled)) = take(listening, &end, flags)? {
+        let taken = take(listening, &end, flags)?;
+        let has_failed = matches!(taken, Taken::Failed);
+        if let Taken::One(accepted, twin, pooled) = taken {
             // SAFETY: the caller's promise.
             let written = unsafe { write_address(&twin, address, len) };
             note!("descriptor {accepted}: accepted on the fabric alone");
@@ -153,24 +157,29 @@ unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags:
             }
             return Ok(accepted);
         }
+        if end.is_closed() && file.number().is_none() {
+            // Another thread has shut the listener down, or waits for it where the library does not see it.
+            return Err(Failure::Plain);
+        }
         let until = match waits {
             Some(until) => until,
             None => {
                 if socket.facts.nonblocking() {
                     return Err(Failure::Plain);
                 }
-                let timeout_ns = address::timeout_ns(fd, libc::SO_RCVTIMEO);
+                let timeout_ns = address::timeout_ns(call.number(), libc::SO_RCVTIMEO);
                 *waits.insert((timeout_ns != 0).then(|| Instant::now() + Duration::from_nanos(timeout_ns)))
             }
         };
         if (0..SPINS).any(|_| {
             std::hint::spin_loop();
-            has_come(&end)
+            !has_failed && has_come(&end)
         }) {
             continue;
         }
+        let end = Some(&end).filter(|end| !has_failed && !end.is_closed());
         // SAFETY: the caller's promise.
-        if let Some(accepted) = unsafe { wait(listening, &call, &end, until) }? {
+        if let Some(accepted) = unsafe { wait(listening, &call, end, until) }? {
             return Ok(accepted);
         }
     }
@@ -180,19 +189,24 @@ fn has_come(end: &Socket) -> bool {
     end.ready(ready::IN) & ready::IN != 0
 }
 
-/// Waits for either; a connection of the kernel's is accepted at once.
+/// Waits for either; a connection of the kernel's is accepted at once. Without an end of the fabric's that can be waited for, waits for the
+/// kernel's for a moment.
 unsafe fn wait(
     listening: &Listening,
     call: &Call<'_>,
-    end: &Arc<Socket>,
+    end: Option<&Arc<Socket>>,
     until: Option<Instant>,
 ) -> Outcome<Option<c_int>> {
-    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let mut left = until.map(|until| until.saturating_duration_since(Instant::now()));
     if left == Some(Duration::ZERO) {
         return Err(AGAIN);
     }
+    let ends: Vec<_> = end.map(|end| (end.clone(), ready::IN)).into_iter().collect();
+    if ends.is_empty() {
+        left = Some(left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY)));
+    }
     let mut kernel = vec![libc::pollfd { fd: call.number(), events: libc::POLLIN, revents: 0 }];
-    match sleep_on(vec![(end.clone(), ready::IN)], &mut kernel, left, std::ptr::null(), &|| false) {
+    match sleep_on(ends, &mut kernel, left, std::ptr::null(), &|| false) {
         Err(Failure::Errno(libc::EINTR)) => interrupted(until.is_some())?,
         other => other?,
     }
@@ -233,14 +247,20 @@ unsafe fn accept_kernel(listening: &Listening, call: &Call<'_>) -> Outcome<Optio
     }
 }
 
-/// A connection of the fabric's, if one has come, and a descriptor for it, of a pooled socket if there is one.
-fn take(
-    listening: &Listening,
-    end: &Arc<Socket>,
-    flags: c_int,
-) -> Outcome<Option<(c_int, Twin, Option<PooledSocket>)>> {
+/// Outcome of [`take`].
+enum Taken {
+    /// No connection has come.
+    Nothing,
+    /// The connection that has come cannot be had.
+    Failed,
+    /// A connection and a descriptor for it, of a pooled socket if there is one.
+    One(c_int, Twin, Option<PooledSocket>),
+}
+
+/// Takes a connection of the fabric's, if one has come.
+fn take(listening: &Listening, end: &Arc<Socket>, flags: c_int) -> Outcome<Taken> {
     if !has_come(end) {
-        return Ok(None);
+        return Ok(Taken::Nothing);
     }
     let v6 = listening.is_v6();
     let domain = if v6 { libc::AF_INET6 } else { libc::AF_INET };
@@ -256,17 +276,18 @@ fn take(
         Err(error) => {
             // SAFETY: made just now.
             unsafe { real::close(fd) };
-            if error.errno() != libc::EAGAIN {
-                note!("cannot accept on the fabric: {error}");
+            if error.errno() == libc::EAGAIN {
+                return Ok(Taken::Nothing);
             }
-            return Ok(None);
+            note!("cannot accept on the fabric: {error}");
+            return Ok(Taken::Failed);
         }
     };
     accepted.set_nonblocking(true);
     let timeouts = [listening.recv_timeout_ns(), 0];
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     let twin = Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false));
-    Ok(Some((fd, twin, pooled)))
+    Ok(Taken::One(fd, twin, pooled))
 }
 
 unsafe fn write_address(twin: &Twin, at: *mut sockaddr, len: *mut socklen_t) -> Result<(), c_int> {
