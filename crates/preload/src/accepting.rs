@@ -2,7 +2,7 @@
 use crate::ending::is_new;
 use crate::entry::{Entry, State};
 use crate::log::note;
-use crate::lookup::{self, attach_twin};
+use crate::lookup::{self, adopt_twin};
 use crate::twin::Twin;
 use crate::unseen::looking;
 use crate::{fabric, short, table};
@@ -26,7 +26,7 @@ pub(crate) fn claim(from: c_int, fd: c_int, joined: bool) {
     match fabric::claim(fd, !is_refused) {
         Ok(socket) => {
             note!("descriptor {fd}: accepted on the fabric");
-            attach_twin(fd, Twin::new(fd, socket, false));
+            adopt_twin(fd, Twin::new(fd, socket, false));
             if let Some(entry) = &table::entry(fd) {
                 looking::accepted(from, entry);
                 has_accepted(from, entry);

@@ -27,8 +27,10 @@ pub(crate) fn close(file: Arc<OpenFile<Entry>>, fd: c_int) -> Result<Arc<Entry>,
     let number = OwnFd::copy(unsafe { BorrowedFd::borrow_raw(fd) });
     // Without descriptors these calls fail with `EBADF`.
     let Some(number) = number else { return Ok(entry) };
+    if !entry.move_to(fd, number.as_raw_fd()) {
+        return Ok(entry);
+    }
     standing::leave_all(&entry);
-    entry.move_to(number.as_raw_fd());
     file.outlive(number, end);
     Err(file)
 }

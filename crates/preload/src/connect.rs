@@ -143,7 +143,7 @@ fn settle(
     let reason = match end {
         Ok(end) if handshake.ends_well(fd, &end) => {
             note!("descriptor {fd}: connected to {to} on the fabric");
-            attach_twin(fd, Twin::new(fd, end, true).towards(Place::Address(to)));
+            attach_twin(entry, Twin::new(fd, end, true).towards(Place::Address(to)));
             return;
         }
         Ok(end) => {

@@ -170,9 +170,15 @@ impl Entry {
         fds.is_empty()
     }
 
-    /// Its last number is about to be closed: it goes on with another one, which is not in the table.
-    pub(crate) fn move_to(&self, fd: c_int) {
-        *lock(&self.fds) = vec![fd];
+    /// Its last number is about to be closed: it goes on with another one, which is not in the table. Returns false if it has got a further number
+    /// meanwhile.
+    pub(crate) fn move_to(&self, from: c_int, to: c_int) -> bool {
+        let mut fds = lock(&self.fds);
+        let is_last = *fds == [from];
+        if is_last {
+            *fds = vec![to];
+        }
+        is_last
     }
 
     /// Returns whether it has one number.
@@ -206,8 +212,11 @@ impl Socket {
     }
 
     /// Its connection has a twin.
-    pub(crate) fn set_twin(&self, twin: Box<Twin>) {
-        let _ = self.state.set(State::Twin(twin));
+    pub(crate) fn set_twin(&self, twin: Box<Twin>) -> Result<(), Box<Twin>> {
+        self.state.set(State::Twin(twin)).map_err(|refused| match refused {
+            State::Twin(twin) => twin,
+            State::Listener(_) => unreachable!("a twin was to be set"),
+        })
     }
 
     /// Returns the property that keeps the socket off the fabric, if there is one.

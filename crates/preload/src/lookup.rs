@@ -3,7 +3,7 @@ use crate::address::is_nonblocking;
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
 use crate::ending::release;
 use crate::entry::{make, Entry, State};
-use crate::epoll_set::registering;
+use crate::epoll_set::{registering, standing};
 use crate::fabric::Taken;
 use crate::open_file::OpenFile;
 use crate::pipe::numbers::expose;
@@ -22,24 +22,36 @@ pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
     table::set(fd, &entry).then_some(entry)
 }
 
-/// The connection of a socket that has an entry, or of one that gets one, has a twin from now on.
-pub(crate) fn attach_twin(fd: c_int, twin: Twin) {
-    let twin = Box::new(twin);
-    let entry = match table::entry(fd) {
-        Some(entry) => {
-            if let Some(socket) = entry.socket() {
-                socket.set_twin(twin);
-            }
-            entry
+/// The connection of a number that is new here has a twin.
+pub(crate) fn adopt_twin(fd: c_int, twin: Twin) {
+    if let Some(entry) = table::entry(fd) {
+        attach_twin(&entry, twin);
+    } else if let Some(entry) = adopt(fd, Some(State::Twin(Box::new(twin)))) {
+        begin(&entry);
+    }
+}
+
+/// The connection of a socket has a twin from now on. Returns false, and closes the twin, if another thread has given the socket one. The twin of a
+/// socket that another thread has closed meanwhile is closed, too: the number may be another file's.
+pub(crate) fn attach_twin(entry: &Arc<Entry>, twin: Twin) -> bool {
+    let Some(socket) = entry.socket() else { return false };
+    match socket.set_twin(Box::new(twin)) {
+        Ok(()) => begin(entry),
+        Err(twin) => {
+            twin.close();
+            return false;
         }
-        None => match adopt(fd, Some(State::Twin(twin))) {
-            Some(entry) => entry,
-            None => return,
-        },
-    };
-    if let Some(twin) = entry.twin() {
-        registering::move_watchers(&entry);
-        twin.register(&entry);
+    }
+    true
+}
+
+fn begin(entry: &Arc<Entry>) {
+    let Some(twin) = entry.twin() else { return };
+    registering::move_watchers(entry);
+    twin.register(entry);
+    if entry.any_fd().is_none() {
+        standing::leave_all(entry);
+        twin.close();
     }
 }
 
@@ -75,20 +87,6 @@ pub(crate) fn find_now(fd: c_int) -> Option<Arc<Entry>> {
         table::EPOLL | table::BARE => table::epoll(fd),
         _ => look_up(fd, || false).ok().flatten(),
     }
-}
-
-/// Returns the open file of a number that [`find`] or [`find_now`] has an entry for. No close ends it before the caller drops it.
-pub(crate) fn file(
-    fd: c_int,
-    find: impl FnOnce(c_int) -> Option<Arc<Entry>>,
-) -> Option<Arc<OpenFile<Entry>>> {
-    find(fd)?;
-    let file = table::file(fd);
-    if file.is_none() {
-        // Closed since the look before: this one is after that.
-        table::look(fd);
-    }
-    file
 }
 
 /// Tells whether the number is one of which [`find`] could not say what it is.
@@ -130,11 +128,7 @@ fn twinned_if(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Arc<OpenFile<E
     if kind != table::SOCKET && look_up(fd, waits)?.is_none() {
         return Err(if kind == table::AWAY { Failure::Kernel } else { Failure::Plain });
     }
-    let Some(file) = table::file(fd) else {
-        // Closed, or the kernel's, since the look before: this one is after that.
-        table::look(fd);
-        return Err(Failure::Plain);
-    };
+    let file = table::file_now(fd).ok_or(Failure::Plain)?;
     if file.twin().is_some() {
         Ok(file)
     } else {
@@ -227,7 +221,7 @@ fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
             twin::may_linger();
             let twin = Twin::new(fd, socket.clone(), false).taken();
             let _ = twin.learn_shut(fd, &socket);
-            attach_twin(fd, twin);
+            adopt_twin(fd, twin);
             if let Some(entry) = table::entry(fd) {
                 // The next call finds a failure again.
                 entry.twin().map(|twin| twin.begin_taken(&entry, &socket));
@@ -239,9 +233,21 @@ fn entry_of(fd: c_int, not_now: &mut Option<c_int>) -> Option<Arc<Entry>> {
     table::entry(fd)
 }
 
-/// After `dup`: the new number names the same thing.
-pub(crate) fn duplicate(from: c_int, to: c_int) {
+/// After `dup`: the new number names the same thing. `file`: the open file of the old number before that.
+pub(crate) fn duplicate(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_int) {
     release(to);
+    if let Some(file) = file.filter(|file| file.pipe().is_none()) {
+        // Another thread may have closed the old number, before that or since.
+        let kept = || {
+            // Its close is over after this look.
+            table::look(from);
+            file.number().and_then(address::cookie)
+        };
+        if table::is_of(from, &file) || kept().is_some_and(|kept| address::cookie(to) == Some(kept)) {
+            table::set(to, file.entry());
+            return;
+        }
+    }
     let entry = match table::look(from) {
         table::PLAIN => None,
         table::INHERITED => return table::mark_inherited(to),

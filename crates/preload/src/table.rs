@@ -120,6 +120,16 @@ pub(crate) fn file(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
     FILES.get(fd as usize)?.load_full()
 }
 
+/// Returns the open file of a number that was found not to be plain just now.
+pub(crate) fn file_now(fd: c_int) -> Option<Arc<OpenFile<Entry>>> {
+    let file = file(fd);
+    if file.is_none() {
+        // Closed, or the kernel's, since the look before: this one is after that.
+        look(fd);
+    }
+    file
+}
+
 /// Returns whether the number stands for this open file.
 pub(crate) fn is_of(fd: c_int, file: &Arc<OpenFile<Entry>>) -> bool {
     FILES

@@ -58,6 +58,26 @@ fn a_listener_that_ends_beside_an_accept_leaves_no_connection_unanswered() {
     compare_alone(&site, &[&program, "40"], &whole, 100);
 }
 
+/// The descriptor may be another file's by the time that the connection is there.
+#[test]
+fn a_connection_that_is_closed_beside_its_connect_ends() {
+    let site = Site::new(235);
+    let (program, path) = (site.compiled("connect_beside", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap(), "300"];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 10);
+}
+
+/// The driver would end the connection with the number that is closed.
+#[test]
+fn a_descriptor_that_is_closed_beside_its_duplication_goes_on_as_the_duplicate() {
+    let site = Site::new(236);
+    let (program, path) = (site.compiled("dup_beside", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap(), "100"];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 400);
+}
+
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
 /// has one of its ends leave then.
 #[test]

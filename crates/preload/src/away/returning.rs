@@ -3,9 +3,9 @@ use super::{Away, OFFER_NS};
 use crate::back::Back;
 use crate::call::lock;
 use crate::entry::Entry;
-use crate::epoll_set::registering;
 use crate::fallback_cache::now_ns;
 use crate::log::note;
+use crate::lookup::attach_twin;
 use crate::twin::Twin;
 use crate::{fabric, file_lock, table};
 use libc::c_int;
@@ -57,11 +57,9 @@ pub(super) fn look(away: &Away, fd: c_int, entry: &Arc<Entry>) {
 
 /// Both sides have the twin; no call is under way in the kernel.
 fn come_back(away: &Away, fd: c_int, entry: &Arc<Entry>, end: Arc<Socket>) {
-    let Some(socket) = entry.socket() else { return };
     note!("descriptor {fd}: comes back to the fabric");
     let back = Back::new(away.counts.clone(), fd, &end);
-    socket.set_twin(Box::new(Twin::new(fd, end, false).back(back, away.towards, away.times)));
-    registering::move_watchers(entry);
+    attach_twin(entry, Twin::new(fd, end, false).back(back, away.towards, away.times));
     entry.fds().into_iter().for_each(table::come_back);
     if let (Some(twin), true) = (entry.twin(), away.towards.is_some()) {
         // The other side looks at both by now.

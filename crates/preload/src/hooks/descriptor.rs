@@ -12,7 +12,7 @@ use crate::short::passing;
 use crate::twin::Twin;
 use crate::{held, inherited, lookup, reach, real, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
-use pd_client::core::{KernelReason, Occasion};
+use pd_client::core::{Inside, KernelReason, Occasion};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,9 +102,7 @@ hooks! {
     }
 
     fn dup(fd: c_int) -> c_int {
-        let new = real::dup(fd);
-        duplicated(fd, new);
-        new
+        duplicating(fd, || real::dup(fd))
     }
 
     fn dup2(fd: c_int, to: c_int) -> c_int {
@@ -112,13 +110,15 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        let closing = replace(fd, to, 0);
-        let new = unless_busy(|| real::dup2(fd, to));
-        drop(closing);
-        if fd != to {
-            duplicated(fd, new);
+        if fd == to {
+            return real::dup2(fd, to);
         }
-        new
+        duplicating(fd, || {
+            let closing = replace(fd, to, 0);
+            let new = unless_busy(|| real::dup2(fd, to));
+            drop(closing);
+            new
+        })
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
@@ -126,16 +126,20 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        let closing = replace(fd, to, flags);
-        let new = unless_busy(|| real::dup3(fd, to, flags));
-        drop(closing);
-        duplicated(fd, new);
-        new
+        duplicating(fd, || {
+            let closing = replace(fd, to, flags);
+            let new = unless_busy(|| real::dup3(fd, to, flags));
+            drop(closing);
+            new
+        })
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         if let Some(done) = fcntl_of_pipe(fd, command, argument) {
             return done;
+        }
+        if [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&command) {
+            return duplicating(fd, || real::fcntl(fd, command, argument));
         }
         before_fcntl(fd, command, argument);
         let result = real::fcntl(fd, command, argument);
@@ -146,6 +150,9 @@ hooks! {
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
         if let Some(done) = fcntl_of_pipe(fd, command, argument) {
             return done;
+        }
+        if [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&command) {
+            return duplicating(fd, || real::fcntl64(fd, command, argument));
         }
         before_fcntl(fd, command, argument);
         let result = real::fcntl64(fd, command, argument);
@@ -336,10 +343,23 @@ fn replace(from: c_int, to: c_int, flags: c_int) -> Option<Closing> {
     Closing::begin(to)
 }
 
-fn duplicated(from: c_int, to: c_int) {
-    if to >= 0 && (table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
+/// Duplicates a number. What it stands for is held meanwhile: if another thread closes the number, the new one goes on with it.
+fn duplicating(from: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
+    // No handler leaves by a jump with the file.
+    let inside = (table::look(from) != table::PLAIN && !table::is_borrowed()).then(Inside::enter);
+    let file = inside.as_ref().and_then(|_| table::file_now(from));
+    let new = duplicate();
+    let before = errno();
+    duplicated(from, file, new);
+    drop(inside);
+    set_errno(before);
+    new
+}
+
+fn duplicated(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_int) {
+    if to >= 0 && (file.is_some() || table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
         if !table::is_borrowed() {
-            aside(|| lookup::duplicate(from, to));
+            aside(|| lookup::duplicate(from, file, to));
             if to <= libc::STDERR_FILENO {
                 stdio::follow(to);
             }
@@ -352,7 +372,6 @@ fn duplicated(from: c_int, to: c_int) {
 fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
     let known = match command {
         libc::F_GETFD | libc::F_SETFD | libc::F_GETFL | libc::F_GETOWN => true,
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => true,
         libc::F_SETFL => argument as c_int & (libc::O_ASYNC | libc::O_APPEND) == 0,
         _ => false,
     };
@@ -374,7 +393,6 @@ fn after_fcntl(fd: c_int, command: c_int, argument: c_ulong, result: c_int) {
         return;
     }
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, result),
         libc::F_SETFL if table::look(fd) == table::FRESH && argument as c_int & libc::O_ASYNC == 0 => {}
         libc::F_SETFL if table::look(fd) != table::PLAIN => aside(|| {
             let Some(entry) = lookup::find(fd) else { return };

@@ -255,7 +255,7 @@ fn poll_fds(fds: &mut [pollfd], timeout: Option<Duration>, manner: &Manner) -> O
     // One more place for the fabric's descriptor.
     let mut kernel = Vec::with_capacity(fds.len() + 1);
     for (place, poll) in fds.iter().enumerate() {
-        let mut file = lookup::file(poll.fd, lookup::find_now);
+        let mut file = lookup::find_now(poll.fd).and_then(|_| table::file_now(poll.fd));
         let entry = file.as_ref().map(|file| file.entry());
         unknown |= lookup::is_unknown(poll.fd);
         entry.into_iter().for_each(carrying::expose);

@@ -13,7 +13,7 @@ use crate::open_file::OpenFile;
 use crate::sleep::{sleep_on, LOOK_EVERY};
 use crate::twin::Twin;
 use crate::unseen::looking;
-use crate::{accepting, address, ending, fabric, lookup, real};
+use crate::{accepting, address, ending, fabric, lookup, real, table};
 use libc::{c_int, sockaddr, socklen_t};
 use pd_client::core::{ready, Socket};
 use std::sync::atomic::Ordering;
@@ -74,7 +74,7 @@ pub(crate) fn announce(fd: c_int) {
     if !may_listen() {
         return;
     }
-    let Some(file) = lookup::file(fd, lookup::find) else { return };
+    let Some(file) = lookup::find(fd).and_then(|_| table::file_now(fd)) else { return };
     if let Some(State::Listener(listener)) = file.socket().and_then(|socket| socket.state()) {
         end(&listener.short, fd, &file);
     }
@@ -117,7 +117,7 @@ impl Call<'_> {
 /// [`accept`], up to a handler that ends a sleep.
 unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> Outcome<c_int> {
     // As in the kernel, a listener that another thread closes listens until the call is over.
-    let file = lookup::file(fd, lookup::find).ok_or(Failure::Plain)?;
+    let file = lookup::find(fd).and_then(|_| table::file_now(fd)).ok_or(Failure::Plain)?;
     let socket = file.socket().ok_or(Failure::Plain)?;
     let Some(State::Listener(listener)) = socket.state() else { return Err(Failure::Plain) };
     let listening = &listener.short;

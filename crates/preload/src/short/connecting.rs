@@ -66,7 +66,9 @@ pub(crate) fn connect(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> Outcome<
     let end = connected?;
     let names = Names::new(v6, to, nonblocking);
     names.begun.store(begins, Ordering::Relaxed);
-    attach_twin(fd, Twin::alone(end, nonblocking, timeouts, names));
+    if !attach_twin(entry, Twin::alone(end, nonblocking, timeouts, names)) {
+        return Err(Failure::Errno(libc::EISCONN));
+    }
     if begins {
         begun::add(entry);
     } else {
@@ -111,7 +113,9 @@ pub(crate) fn connect_across(fd: c_int, entry: &Arc<Entry>, to: SocketAddr) -> O
     // The kernel's socket may have a port now: the next connection gets another socket.
     socket.facts.behind.alter();
     fit_buffers(fd, &end);
-    attach_twin(fd, Twin::alone(end, nonblocking, timeouts, Names::new(v6, to, nonblocking)));
+    if !attach_twin(entry, Twin::alone(end, nonblocking, timeouts, Names::new(v6, to, nonblocking))) {
+        return Err(Failure::Errno(libc::EISCONN));
+    }
     if nonblocking {
         return Err(Failure::Errno(libc::EINPROGRESS));
     }

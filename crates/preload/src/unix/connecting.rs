@@ -41,7 +41,7 @@ pub(crate) unsafe fn connect_to_file(
     match (end, result) {
         (Ok((end, file)), 0) => {
             note!("descriptor {fd}: connected to a file on the fabric");
-            attach_twin(fd, Twin::new(fd, end, true).towards(Place::File(file)));
+            attach_twin(entry, Twin::new(fd, end, true).towards(Place::File(file)));
         }
         (Ok((end, _)), _) => {
             fabric::withdraw(&end);
