@@ -141,7 +141,7 @@ unsafe fn attempt(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags:
             // SAFETY: the caller's promise.
             let written = unsafe { write_address(&twin, address, len) };
             note!("descriptor {accepted}: accepted on the fabric alone");
-            let adopted = lookup::adopt(accepted, Some(State::Twin(Box::new(twin))));
+            let adopted = lookup::adopt(accepted, Some(State::Twin(twin)));
             let Some(socket) = adopted.as_ref().and_then(|entry| entry.socket()) else {
                 // SAFETY: made just now.
                 unsafe { real::close(accepted) };
@@ -254,7 +254,7 @@ enum Taken {
     /// The connection that has come cannot be had.
     Failed,
     /// A connection and a descriptor for it, of a pooled socket if there is one.
-    One(c_int, Twin, Option<PooledSocket>),
+    One(c_int, Box<Twin>, Option<PooledSocket>),
 }
 
 /// Takes a connection of the fabric's, if one has come.
@@ -286,7 +286,7 @@ fn take(listening: &Listening, end: &Arc<Socket>, flags: c_int) -> Outcome<Taken
     accepted.set_nonblocking(true);
     let timeouts = [listening.recv_timeout_ns(), 0];
     let nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    let twin = Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false));
+    let twin = Box::new(Twin::alone(accepted, nonblocking, timeouts, Names::new(v6, peer, false)));
     Ok(Taken::One(fd, twin, pooled))
 }
 
