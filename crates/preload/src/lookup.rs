@@ -1,7 +1,7 @@
 //! Entries by number: finds them, makes them, and looks at what came from another image or process.
 use crate::address::is_nonblocking;
 use crate::call::{interrupts, Failure, Outcome, AGAIN};
-use crate::ending::release;
+use crate::ending::{drop_fd, release};
 use crate::entry::{make, Entry, State};
 use crate::epoll_set::{registering, standing};
 use crate::fabric::Taken;
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// Gives a number that has none an entry as a socket. None if that cannot be.
 pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
     let entry = make(state);
-    table::set(fd, &entry).then_some(entry)
+    set(fd, &entry).then_some(entry)
 }
 
 /// The connection of a number that is new here has a twin.
@@ -244,7 +244,7 @@ pub(crate) fn duplicate(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_i
             file.number().and_then(address::cookie)
         };
         if table::is_of(from, &file) || kept().is_some_and(|kept| address::cookie(to) == Some(kept)) {
-            table::set(to, file.entry());
+            set(to, file.entry());
             return;
         }
     }
@@ -255,6 +255,13 @@ pub(crate) fn duplicate(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_i
         _ => table::entry(from),
     };
     if let Some(entry) = entry {
-        table::set(to, &entry);
+        set(to, &entry);
     }
+}
+
+/// Gives a number an entry. What another thread has given it meanwhile, by a `dup2` at the same time, has it no more.
+fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
+    let (is_set, before) = table::replace(fd, entry);
+    before.iter().for_each(|before| drop_fd(before, fd));
+    is_set
 }

@@ -184,19 +184,24 @@ pub(crate) fn set_fresh(fd: c_int, entry: Arc<Entry>) -> Option<Arc<Entry>> {
 
 /// Gives a number an entry. False if the number is too high.
 pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
-    let Some(slot) = FILES.get(fd as usize) else { return false };
+    replace(fd, entry).0
+}
+
+/// [`set`]. Also returns the open file that another thread has given the number meanwhile.
+pub(crate) fn replace(fd: c_int, entry: &Arc<Entry>) -> (bool, Option<Arc<OpenFile<Entry>>>) {
+    let Some(slot) = FILES.get(fd as usize) else { return (false, None) };
     END.fetch_max(fd + 1, Ordering::Relaxed);
     entry.add_fd(fd);
-    slot.store(Some(entry.file()));
+    let before = slot.swap(Some(entry.file())).filter(|before| !Arc::ptr_eq(before.entry(), entry));
     let set = match &entry.thing {
         Thing::Epoll(set) => set,
         Thing::Pipe(_) => {
             KINDS[fd as usize].store(PIPE, Ordering::Release);
-            return true;
+            return (true, before);
         }
         Thing::Socket(socket) => {
             KINDS[fd as usize].store(if socket.is_away() { AWAY } else { SOCKET }, Ordering::Release);
-            return true;
+            return (true, before);
         }
     };
     // Another thread may be adding its first member: it sees the number, or is seen here.
@@ -204,7 +209,7 @@ pub(crate) fn set(fd: c_int, entry: &Arc<Entry>) -> bool {
     if set.is_active() {
         mark_active(fd);
     }
-    true
+    (true, before)
 }
 
 /// An epoll instance gets its first member on the fabric: its waits are the library's from now on.
