@@ -78,6 +78,16 @@ fn a_descriptor_that_is_closed_beside_its_duplication_goes_on_as_the_duplicate()
     compare_alone(&site, &command, &whole, 400);
 }
 
+/// Every call returns, whatever threads do with numbers that they share.
+#[test]
+fn threads_race_for_numbers() {
+    let site = Site::new(237);
+    let (program, path) = (site.compiled("number_races", &[]), site.folder.path().join("socket"));
+    let command = [program.as_str(), path.to_str().unwrap(), "40000"];
+    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+    compare_alone(&site, &command, &whole, 4);
+}
+
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
 /// has one of its ends leave then.
 #[test]
