@@ -169,7 +169,7 @@ hooks! {
                     twin.ended_before.store(true, Ordering::Relaxed);
                 }
                 // After a reset nothing is ended any more, and its error stays.
-                let result = match gone && twin.names.is_none() {
+                let result = match gone {
                     true => Ok(()),
                     false => twin.with_present(&entry, end_one),
                 };
