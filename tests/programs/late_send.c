@@ -1,5 +1,5 @@
-// Sends to connections whose other end has just been closed: the first send is taken, and the peer's reset is told after it. Prints lines that
-// do not depend on the transport.
+// Sends to connections whose other end has just been closed: the first send is taken, and the peer's reset is told after it. Shutdowns of
+// connections that are reset: they fail, and the error stays. Prints lines that do not depend on the transport.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -41,6 +42,29 @@ static void make(int listener, const struct sockaddr_in *to, int messages, int e
     }
 }
 
+static short events_of(int fd) {
+    struct pollfd one = {.fd = fd, .events = POLLIN | POLLOUT | POLLRDHUP};
+    check(poll(&one, 1, 0) >= 0, "poll");
+    return one.revents;
+}
+
+// The peer leaves bytes unread, with an end of its own before or without one. Returns whether there was a reset.
+static int reset_of(const int ends[2], int ends_before, int how) {
+    check(send(ends[0], bytes, LEN, 0) == LEN, "send");
+    check(send(ends[1], bytes, 14, 0) == 14, "send");
+    struct pollfd one = {.fd = ends[1], .events = POLLIN};
+    check(poll(&one, 1, PATIENCE_MS) == 1, "poll");
+    if (ends_before) check(shutdown(ends[1], SHUT_WR) == 0, "shutdown");
+    check(close(ends[1]) == 0, "close");
+    one = (struct pollfd){.fd = ends[0]};
+    if (poll(&one, 1, PATIENCE_MS) != 1 || !(one.revents & POLLERR)) return 0;
+    short before = events_of(ends[0]);
+    int result = shutdown(ends[0], how), failed = errno;
+    short after = events_of(ends[0]);
+    printf(" %d %s %x %x %d %x", result, result ? strerrorname_np(failed) : "", before, after, error_of(ends[0]), events_of(ends[0]));
+    return 1;
+}
+
 int main(void) {
     // Short-lived connections last: those to a place that has had several stay on the kernel for seconds.
     static const int MESSAGES[] = {400, 40, 1, 0};
@@ -72,7 +96,17 @@ int main(void) {
             ended += recv(left, bytes, LEN, 0) == 0;
             close(left);
         }
-        printf("%d messages: taken %d, told %d, refused %d, ended %d\n", MESSAGES[way], taken, told, refused, ended);
+        printf("resets:");
+        for (int kind = 0; kind < 6; kind++) {
+            int ends[2];
+            make(listener, &at, MESSAGES[way], ends);
+            if (!reset_of(ends, kind % 2, kind / 2)) {
+                printf("no reset of kind %d, after %d messages\n", kind, MESSAGES[way]);
+                return 1;
+            }
+            close(ends[0]);
+        }
+        printf("\n%d messages: taken %d, told %d, refused %d, ended %d\n", MESSAGES[way], taken, told, refused, ended);
     }
     return 0;
 }
