@@ -2,12 +2,11 @@
 // this process. A connection that is made all the same is served, or ends. Prints lines that do not depend on the transport.
 #define _GNU_SOURCE
 #include "both_ends.h"
+#include "chance.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <sys/time.h>
-#include <time.h>
 
 // Of an accept that began beside the end.
 #define SPREAD_US 600
@@ -22,20 +21,6 @@ struct listener {
     enum way way;
     pthread_barrier_t start;
 };
-
-static uint32_t state = 12345;
-
-static uint32_t next(void) {
-    state = state * 1664525 + 1013904223;
-    return state >> 8;
-}
-
-static void spins(unsigned us) {
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    do clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((now.tv_sec - begin.tv_sec) * 1000000 + (now.tv_nsec - begin.tv_nsec) / 1000 < us);
-}
 
 // Accepts until that fails, or nobody has come for a while. Answers all that comes.
 static void *accepts(void *argument) {

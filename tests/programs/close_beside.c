@@ -3,8 +3,8 @@
 // the transport.
 #define _GNU_SOURCE
 #include "both_ends.h"
+#include "chance.h"
 #include <fcntl.h>
-#include <stdint.h>
 
 #define BULK (4 << 20)
 
@@ -48,13 +48,6 @@ static void *leaves(void *argument) {
     // Fails if the descriptor is closed already.
     if (fcntl(leaver->fd, F_SETFL, O_ASYNC) && errno != EBADF) die("fcntl");
     return NULL;
-}
-
-static uint32_t state = 12345;
-
-static uint32_t next(void) {
-    state = state * 1664525 + 1013904223;
-    return state >> 8;
 }
 
 // Returns what is wrong, or NULL.

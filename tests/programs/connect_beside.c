@@ -2,11 +2,10 @@
 // in this process. The connection ends if it was made, and the number is the pipe's. Prints lines that do not depend on the transport.
 #define _GNU_SOURCE
 #include "both_ends.h"
+#include "chance.h"
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <sys/time.h>
-#include <time.h>
 
 #define SPREAD_US 400
 
@@ -23,20 +22,6 @@ struct caller {
     socklen_t len;
     pthread_barrier_t *start;
 };
-
-static uint32_t state = 12345;
-
-static uint32_t next(void) {
-    state = state * 1664525 + 1013904223;
-    return state >> 8;
-}
-
-static void spins(unsigned us) {
-    struct timespec begin, now;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
-    do clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((now.tv_sec - begin.tv_sec) * 1000000 + (now.tv_nsec - begin.tv_nsec) / 1000 < us);
-}
 
 // Waits for the end of each connection, up to one that sends. Counts those that do not end.
 static void *serves(void *argument) {

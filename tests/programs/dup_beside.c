@@ -2,9 +2,9 @@
 // this process. Where there is a duplicate, the connection goes on with it, and ends with it. Prints lines that do not depend on the transport.
 #define _GNU_SOURCE
 #include "both_ends.h"
+#include "chance.h"
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
 #include <sys/time.h>
 
 #define SPREAD 400
@@ -17,14 +17,7 @@ struct copier {
     pthread_barrier_t start;
 };
 
-static uint32_t state = 12345;
-
-static uint32_t next(void) {
-    state = state * 1664525 + 1013904223;
-    return state >> 8;
-}
-
-static void spins(unsigned turns) {
+static void takes(unsigned turns) {
     for (volatile unsigned n = 0; n < turns; n++) {}
 }
 
@@ -49,7 +42,7 @@ static void *copies(void *argument) {
     struct copier *copier = argument;
     unsigned turns = next() % SPREAD;
     pthread_barrier_wait(&copier->start);
-    spins(turns);
+    takes(turns);
     switch (copier->way) {
     case DUP: copier->copy = dup(copier->fd); break;
     case FCNTL: copier->copy = fcntl(copier->fd, F_DUPFD_CLOEXEC, 0); break;
@@ -73,7 +66,7 @@ static const char *round_of(const char *path, bool is_unix, enum way way) {
     pthread_barrier_init(&copier.start, NULL, 2);
     pthread_create(&thread, NULL, copies, &copier);
     pthread_barrier_wait(&copier.start);
-    spins(turns);
+    takes(turns);
     close(ends[0]);
     pthread_join(thread, NULL);
     const char *wrong = NULL;
