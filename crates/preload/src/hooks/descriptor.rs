@@ -113,12 +113,7 @@ hooks! {
         if fd == to {
             return real::dup2(fd, to);
         }
-        duplicating(fd, || {
-            let closing = replace(fd, to, 0);
-            let new = unless_busy(|| real::dup2(fd, to));
-            drop(closing);
-            new
-        })
+        duplicating_to(fd, to, 0, || real::dup2(fd, to))
     }
 
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
@@ -126,38 +121,15 @@ hooks! {
             set_errno(libc::EBUSY);
             return -1;
         }
-        duplicating(fd, || {
-            let closing = replace(fd, to, flags);
-            let new = unless_busy(|| real::dup3(fd, to, flags));
-            drop(closing);
-            new
-        })
+        duplicating_to(fd, to, flags, || real::dup3(fd, to, flags))
     }
 
     fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-        if let Some(done) = fcntl_of_pipe(fd, command, argument) {
-            return done;
-        }
-        if [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&command) {
-            return duplicating(fd, || real::fcntl(fd, command, argument));
-        }
-        before_fcntl(fd, command, argument);
-        let result = real::fcntl(fd, command, argument);
-        after_fcntl(fd, command, argument, result);
-        result
+        fcntl_by(fd, command, argument, || real::fcntl(fd, command, argument))
     }
 
     fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
-        if let Some(done) = fcntl_of_pipe(fd, command, argument) {
-            return done;
-        }
-        if [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&command) {
-            return duplicating(fd, || real::fcntl64(fd, command, argument));
-        }
-        before_fcntl(fd, command, argument);
-        let result = real::fcntl64(fd, command, argument);
-        after_fcntl(fd, command, argument, result);
-        result
+        fcntl_by(fd, command, argument, || real::fcntl64(fd, command, argument))
     }
 
     fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
@@ -356,6 +328,16 @@ fn duplicating(from: c_int, duplicate: impl FnOnce() -> c_int) -> c_int {
     new
 }
 
+/// [`duplicating`] to a number that is closed in the same step, if something has it.
+fn duplicating_to(from: c_int, to: c_int, flags: c_int, duplicate: impl Fn() -> c_int) -> c_int {
+    duplicating(from, || {
+        let closing = replace(from, to, flags);
+        let new = unless_busy(duplicate);
+        drop(closing);
+        new
+    })
+}
+
 fn duplicated(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_int) {
     if to >= 0 && (file.is_some() || table::look(from) != table::PLAIN || table::look(to) != table::PLAIN) {
         if !table::is_borrowed() {
@@ -367,6 +349,20 @@ fn duplicated(from: c_int, file: Option<Arc<OpenFile<Entry>>>, to: c_int) {
             table::note_copy();
         }
     }
+}
+
+/// `fcntl`, by the function that `do_it` calls.
+fn fcntl_by(fd: c_int, command: c_int, argument: c_ulong, do_it: impl FnOnce() -> c_int) -> c_int {
+    if let Some(done) = fcntl_of_pipe(fd, command, argument) {
+        return done;
+    }
+    if [libc::F_DUPFD, libc::F_DUPFD_CLOEXEC].contains(&command) {
+        return duplicating(fd, do_it);
+    }
+    before_fcntl(fd, command, argument);
+    let result = do_it();
+    after_fcntl(fd, command, argument, result);
+    result
 }
 
 fn before_fcntl(fd: c_int, command: c_int, argument: c_ulong) {
