@@ -2,6 +2,9 @@
 
 use super::{Site, With, PORT};
 
+/// Equipment, and whether connections are short.
+const EVERY_WAY: [(With, bool); 3] = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
+
 /// Compares a program that has both ends in the given ways, with or without short connections. Returns nothing: panics on a difference, or if
 /// fewer than `made_min` connections were on the fabric each time.
 fn compare_alone(site: &Site, command: &[&str], ways: &[(With, bool)], made_min: u64) {
@@ -17,6 +20,13 @@ fn compare_alone(site: &Site, command: &[&str], ways: &[(With, bool)], made_min:
     }
 }
 
+/// [`compare_alone`] of a program by its source's name, which gets the path of a socket and `arguments`. On both paths, and with short connections.
+fn compare_in_every_way(site: &Site, name: &str, arguments: &[&str], made_min: u64) {
+    let (program, path) = (site.compiled(name, &[]), site.folder.path().join("socket"));
+    let command = [&[program.as_str(), path.to_str().unwrap()], arguments].concat();
+    compare_alone(site, &command, &EVERY_WAY, made_min);
+}
+
 /// Omits short connections: their sockets have no error of their own afterwards.
 #[test]
 fn connections_that_are_undone_are_reset_and_their_sockets_used_again() {
@@ -29,24 +39,14 @@ fn connections_that_are_undone_are_reset_and_their_sockets_used_again() {
 #[test]
 fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
     let site = Site::new(225);
-    let (program, path) = (site.compiled("outlives", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap()];
-    compare_alone(
-        &site,
-        &command,
-        &[(With::Library, false), (With::Mediated, false), (With::Library, true)],
-        40,
-    );
+    compare_in_every_way(&site, "outlives", &[], 40);
 }
 
 /// Calls of `poll`, `select`, `epoll_wait` and `accept`.
 #[test]
 fn a_wait_goes_on_when_another_thread_closes_its_descriptor() {
     let site = Site::new(229);
-    let (program, path) = (site.compiled("waits_beside", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap()];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 380);
+    compare_in_every_way(&site, "waits_beside", &[], 380);
 }
 
 /// The fabric's end of a listener that an accept or poll is opening then ends with the listener.
@@ -62,30 +62,21 @@ fn a_listener_that_ends_beside_an_accept_leaves_no_connection_unanswered() {
 #[test]
 fn a_connection_that_is_closed_beside_its_connect_ends() {
     let site = Site::new(235);
-    let (program, path) = (site.compiled("connect_beside", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap(), "300"];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 10);
+    compare_in_every_way(&site, "connect_beside", &["300"], 10);
 }
 
 /// The driver would end the connection with the number that is closed.
 #[test]
 fn a_descriptor_that_is_closed_beside_its_duplication_goes_on_as_the_duplicate() {
     let site = Site::new(236);
-    let (program, path) = (site.compiled("dup_beside", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap(), "100"];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 400);
+    compare_in_every_way(&site, "dup_beside", &["100"], 400);
 }
 
 /// Every call returns, whatever threads do with numbers that they share.
 #[test]
 fn threads_race_for_numbers() {
     let site = Site::new(237);
-    let (program, path) = (site.compiled("number_races", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap(), "40000"];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 4);
+    compare_in_every_way(&site, "number_races", &["40000"], 4);
 }
 
 /// Closes and shuts down at random moments of a send, also where the connection goes on in the kernel for want of memory, or because a third thread
@@ -95,8 +86,7 @@ fn a_close_beside_a_send_loses_nothing_at_any_moment() {
     let site = Site::new(226);
     let (program, path) = (site.compiled("close_beside", &[]), site.folder.path().join("socket"));
     let command = [program.as_str(), path.to_str().unwrap(), "24"];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 80);
+    compare_alone(&site, &command, &EVERY_WAY, 80);
     compare_alone(&site, &command, &[(With::Scarce, false)], 40);
 }
 
@@ -114,20 +104,14 @@ fn a_send_just_after_the_peers_close_has_it_reset_the_connection() {
 #[test]
 fn a_handler_may_end_a_call_in_any_way() {
     let site = Site::new(227);
-    let (program, path) = (site.compiled("jumps", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap()];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 24);
+    compare_in_every_way(&site, "jumps", &[], 24);
 }
 
 /// A mark of the peer's that came after the close would have the kernel reset the connection.
 #[test]
 fn an_end_that_leaves_and_is_closed_at_once_loses_nothing() {
     let site = Site::new(228);
-    let (program, path) = (site.compiled("leaves_last", &[]), site.folder.path().join("socket"));
-    let command = [program.as_str(), path.to_str().unwrap()];
-    let whole = [(With::Library, false), (With::Mediated, false), (With::Library, true)];
-    compare_alone(&site, &command, &whole, 8);
+    compare_in_every_way(&site, "leaves_last", &[], 8);
 }
 
 /// Bytes that no process has read reset a connection, whoever closes it last: a child that refuses its client before it has read a word, as
