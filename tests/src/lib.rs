@@ -4,7 +4,7 @@ use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod bystander;
 mod compiled;
@@ -106,9 +106,9 @@ impl TestDriver {
         let clock = Arc::new(SystemClock::default());
         let successor = Driver::take_over(self.settings.clone(), clock, &*engine)?;
         let previous = self.driver.replace(successor).expect("running");
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        let until = Instant::now() + Duration::from_secs(10);
         while !previous.is_handed_over() {
-            assert!(std::time::Instant::now() < until, "the previous driver goes on");
+            assert!(Instant::now() < until, "the previous driver goes on");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         Ok(())
@@ -221,13 +221,13 @@ impl Default for TestDriver {
 
 /// Asks for reports until one is as wished, and returns it.
 fn await_report<T: std::fmt::Debug>(what: &str, report: impl Fn() -> T, wished: impl Fn(&T) -> bool) -> T {
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(20);
     loop {
         let report = report();
         if wished(&report) {
             return report;
         }
-        assert!(std::time::Instant::now() < until, "{what} never came true: {report:?}");
+        assert!(Instant::now() < until, "{what} never came true: {report:?}");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
@@ -277,13 +277,38 @@ pub fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns the processor time of threads of this process with name `thread`. The time of one that has ended is not in it.
 pub fn processor_time(thread: &str) -> Duration {
+    let time = |stats: String| stats.split(' ').next()?.parse().ok();
+    of_threads(thread, "schedstat").into_iter().filter_map(time).map(Duration::from_nanos).sum()
+}
+
+/// Waits until all threads with a name are asleep. The kernel accounts for the time of a thread that runs only now and then.
+///
+/// # Panics
+///
+/// Panics where there is no such thread, or one does not rest within twenty seconds.
+pub fn wait_for_rest(thread: &str) {
+    let begun = Instant::now();
+    loop {
+        let states = of_threads(thread, "stat");
+        // The state follows the name, which ends with the last parenthesis.
+        let is_asleep = |stat: &String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
+        if !states.is_empty() && states.iter().all(is_asleep) {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "{thread} does not rest: {states:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns what a file of /proc says of each of this process's threads with a name.
+fn of_threads(thread: &str, file: &str) -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("proc").flatten();
-    let time = tasks.filter_map(|task| {
+    let read = |task: std::fs::DirEntry| {
         let read = |name| std::fs::read_to_string(task.path().join(name)).ok();
         read("comm").filter(|comm| comm.trim_end() == thread)?;
-        Some(Duration::from_nanos(read("schedstat")?.split(' ').next()?.parse().ok()?))
-    });
-    time.sum()
+        read(file)
+    };
+    tasks.filter_map(read).collect()
 }
 
 /// Returns the files of this process's descriptors, in order.

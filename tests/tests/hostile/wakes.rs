@@ -2,7 +2,7 @@
 use super::{stage, stage_for_anyone};
 use pd_abi::layout::{channel_control, channel_status};
 use pd_abi::{Frame, FrameKind, Operation, Request, SocketId};
-use pd_tests::{needs_root, processor_time, program_path, watch, Raw, TestDriver};
+use pd_tests::{needs_root, processor_time, program_path, wait_for_rest, watch, Raw, TestDriver};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +38,7 @@ fn others_are_answered(driver: &TestDriver, hostile: &mut Raw) {
             ask(hostile, true);
             let longest = (0..20).map(|_| ask(&mut other, false)).max().unwrap();
             mover += processor_time("pd-driver") - before[0];
+            wait_for_rest("pd-ringer");
             // The thread ends where it is idle, and its time with it.
             let now = processor_time("pd-ringer");
             ringer += now.checked_sub(before[1]).unwrap_or(now);
