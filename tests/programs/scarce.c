@@ -97,7 +97,10 @@ static int loop;
 // Serves its connections without waiting for one alone.
 static void *turn(void *unused) {
     struct epoll_event event;
-    while (epoll_wait(loop, &event, 1, -1) == 1 || errno == EINTR) {
+    int count;
+    while ((count = epoll_wait(loop, &event, 1, -1)) == 1 || errno == EINTR) {
+        // A process that was stopped, and goes on.
+        if (count != 1) continue;
         struct answer *it = event.data.ptr;
         ssize_t part;
         while (!is_whole(it) && (part = more(it)) > 0) it->sent += part;

@@ -6,6 +6,7 @@ use crate::files::Files;
 use crate::forks::forks;
 use crate::kept::Kept;
 use crate::own::{self, OwnFd};
+use crate::patience::Patience;
 use crate::reasons::Reasons;
 use crate::setting::known_socket_path;
 use crate::turn::lock;
@@ -298,7 +299,7 @@ impl Attachment {
         }
         let mut wire = lock(&self.wire);
         while !wire.receive_regions.contains_key(&region) {
-            if !wait_readable(&self.socket, ANSWER_WAIT) {
+            if !Patience::new(ANSWER_WAIT).until(|most| wait_readable(&self.socket, most)) {
                 return Err(Error::new(Errno::TIMEDOUT, "the driver did not pass on a receive region"));
             }
             check_room(&self.socket, true, 1)?;
@@ -458,10 +459,10 @@ impl Wire {
         // A driver that refuses may have hung up already: what it said of that is still there to be read.
         let sent = attach::send(socket, frame, &[], SendFlags::empty());
         let (mut hung_up, mut no_room) = (false, 0);
-        let until = Instant::now() + ANSWER_WAIT;
+        let mut patience = Patience::new(ANSWER_WAIT);
         loop {
             if !self.spin.until(|| wait_readable(socket, Duration::ZERO)) {
-                let answers = wait_readable(socket, until.saturating_duration_since(Instant::now()));
+                let answers = patience.until(|most| wait_readable(socket, most));
                 self.spin.slept();
                 if !answers {
                     return Err(Error::new(Errno::CONNRESET, "the driver does not answer; see its log"));

@@ -52,6 +52,7 @@ mod malloc;
 mod open;
 mod own;
 mod path;
+mod patience;
 mod pause;
 mod per_process;
 pub mod pipe;
@@ -95,6 +96,7 @@ pub mod core {
     pub use crate::kept::Kept;
     pub use crate::malloc::malloc;
     pub use crate::own::{is_own, keep_numbers, own_fds, set_floor, OwnFd};
+    pub use crate::patience::Patience;
     pub use crate::pause::Pause;
     pub use crate::poll::{poll, Target};
     pub use crate::process::{

@@ -4,6 +4,7 @@ use crate::attachment::Attachment;
 use crate::error::Result;
 use crate::forks::{self, count_fork};
 use crate::kept;
+use crate::patience::Patience;
 use crate::per_process::PerProcess;
 use crate::setting::{known_socket_path, remember_socket_path};
 use crate::sockets;
@@ -155,10 +156,10 @@ pub(crate) fn check_driver() {
 }
 
 fn wait_for_sends() {
-    let until = Instant::now() + EXIT_WAIT_MAX;
+    let mut patience = Patience::new(EXIT_WAIT_MAX);
     let mut pause = Duration::from_micros(20);
     let mut slept = Duration::ZERO;
-    while sockets::undelivered() && Instant::now() < until {
+    while sockets::undelivered() && patience.lasts() {
         std::thread::sleep(pause);
         slept += pause;
         pause = (pause * 2).min(Duration::from_millis(5));

@@ -4,13 +4,13 @@ use crate::fallback_cache::{self, now_ns, File, Place};
 use crate::log::note;
 use crate::{address, confined, file_lock, heap, unseen};
 use libc::c_int;
-use pd_client::core::{sleep_for, twin, KernelReason, Socket, Takes};
+use pd_client::core::{sleep_for, twin, KernelReason, Patience, Socket, Takes};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time without attempts to attach after the driver was not there.
 const ABSENT_FOR: Duration = Duration::from_secs(2);
@@ -330,11 +330,11 @@ pub(crate) fn lacks_room(errno: c_int) -> bool {
 
 /// The twin of a connection that another process had, and that is known to have one: it is worth to wait for room.
 pub(crate) fn take(fd: c_int) -> Taken {
-    let until = Instant::now() + ROOM_WITHIN;
+    let mut patience = Patience::new(ROOM_WITHIN);
     loop {
         let taken = take_now(fd, true);
         let may_get = matches!(taken, Err(errno) if lacks_room(errno));
-        if !(may_get && Instant::now() < until) {
+        if !(may_get && patience.lasts()) {
             return taken.unwrap_or(Taken::None);
         }
         sleep_for(LOOK_FOR_ROOM_EVERY);

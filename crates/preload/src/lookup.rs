@@ -11,10 +11,9 @@ use crate::short::reuse;
 use crate::twin::{self, Twin};
 use crate::{address, fabric, table, unix};
 use libc::c_int;
-use pd_client::core::sleep_for;
+use pd_client::core::{sleep_for, Patience};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Gives a number that has none an entry as a socket. None if that cannot be.
 pub(crate) fn adopt(fd: c_int, state: Option<State>) -> Option<Arc<Entry>> {
@@ -146,7 +145,7 @@ fn is_bound(fd: c_int) -> bool {
 /// tries for a while; the next call tries again.
 #[cold]
 fn resolve(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>>> {
-    let (mut waits, mut until) = (Some(waits), None);
+    let (mut waits, mut patience) = (Some(waits), None);
     loop {
         let errno = match resolve_now(fd) {
             Ok(entry) => return Ok(entry),
@@ -157,15 +156,14 @@ fn resolve(fd: c_int, waits: impl FnOnce() -> bool) -> Outcome<Option<Arc<Entry>
             return Err(Failure::Errno(libc::ECONNRESET));
         }
         if let Some(waits) = waits.take() {
-            until = waits().then(|| Instant::now() + fabric::ROOM_WITHIN);
+            patience = waits().then(|| Patience::new(fabric::ROOM_WITHIN));
         }
-        match until {
-            None => return Err(AGAIN),
-            Some(until) if Instant::now() >= until => return Err(Failure::Errno(libc::ENOBUFS)),
-            Some(_) if sleep_for(fabric::LOOK_FOR_ROOM_EVERY) && interrupts(false) => {
-                return Err(Failure::Errno(libc::EINTR));
-            }
-            Some(_) => {}
+        let Some(patience) = &mut patience else { return Err(AGAIN) };
+        if !patience.lasts() {
+            return Err(Failure::Errno(libc::ENOBUFS));
+        }
+        if sleep_for(fabric::LOOK_FOR_ROOM_EVERY) && interrupts(false) {
+            return Err(Failure::Errno(libc::EINTR));
         }
         if table::look(fd) != table::INHERITED {
             // Another thread has taken it over, or closed it.

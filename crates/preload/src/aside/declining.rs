@@ -7,12 +7,16 @@ use crate::sleep::kernel_poll;
 use crate::table;
 use crate::twin::Twin;
 use libc::c_int;
+use pd_client::core::Patience;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longest wait for a mark that the peer is about to send.
 const MARK_WITHIN: Duration = Duration::from_secs(1);
+
+/// Time between looks where nothing tells of a change.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Has no mark come over TCP after the close of a connection one side of which has left. A peer that follows later sends none, and a mark that is
 /// being sent is taken off.
@@ -29,10 +33,10 @@ pub(super) fn decline_mark(entry: &Arc<Entry>, twin: &Twin, fd: c_int) {
     if !matches!(twin.with_present(entry, |end| end.decline_mark()), Ok(true)) {
         return;
     }
-    let until = Instant::now() + MARK_WITHIN;
-    while take_claimed(entry, twin) == Ok(Mark::NotYet) && Instant::now() < until {
+    let mut patience = Patience::new(MARK_WITHIN);
+    while take_claimed(entry, twin) == Ok(Mark::NotYet) && patience.lasts() {
         let mut poll = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-        let _ = kernel_poll(&mut poll, Some(MARK_WITHIN), std::ptr::null());
+        let _ = kernel_poll(&mut poll, Some(LOOK_EVERY), std::ptr::null());
     }
 }
 

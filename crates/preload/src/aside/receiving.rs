@@ -11,7 +11,7 @@ use crate::sleep::kernel_poll;
 use crate::twin::Twin;
 use crate::{address, closed, real};
 use libc::c_int;
-use pd_client::core::{are_put_off, KernelReason, Pause, Socket};
+use pd_client::core::{are_put_off, KernelReason, Patience, Pause, Socket};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -109,8 +109,8 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
     if !is_due {
         return false;
     }
-    let until = Instant::now() + COMES_WITHIN;
-    while Instant::now() < until {
+    let mut patience = Patience::new(COMES_WITHIN);
+    while patience.lasts() {
         if end.look_exactly() {
             return true;
         }
@@ -126,10 +126,10 @@ pub(crate) fn await_rest(entry: &Arc<Entry>, twin: &Twin, end: &Socket) -> bool 
 
 /// Waits, for a while, until all that is certain to come on the fabric to one that has left lies in its ring.
 pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
-    let until = Instant::now() + COMES_WITHIN;
+    let mut patience = Patience::new(COMES_WITHIN);
     let _ = twin.with(entry, |end| {
         let owed = twin.progress().owed();
-        while end.position() + end.received() < owed && Instant::now() < until {
+        while end.position() + end.received() < owed && patience.lasts() {
             end.pause_recv(Duration::from_millis(5), 0);
         }
         Ok(())
@@ -139,8 +139,8 @@ pub(crate) fn await_owed(entry: &Arc<Entry>, twin: &Twin) {
 /// Waits, for a while, until the peer has followed, and the descriptor is the kernel's: a child that cannot attach is about to have it.
 /// Not if bytes lie unread on the fabric.
 pub(crate) fn await_end(entry: &Arc<Entry>, twin: &Twin) {
-    let until = Instant::now() + COMES_WITHIN;
-    while !twin.progress().is_over() && Instant::now() < until {
+    let mut patience = Patience::new(COMES_WITHIN);
+    while !twin.progress().is_over() && patience.lasts() {
         let state = twin.with(entry, |end| {
             end.pause_recv(Duration::from_millis(5), 0);
             Ok((end.received() > 0, end.ends_elsewhere(0)))
