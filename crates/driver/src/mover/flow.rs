@@ -20,7 +20,7 @@ use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, Finish, NewFlow, Ring, SendEnd, Violation};
 use allowance::Own;
 use migration::Migration;
-use pd_abi::layout::{socket_status, ELSEWHERE, ENDED, SHUT};
+use pd_abi::layout::{ELSEWHERE, ENDED, SHUT};
 use pd_shm::Mapping;
 use rustix::io::Errno;
 use schedule::Schedule;
@@ -385,10 +385,8 @@ impl Flow {
         self.source.publish(first, end)
     }
 
-    /// Takes the sends of another client from now on, and tells that client the state, unless it knows that the peer has left: whether the
-    /// sends were shut down is no news then. Returns the previous source, and the news.
+    /// Takes the sends of another client from now on, and tells that client the state. Returns the previous source, and the news.
     pub fn replace_source(&mut self, source: Endpoint) -> (Endpoint, News) {
-        let knows = source.memory.published_u32(source.slot, socket_status::SEND_END) == ELSEWHERE;
         let previous = self.source.replace_end(source);
         if self.is_source_last() {
             self.source.forget_previous_sends();
@@ -396,9 +394,7 @@ impl Flow {
         let mut news = News { source: self.publish_sends_done(), ..News::default() };
         if (self.aborted || self.finish.is_some()) && self.is_source_last() {
             let word = if self.aborted { self.ends_told.0 } else { ENDED };
-            if !(knows && [ENDED, SHUT].contains(&word)) {
-                self.source.publish_end(word, true);
-            }
+            self.source.publish_end(word, true);
             news.source = true;
         }
         (previous, news)

@@ -2,7 +2,7 @@
 use super::drain::endpoint;
 use super::*;
 use crate::messages::{Asking, SendEnd};
-use pd_abi::layout::ELSEWHERE;
+use pd_abi::layout::{ELSEWHERE, SHUT};
 
 /// Has A ask to leave. Returns the end of B's sends as B sees it.
 fn after_leaving(world: &mut World, source: Option<Endpoint>) -> u32 {
@@ -34,6 +34,19 @@ fn a_source_whose_flow_is_over_hears_it_too() {
     let mut world = shut();
     let source = endpoint(&world, B, SECOND);
     assert_eq!(after_leaving(&mut world, Some(source)), ELSEWHERE);
+}
+
+/// The peer closes at once, or shuts down. The source is to follow into the kernel, which tells that; of a failure it hears here.
+#[test]
+fn an_orderly_end_does_not_hide_that_the_peer_has_left() {
+    let reset = Errno::CONNRESET.raw_os_error() as u32;
+    for (end, seen) in [(SHUT, ELSEWHERE), (ENDED, ELSEWHERE), (reset, reset)] {
+        let mut world = World::new("cpu");
+        assert_eq!(after_leaving(&mut world, None), ELSEWHERE);
+        world.inbox.send(ToMover::Abort { flow: B_TO_A, send_end: SendEnd::by(end), recv_end: None });
+        world.rest();
+        assert_eq!(world.parties[B.index()].status_u32(SECOND, socket_status::SEND_END), seen, "{end}");
+    }
 }
 
 /// The socket was closed meanwhile, and another socket may have its line.

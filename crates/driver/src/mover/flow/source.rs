@@ -9,7 +9,7 @@ use crate::messages::Endpoint;
 use crate::mover::table::BufferTable;
 use crate::reader::OpenFile;
 use crate::takeover::pack::{Hindrance, Wrong};
-use pd_abi::layout::socket_status;
+use pd_abi::layout::{socket_status, ELSEWHERE, ENDED, SHUT};
 use pd_shm::wait::Waker;
 use std::sync::Arc;
 
@@ -363,10 +363,14 @@ impl Source {
         self.waker.wake(&memory.send_wait(slot), own)
     }
 
-    /// Tells the client that its sends reach nobody any more, and why. `wakes`: it may wait for that.
+    /// Tells the client that its sends reach nobody any more, and why. `wakes`: it may wait for that. An orderly end says nothing more than that
+    /// the peer has left for the kernel: the client follows, and the kernel tells the end.
     pub fn publish_end(&mut self, errno: u32, wakes: bool) {
         let Endpoint { slot, ref memory, .. } = self.end;
-        memory.publish_u32(slot, socket_status::SEND_END, errno);
+        let has_left = || memory.published_u32(slot, socket_status::SEND_END) == ELSEWHERE;
+        if !([ENDED, SHUT].contains(&errno) && has_left()) {
+            memory.publish_u32(slot, socket_status::SEND_END, errno);
+        }
         if wakes {
             self.wake();
         }
