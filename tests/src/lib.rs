@@ -287,17 +287,10 @@ pub fn processor_time(thread: &str) -> Duration {
 ///
 /// Panics where there is no such thread, or one does not rest within twenty seconds.
 pub fn wait_for_rest(thread: &str) {
-    let begun = Instant::now();
-    loop {
-        let states = of_threads(thread, "stat");
-        // The state follows the name, which ends with the last parenthesis.
-        let is_asleep = |stat: &String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
-        if !states.is_empty() && states.iter().all(is_asleep) {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_secs(20), "{thread} does not rest: {states:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    // The state follows the name, which ends with the last parenthesis.
+    let is_asleep = |stat: &String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
+    let all_asleep = |states: &Vec<String>| !states.is_empty() && states.iter().all(is_asleep);
+    await_report(&format!("the rest of {thread}"), || of_threads(thread, "stat"), all_asleep);
 }
 
 /// Returns what a file of /proc says of each of this process's threads with a name.
