@@ -1,5 +1,5 @@
 //! Marks that are not wanted: the kernel answers one that comes after the close with a reset, and drops what is on its way to the peer.
-use super::mark::{take_claimed, take_mark, Mark};
+use super::mark::{take_claimed, take_mark, Mark, LOOK_EVERY};
 use super::{MARKED, UNMARKED};
 use crate::call;
 use crate::entry::Entry;
@@ -14,9 +14,6 @@ use std::time::Duration;
 
 /// Longest wait for a mark that the peer is about to send.
 const MARK_WITHIN: Duration = Duration::from_secs(1);
-
-/// Time between looks where nothing tells of a change.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Has no mark come over TCP after the close of a connection one side of which has left. A peer that follows later sends none, and a mark that is
 /// being sent is taken off.

@@ -17,7 +17,7 @@ pub(super) const MARK: u8 = 0xa5;
 pub(super) const MARK_BRIEF: u8 = 0xa6;
 
 /// Time between looks of a wait for the mark.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Beginning of the kernel's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
