@@ -161,17 +161,24 @@ impl Socket {
         link.attachment.alive() && link.home.sync(link.request(Operation::Sync), limit, count_sleep)
     }
 
-    /// Has the driver bring what the peer has done before, for a call that does not wait. Returns whether another look may find more.
+    /// Tells whether this process has, or had, the other end, too.
+    #[inline]
+    pub fn has_pair(&self) -> bool {
+        self.pair.get().is_some()
+    }
+
+    /// Has the driver bring what the peer has done before, for a call that does not wait. Returns whether another look may find more: where the
+    /// process has the other end, the driver may have brought all of it since the call's look.
     pub fn catch_up(&self, occasion: Occasion) -> bool {
         let pair = || self.pair.get().and_then(Weak::upgrade);
         let is_known = self.pair_has_acted.swap(false, Ordering::Acquire)
             || pair().is_some_and(|it| it.sends_undelivered());
         if !is_known && self.recv.lock().incoming.is_in_ring() {
-            return false;
+            return self.has_pair();
         }
         let begun = now();
         if !(is_known && !IS_LATE.load(Ordering::Relaxed) || SPENT.allows(begun, occasion)) {
-            return false;
+            return self.has_pair();
         }
         let done = self.sync_within(if is_known { OF_PAIR_WITHIN } else { WITHIN });
         if is_known || done {
@@ -180,7 +187,7 @@ impl Socket {
         if !(is_known && done) {
             SPENT.add(begun, Duration::from_nanos(now() - begun));
         }
-        done
+        done || self.has_pair()
     }
 }
 

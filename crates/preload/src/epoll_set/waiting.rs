@@ -9,6 +9,7 @@ use crate::entry::{listener, Entry};
 use crate::open_file::OpenFile;
 use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
+use crate::twin::waiting::any_finds_more;
 use crate::{claim, real, spin, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
 use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, Occasion, ASIDE, SET_BYTES};
@@ -166,7 +167,10 @@ impl EpollSet {
     /// Has the driver bring what peers have done before, for a wait that only looks. Returns whether another look may find more.
     fn catch_up(&self) -> bool {
         let members: Vec<_> = lock(&self.members).values().take(CATCHING_UP_MAX).cloned().collect();
-        members.iter().any(|it| it.twin().is_some_and(|twin| twin.hear(it) || twin.catch_up(Occasion::Rare)))
+        let has_pair = |it: &Arc<Entry>| it.twin().is_some_and(|twin| twin.has_pair());
+        any_finds_more(members.iter(), has_pair, |it| {
+            it.twin().is_some_and(|twin| twin.hear(it) || twin.catch_up(Occasion::Rare))
+        })
     }
 
     /// Looks at the fabric for a while, and at times at the kernel's members. Returns whether either had something.

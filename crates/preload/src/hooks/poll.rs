@@ -11,6 +11,7 @@ use crate::fabric::LOOK_FOR_ROOM_EVERY;
 use crate::open_file::OpenFile;
 use crate::short::{accepting, begun};
 use crate::sleep::{kernel_poll, sleep_on};
+use crate::twin::waiting::any_finds_more;
 use crate::twin::{Stands, Twin};
 use crate::{claim, lookup, reach, real, table};
 use libc::{c_int, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
@@ -224,6 +225,10 @@ impl Member {
         self.file.twin().is_some_and(|twin| twin.hear(&self.file))
     }
 
+    fn has_pair(&self) -> bool {
+        self.file.twin().is_some_and(|twin| twin.has_pair())
+    }
+
     /// Has the driver bring what the peer has done before. Returns whether another look may find more.
     fn catch_up(&self, occasion: Occasion) -> bool {
         self.file.twin().is_some_and(|twin| twin.catch_up(occasion))
@@ -349,7 +354,7 @@ fn wait(
         if only_looking && !std::mem::replace(&mut caught_up, true) {
             let occasion = if found { Occasion::Frequent } else { Occasion::Rare };
             let asks = |it: &Member| it.hears() || it.misses(fds[it.place].revents) && it.catch_up(occasion);
-            if members.iter().any(asks) {
+            if any_finds_more(members.iter(), Member::has_pair, asks) {
                 continue;
             }
         }

@@ -7,7 +7,7 @@ use crate::claim::{self, settling, watch};
 use crate::closed;
 use crate::entry::{Entry, Sleeper};
 use crate::sleep::{kernel_poll, sleep_on};
-use pd_client::core::{sleep_for, Occasion, Pause};
+use pd_client::core::{has_pairs, sleep_for, Occasion, Pause};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -173,8 +173,27 @@ impl Twin {
             && self.current().is_some_and(|end| end.catch_up(occasion))
     }
 
+    /// Tells whether this process has, or had, the other end, too.
+    pub(crate) fn has_pair(&self) -> bool {
+        has_pairs() && self.current().is_some_and(|end| end.has_pair())
+    }
+
     /// Waits for what the process that had the end before has left unread. Returns whether there is something to receive.
     pub(crate) fn await_inherited(&self) -> bool {
         self.current().is_some_and(|end| end.await_inherited())
     }
+}
+
+/// Asks for all of `ends` of which `has_pair` holds, and for the others until one finds more. Returns whether any does. A wait for what one
+/// end is known to get says nothing of the next one.
+pub(crate) fn any_finds_more<'a, T>(
+    ends: impl Iterator<Item = &'a T> + Clone,
+    has_pair: impl Fn(&T) -> bool,
+    asks: impl Fn(&T) -> bool,
+) -> bool
+where
+    T: 'a,
+{
+    let of_pairs = has_pairs() && ends.clone().filter(|it| has_pair(it) && asks(it)).count() > 0;
+    of_pairs | ends.into_iter().any(|it| !has_pair(it) && asks(it))
 }
