@@ -7,6 +7,7 @@
 #include "both_ends.h"
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -19,8 +20,8 @@ enum way { SAME, PIPE, WAITPID, WAYS };
 static const char *ways[] = {"the same process", "a pipe", "waitpid"};
 enum act { SENDS, CLOSES, SHUTS_WRITING, SHUTS_READING, SHUTS_BOTH, SENDS_AND_CLOSES, ACTS };
 static const char *acts[] = {"sends", "closes", "shuts writing", "shuts reading", "shuts both", "sends and closes"};
-enum look { RECEIVES, POLLS, COUNTS, SENDS_ONE, SENDS_TWO, LOOKS };
-static const char *looks[] = {"recv", "poll", "FIONREAD", "send", "second send"};
+enum look { RECEIVES, POLLS, EPOLLS, COUNTS, SENDS_ONE, SENDS_TWO, LOOKS };
+static const char *looks[] = {"recv", "poll", "epoll_wait", "FIONREAD", "send", "second send"};
 
 static const char *path;
 
@@ -32,20 +33,27 @@ static void act_of(enum act act, int fd) {
     if (act == CLOSES || act == SENDS_AND_CLOSES) close(fd);
 }
 
-static void look_of(enum look look, int fd, char *found, size_t room) {
+// Events of the end, by an instance that has had it since before the talk.
+static uint32_t waited(int epoll) {
+    struct epoll_event event = {0};
+    return epoll_wait(epoll, &event, 1, 0) == 1 ? event.events : 0;
+}
+
+static void look_of(enum look look, int fd, int epoll, char *found, size_t room) {
     char bytes[8] = "";
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN | POLLRDHUP | POLLOUT};
     int result = 0;
     switch (look) {
     case RECEIVES: result = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT); break;
     case POLLS: result = poll(&poll_fd, 1, 0); break;
+    case EPOLLS: result = waited(epoll); break;
     case COUNTS: ioctl(fd, FIONREAD, &result); break;
     case SENDS_TWO: send(fd, "x", 1, MSG_NOSIGNAL); // fall through
     default: result = send(fd, "x", 1, MSG_NOSIGNAL);
     }
     const char *error = result < 0 ? strerrorname_np(errno) : "";
     snprintf(found, room, "%d %s%s", result, error, bytes);
-    if (look == POLLS) snprintf(found, room, "events %x", poll_fd.revents);
+    if (look == POLLS || look == EPOLLS) snprintf(found, room, "events %x", look == POLLS ? poll_fd.revents : result);
 }
 
 // Has small messages go at once, which TCP otherwise keeps until the ones before are acknowledged.
@@ -78,6 +86,9 @@ static void try_of(bool is_unix, enum way way, enum act act, enum look look, int
     if (way == SAME) ends[1] = prompt(connects_to(&at, len));
     ends[0] = prompt(checked("accept", accept(listener, NULL, NULL)));
     close(listener);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLOUT};
+    int epoll = checked("epoll_create1", epoll_create1(0));
+    checked("epoll_ctl", epoll_ctl(epoll, EPOLL_CTL_ADD, ends[0], &event));
     char byte = 'x';
     for (int n = 0; n < talk; n++) {
         if (send(ends[0], &byte, 1, 0) != 1) die("talk");
@@ -87,12 +98,12 @@ static void try_of(bool is_unix, enum way way, enum act act, enum look look, int
     if (way == SAME) act_of(act, ends[1]);
     if (way == PIPE && read(told[0], &byte, 1) != 1) die("read");
     if (way == WAITPID) waitpid(child, NULL, 0);
-    look_of(look, ends[0], found, room);
+    look_of(look, ends[0], epoll, found, room);
     if (way == PIPE) {
         kill(child, SIGKILL);
         waitpid(child, NULL, 0);
     }
-    close(ends[0]);
+    close(ends[0]), close(epoll);
     if (way == SAME && act != CLOSES && act != SENDS_AND_CLOSES) close(ends[1]);
     close(told[0]), close(told[1]);
 }

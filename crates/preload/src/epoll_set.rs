@@ -54,6 +54,8 @@ pub(crate) struct EpollSet {
     exposed: Mutex<Option<Armed>>,
     is_exposed: AtomicBool,
     waits: AtomicU32,
+    /// News ([`crate::hearsay`]) at the last look.
+    news: AtomicU32,
     /// The thread that has waited, if it is the only one.
     waiter: AtomicUsize,
     /// Threads that sleep in the kernel's instance as if there was nothing on the fabric.
@@ -98,6 +100,7 @@ impl EpollSet {
             exposed: Mutex::default(),
             is_exposed: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            news: AtomicU32::new(0),
             waiter: AtomicUsize::new(0),
             unaware: AtomicU32::new(0),
             renamed: Mutex::default(),

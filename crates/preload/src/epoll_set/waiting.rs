@@ -6,13 +6,16 @@ use crate::aside::{leaving, receiving};
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::claim::settling;
 use crate::entry::{listener, Entry};
+use crate::hearsay::news;
 use crate::open_file::OpenFile;
 use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
 use crate::twin::waiting::any_finds_more;
 use crate::{claim, real, spin, table};
 use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{interruptible, sleep_for, Inside, KernelReason, Occasion, ASIDE, SET_BYTES};
+use pd_client::core::{
+    has_pairs, interruptible, sleep_for, Inside, KernelReason, Occasion, ASIDE, SET_BYTES,
+};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +29,12 @@ const SPIN_KERNEL_EVERY: u32 = 16;
 /// Most members of which a wait that finds nothing asks whether their other ends are this process's.
 const CATCHING_UP_MAX: usize = 64;
 
+/// Events that tell a reader something.
+const READ: u32 = IN | ALWAYS;
+const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDHUP) as u32;
+/// Events that are reported to those who do not ask for them.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+
 /// The program's array of events.
 struct Events<'a> {
     instance: &'a OpenFile<Entry>,
@@ -36,6 +45,8 @@ struct Events<'a> {
     len: usize,
     /// Names of registrations that the kernel and the fabric tell of, with the places of the kernel's events.
     leaving: Vec<(u64, usize)>,
+    /// Names and places of the fabric's events that may lack what a peer has just done.
+    partial: Vec<(u64, usize)>,
 }
 
 impl Events<'_> {
@@ -49,16 +60,24 @@ impl Events<'_> {
         self.len += 1;
     }
 
-    /// Adds what the fabric has of a registration to what the kernel has told of it: a wait reports each registration once.
-    fn join(&mut self, events: u32, data: u64, name: u64) {
+    /// Adds what the fabric has of a registration to what the kernel has told of it: a wait reports each registration once. Returns the place.
+    fn join(&mut self, events: u32, data: u64, name: u64) -> usize {
         let Some(&(_, place)) = self.leaving.iter().find(|(known, _)| *known == name) else {
-            return self.push(events, data);
+            self.push(events, data);
+            return self.len - 1;
         };
+        self.add(place, events);
+        place
+    }
+
+    /// Adds `events` to those at `place`, which is less than `len`. Returns all of them.
+    fn add(&mut self, place: usize, events: u32) -> u32 {
         // SAFETY: an event that was put there, inside the program's array.
         unsafe {
             let mut event = self.at.add(place).read_unaligned();
             event.events |= events;
             self.at.add(place).write_unaligned(event);
+            event.events
         }
     }
 
@@ -109,12 +128,19 @@ impl EpollSet {
             self.fabric.disarm(armed, true);
         }
         let (room, mut strays) = (events.room(), false);
+        let now = news();
+        let has_news = has_pairs() || self.news.swap(now, Ordering::Relaxed) != now;
         let found = self.fabric.look(room, &mut |flags, data, name| {
             // The kernel reports the other events of a connection that follows, with the rest.
             match flags & ASIDE {
                 0 => match self.without_told(flags, name) {
                     0 => {}
-                    flags => events.join(flags, data, name),
+                    flags => {
+                        let place = events.join(flags, data, name);
+                        if has_news || flags & READ == 0 {
+                            events.partial.push((name, place));
+                        }
+                    }
                 },
                 _ => strays = true,
             }
@@ -124,6 +150,7 @@ impl EpollSet {
         }
         drop(exposed);
         found?;
+        self.complete(events);
         if strays {
             self.follow(events);
             // A later wait finds it otherwise: what the kernel has told already it would tell twice.
@@ -132,6 +159,19 @@ impl EpollSet {
             }
         }
         Ok(())
+    }
+
+    /// Adds to events of the fabric what the peers have done before, as the kernel would show it.
+    fn complete(&self, events: &mut Events<'_>) {
+        for (name, place) in std::mem::take(&mut events.partial) {
+            let Some((entry, (wanted, _))) = registered(events.instance, name as c_int) else { continue };
+            let Some(twin) = entry.twin() else { continue };
+            let misses = wanted & IN != 0 && events.add(place, 0) & READ == 0;
+            if twin.hear(&entry) || misses && twin.catch_up(Occasion::Frequent) {
+                let flags = twin.ready(&entry, wanted) & (wanted | ALWAYS);
+                events.add(place, self.without_told(flags, name));
+            }
+        }
     }
 
     /// Returns a member's flags without an error that a call in the kernel has told already.
@@ -307,7 +347,15 @@ pub(crate) unsafe fn wait(
     set.take_members(&instance);
     begun::settle_all();
     listener::resume(|| lock(&set.members).values().cloned().collect());
-    let events = Events { instance: &instance, epoll, at, max: max as usize, len: 0, leaving: Vec::new() };
+    let events = Events {
+        instance: &instance,
+        epoll,
+        at,
+        max: max as usize,
+        len: 0,
+        leaving: Vec::new(),
+        partial: Vec::new(),
+    };
     let result = wait_for(set, events, timeout, mask);
     let before = errno();
     set.fabric.pass_on();
