@@ -85,7 +85,7 @@ pub mod core {
     pub use crate::due::{handler_flags, sleep_for};
     pub use crate::epoll::hosted::Armed;
     pub use crate::epoll::other::{Other, Readiness};
-    pub use crate::epoll::ready::ASIDE;
+    pub use crate::epoll::ready::{ASIDE, LEFT};
     pub use crate::epoll::{ready, Epoll};
     pub use crate::error::ELSEWHERE;
     pub use crate::forks::{hold, StaticLock};

@@ -15,6 +15,7 @@
 //! The fabric needs descriptors to wake a thread from the kernel. While there are none a wait sleeps for a moment at a
 //! time, and looks.
 pub(crate) mod carrying;
+mod events;
 pub(crate) mod instances;
 pub(crate) mod registering;
 pub(crate) mod standing;

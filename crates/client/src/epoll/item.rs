@@ -1,6 +1,6 @@
 //! Items stand for sources in epoll instances. The queue of an instance holds those that may be ready, and wakes its sleepers.
 use super::kernel::Kernel;
-use super::ready::{ASIDE, EDGE, ERR, HUP, ONESHOT};
+use super::ready::{ASIDE, EDGE, ERR, HUP, LEFT, ONESHOT};
 use crate::own::OwnFd;
 use crate::turn::lock;
 use pd_shm::{Region, Theirs};
@@ -76,7 +76,7 @@ impl Interest {
         if self.events & ONESHOT != 0 && report & ASIDE == 0 {
             self.enabled = false;
         }
-        Some((report, self.events & (ONESHOT | EDGE) == 0))
+        Some((report | ready & LEFT, self.events & (ONESHOT | EDGE) == 0))
     }
 }
 

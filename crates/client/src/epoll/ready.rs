@@ -15,6 +15,9 @@ pub const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 ///
 /// [`Socket::step_aside`]: crate::core::Socket::step_aside
 pub const ASIDE: u32 = 1 << 27;
+/// The stream goes on elsewhere, its owner has followed, and bytes are left from before. Comes with another event only: what holds elsewhere
+/// is to be added.
+pub const LEFT: u32 = 1 << 26;
 /// Report once, then not until modified.
 pub const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 /// Report when something happens, not while something is there.

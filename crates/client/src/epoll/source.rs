@@ -1,6 +1,6 @@
 //! A socket as a source of an epoll instance.
 use super::item::{Item, Rest, Source};
-use super::ready::{ASIDE, EDGE, ERR, HUP, IN, OUT, RDHUP};
+use super::ready::{ASIDE, EDGE, ERR, HUP, IN, LEFT, OUT, RDHUP};
 use super::Registration;
 use crate::link::{has_failed, MOVED};
 use crate::own::OwnFd;
@@ -223,9 +223,10 @@ impl Socket {
         let is_aside = (recv_end == ELSEWHERE || send_end != 0) && self.send.lock().aside;
         let mut ready = match there {
             _ if recv_end != ELSEWHERE => 0,
-            0 if is_aside => 0,
-            0 => ASIDE,
-            _ => IN,
+            // The kernel knows of ends, which are told before the bytes are read.
+            _ if !is_aside => ASIDE,
+            0 => 0,
+            _ => IN | LEFT,
         };
         // The peer ends what this side sends when it has received the rest of the fabric's stream, too.
         let (recv_end, send_end) = (goes_on(recv_end), if is_aside { 0 } else { goes_on(send_end) });

@@ -114,6 +114,13 @@ fn an_end_that_leaves_and_is_closed_at_once_loses_nothing() {
     compare_in_every_way(&site, "leaves_last", &[], 8);
 }
 
+/// The kernel tells of an end before the bytes in front of it are read, also those on the fabric.
+#[test]
+fn an_end_behind_a_departure_is_told_before_the_bytes_are_read() {
+    let site = Site::new(238);
+    compare_in_every_way(&site, "ends_behind", &[], 400);
+}
+
 /// Bytes that no process has read reset a connection, whoever closes it last: a child that refuses its client before it has read a word, as
 /// nrpe's, or the parent of one that has read a part.
 #[test]

@@ -1,21 +1,19 @@
 //! Waiting on an instance: looks at the fabric first, and sleeps in the kernel. As in the kernel, a wait holds the instance: when another thread
 //! closes the number, it goes on by one of the library's.
-use super::tokens::{registered, take_tokens, Told};
+use super::events::{told_in_kernel, Events, ALWAYS, IN, READ};
+use super::tokens::{registered, Told};
 use super::EpollSet;
 use crate::aside::{leaving, receiving};
 use crate::call::{errno, lock, set_errno, Failure, Outcome};
 use crate::claim::settling;
 use crate::entry::{listener, Entry};
 use crate::hearsay::news;
-use crate::open_file::OpenFile;
 use crate::short::begun;
 use crate::sleep::LOOK_EVERY;
 use crate::twin::waiting::any_finds_more;
-use crate::{claim, real, spin, table};
-use libc::{c_int, epoll_event, sigset_t, timespec};
-use pd_client::core::{
-    has_pairs, interruptible, sleep_for, Inside, KernelReason, Occasion, ASIDE, SET_BYTES,
-};
+use crate::{claim, spin, table};
+use libc::{c_int, epoll_event, sigset_t};
+use pd_client::core::{has_pairs, sleep_for, Inside, KernelReason, Occasion, ASIDE, LEFT};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,90 +27,6 @@ const SPIN_KERNEL_EVERY: u32 = 16;
 /// Most members of which a wait that finds nothing asks whether their other ends are this process's.
 const CATCHING_UP_MAX: usize = 64;
 
-/// Events that tell a reader something.
-const READ: u32 = IN | ALWAYS;
-const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDHUP) as u32;
-/// Events that are reported to those who do not ask for them.
-const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-
-/// The program's array of events.
-struct Events<'a> {
-    instance: &'a OpenFile<Entry>,
-    /// The program's number of the instance.
-    epoll: c_int,
-    at: *mut epoll_event,
-    max: usize,
-    len: usize,
-    /// Names of registrations that the kernel and the fabric tell of, with the places of the kernel's events.
-    leaving: Vec<(u64, usize)>,
-    /// Names and places of the fabric's events that may lack what a peer has just done.
-    partial: Vec<(u64, usize)>,
-}
-
-impl Events<'_> {
-    fn room(&self) -> usize {
-        self.max - self.len
-    }
-
-    fn push(&mut self, events: u32, data: u64) {
-        // SAFETY: the program's array has room for `max`, and `len` is less.
-        unsafe { self.at.add(self.len).write_unaligned(epoll_event { events, u64: data }) };
-        self.len += 1;
-    }
-
-    /// Adds what the fabric has of a registration to what the kernel has told of it: a wait reports each registration once. Returns the place.
-    fn join(&mut self, events: u32, data: u64, name: u64) -> usize {
-        let Some(&(_, place)) = self.leaving.iter().find(|(known, _)| *known == name) else {
-            self.push(events, data);
-            return self.len - 1;
-        };
-        self.add(place, events);
-        place
-    }
-
-    /// Adds `events` to those at `place`, which is less than `len`. Returns all of them.
-    fn add(&mut self, place: usize, events: u32) -> u32 {
-        // SAFETY: an event that was put there, inside the program's array.
-        unsafe {
-            let mut event = self.at.add(place).read_unaligned();
-            event.events |= events;
-            self.at.add(place).write_unaligned(event);
-            event.events
-        }
-    }
-
-    /// Returns the number of the instance, which is one of the library's once the program's is closed.
-    fn number(&self) -> c_int {
-        self.instance.number_or(self.epoll)
-    }
-
-    /// Waits in the kernel; takes tokens out. Says which there were.
-    fn wait(&mut self, own: u64, limit: Option<Duration>, mask: *const sigset_t) -> Outcome<Told> {
-        let mut number = self.number();
-        let found = loop {
-            // SAFETY: room as said.
-            let found =
-                unsafe { kernel_wait(number, self.at.add(self.len), self.room() as c_int, limit, mask) };
-            if found >= 0 {
-                break found;
-            }
-            let (errno, now) = (errno(), self.number());
-            // Closed just before.
-            if now == number || ![libc::EBADF, libc::EINVAL].contains(&errno) {
-                return Err(Failure::Errno(errno));
-            }
-            number = now;
-        };
-        let (len, leaving) = (self.len, &mut self.leaving);
-        let mut note = |name, place| leaving.push((name, len + place));
-        // SAFETY: the kernel has written so many.
-        let (left, told) =
-            unsafe { take_tokens(self.at.add(len), found as usize, own, Some(self.instance), &mut note) };
-        self.len += left;
-        Ok(told)
-    }
-}
-
 impl EpollSet {
     /// Tells what the fabric has, and what of the kernel's members that follow their peers there have found: `in_kernel` asks it.
     fn look(
@@ -120,8 +34,23 @@ impl EpollSet {
         events: &mut Events<'_>,
         in_kernel: impl FnOnce(&mut Events<'_>) -> Outcome<Told>,
     ) -> Outcome<()> {
+        if self.look_on_fabric(events)? {
+            let followed = self.follow(events);
+            if events.len == 0 {
+                in_kernel(events)?;
+                self.look_on_fabric(events)?;
+            } else {
+                // The kernel would tell once more of what it has told already.
+                followed.into_iter().for_each(|fd| events.push_level(fd));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells what the fabric has. Returns whether members have still to follow their peers.
+    fn look_on_fabric(&self, events: &mut Events<'_>) -> Outcome<bool> {
         if events.room() == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let mut exposed = self.is_exposed.load(Ordering::Acquire).then(|| lock(&self.exposed));
         if let Some(armed) = exposed.as_mut().and_then(|armed| armed.take()) {
@@ -131,18 +60,17 @@ impl EpollSet {
         let now = news();
         let has_news = has_pairs() || self.news.swap(now, Ordering::Relaxed) != now;
         let found = self.fabric.look(room, &mut |flags, data, name| {
-            // The kernel reports the other events of a connection that follows, with the rest.
-            match flags & ASIDE {
-                0 => match self.without_told(flags, name) {
-                    0 => {}
-                    flags => {
-                        let place = events.join(flags, data, name);
-                        if has_news || flags & READ == 0 {
-                            events.partial.push((name, place));
-                        }
-                    }
-                },
-                _ => strays = true,
+            if flags & ASIDE != 0 {
+                // The kernel reports the other events of a connection that follows, with the rest.
+                strays = true;
+                return;
+            }
+            let told = self.without_told(flags & !LEFT, name);
+            if told != 0 {
+                let place = events.join(told, data, name);
+                if has_news || flags & LEFT != 0 || told & READ == 0 {
+                    events.partial.push((name, place));
+                }
             }
         });
         if let Some(exposed) = exposed.as_mut() {
@@ -151,14 +79,7 @@ impl EpollSet {
         drop(exposed);
         found?;
         self.complete(events);
-        if strays {
-            self.follow(events);
-            // A later wait finds it otherwise: what the kernel has told already it would tell twice.
-            if events.len == 0 {
-                in_kernel(events)?;
-            }
-        }
-        Ok(())
+        Ok(strays)
     }
 
     /// Adds to events of the fabric what the peers have done before, as the kernel would show it.
@@ -166,6 +87,10 @@ impl EpollSet {
         for (name, place) in std::mem::take(&mut events.partial) {
             let Some((entry, (wanted, _))) = registered(events.instance, name as c_int) else { continue };
             let Some(twin) = entry.twin() else { continue };
+            if twin.progress().sends() {
+                events.add(place, told_in_kernel(&entry, twin, name as c_int, wanted));
+                continue;
+            }
             let misses = wanted & IN != 0 && events.add(place, 0) & READ == 0;
             if twin.hear(&entry) || misses && twin.catch_up(Occasion::Frequent) {
                 let flags = twin.ready(&entry, wanted) & (wanted | ALWAYS);
@@ -189,19 +114,25 @@ impl EpollSet {
         }
     }
 
-    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and learns why.
-    fn follow(&self, events: &mut Events<'_>) {
+    /// Members go on in the kernel, and follow. The program is told that those which cannot are ready, and learns why. Returns the numbers of the
+    /// others.
+    fn follow(&self, events: &mut Events<'_>) -> Vec<c_int> {
         let members: Vec<_> = lock(&self.members).iter().map(|(&fd, entry)| (fd, entry.clone())).collect();
+        let mut followed = Vec::new();
         for (fd, entry) in members {
             let Some(twin) = entry.twin() else { continue };
-            let strays = twin.current().is_some_and(|end| end.ready(0) & ASIDE != 0);
-            if !strays || leaving::leave(&entry, twin, KernelReason::PeerLeft) || events.room() == 0 {
+            if twin.current().is_none_or(|end| end.ready(0) & ASIDE == 0) {
                 continue;
             }
-            if let Some((_, (wanted, data))) = registered(events.instance, fd) {
+            if leaving::leave(&entry, twin, KernelReason::PeerLeft) {
+                followed.push(fd);
+            } else if let (true, Some((_, (wanted, data)))) =
+                (events.room() > 0, registered(events.instance, fd))
+            {
                 events.push((libc::EPOLLIN as u32) | (wanted & libc::EPOLLOUT as u32), data);
             }
         }
+        followed
     }
 
     /// Has the driver bring what peers have done before, for a wait that only looks. Returns whether another look may find more.
@@ -286,44 +217,6 @@ impl EpollSet {
     }
 }
 
-/// `epoll_pwait` for a time; a signal ends it whichever instant it comes.
-unsafe fn kernel_wait(
-    epoll: c_int,
-    at: *mut epoll_event,
-    room: c_int,
-    limit: Option<Duration>,
-    mask: *const sigset_t,
-) -> c_int {
-    let in_ms = |ms: c_int| {
-        let arguments = [epoll as usize, at as usize, room as usize, ms as usize, mask as usize, SET_BYTES];
-        // SAFETY: the caller's array and mask.
-        unsafe { interruptible(libc::SYS_epoll_pwait, arguments, mask) }
-    };
-    let rounded_up =
-        |limit: Duration| c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX);
-    let found = match limit {
-        // SAFETY: the caller's array and mask.
-        Some(Duration::ZERO) => return unsafe { real::epoll_pwait(epoll, at, room, 0, mask) },
-        None => in_ms(-1),
-        Some(limit) if limit.subsec_nanos() % 1_000_000 == 0 => in_ms(rounded_up(limit)),
-        Some(limit) => {
-            let time = timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-            let time = (&raw const time) as usize;
-            let arguments = [epoll as usize, at as usize, room as usize, time, mask as usize, SET_BYTES];
-            // SAFETY: the caller's array and mask, and the time.
-            match unsafe { interruptible(libc::SYS_epoll_pwait2, arguments, mask) } {
-                failed if failed == -(libc::ENOSYS as isize) => in_ms(rounded_up(limit)),
-                found => found,
-            }
-        }
-    };
-    if found < 0 {
-        set_errno(-found as c_int);
-        return -1;
-    }
-    found as c_int
-}
-
 /// `epoll_wait` on an instance that has a shadow epoll set. `timeout` of none: for ever.
 ///
 /// # Safety
@@ -353,6 +246,7 @@ pub(crate) unsafe fn wait(
         at,
         max: max as usize,
         len: 0,
+        only_looks: timeout == Some(Duration::ZERO),
         leaving: Vec::new(),
         partial: Vec::new(),
     };
