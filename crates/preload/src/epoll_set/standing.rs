@@ -82,7 +82,8 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
         if let Some(set) = instance.epoll() {
             if let Some(end) = &end {
                 if set.fabric.is_spent(end, name(watcher.fd)) {
-                    event.events = SPENT;
+                    // The program is told no more until it has changed the registration.
+                    event = epoll_event { events: SPENT, u64: TOKEN | u64::from(watcher.fd as u32) };
                 }
                 let _ = set.fabric.remove_as(end, name(watcher.fd));
             }
