@@ -202,6 +202,11 @@ impl EpollSet {
         self.is_empty() && !self.is_exposed.load(Ordering::Acquire)
     }
 
+    /// Returns whether the kernel alone has members, and new ones of the fabric end sleeps there.
+    fn is_the_kernels(&self) -> bool {
+        self.hosted.load(Ordering::Acquire) && !self.inherited.load(Ordering::Relaxed) && self.is_idle()
+    }
+
     /// A member's last descriptor is closed, or about to be. The number may be another's by now.
     fn forget(&self, fd: c_int, entry: &Arc<Entry>) {
         let mut members = lock(&self.members);

@@ -319,6 +319,13 @@ fn wait_for(
     }
 }
 
+/// Tells whether all members of an instance with a shadow epoll set are the kernel's by now, so that a wait needs nothing but the kernel.
+pub(crate) fn is_the_kernels(epoll: c_int) -> bool {
+    let _inside = Inside::enter();
+    let is_the_kernels = |entry: Arc<Entry>| entry.epoll().is_some_and(EpollSet::is_the_kernels);
+    !claim::any_pending() && table::epoll(epoll).is_some_and(is_the_kernels)
+}
+
 /// Notes that a thread is about to sleep in the kernel's instance as if there was nothing on the fabric. Returns a pointer for
 /// [`aware`]. The pointer has no destructor, for the thread may be cancelled.
 pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {

@@ -98,14 +98,14 @@ unsafe fn wait(
     }
     // SAFETY: the caller's array.
     let on_fabric = |left| call(|| unsafe { waiting::wait(epoll, events, max, left, mask) }, &plain);
-    if table::look(epoll) == table::EPOLL {
+    if table::look(epoll) == table::EPOLL && !waiting::is_the_kernels(epoll) {
         return on_fabric(timeout());
     }
     // A call that does not sleep needs no waking.
     let since = (time.ends && !time.is_now).then(Instant::now);
     let sleeper = if !time.is_now { waiting::unaware(epoll) } else { None };
     // The instance may have got its first member since the look.
-    let is_bare = !table::is_active(epoll);
+    let is_bare = !table::is_active(epoll) || waiting::is_the_kernels(epoll);
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {
         // SAFETY: once.
