@@ -76,8 +76,12 @@ pub fn attach() -> Result<()> {
 
 /// Tells whether the process is attached to a driver that lives. Makes no system call.
 pub fn is_attached() -> bool {
-    let is_alive = |attachment: &Arc<Attachment>| attachment.alive();
-    ATTACHED.made().is_some_and(|attached| lock(&attached.attachment).as_ref().is_some_and(is_alive))
+    living_attachment().is_some()
+}
+
+/// Returns the attachment, if the process has one to a driver that lives. Makes no system call.
+pub(crate) fn living_attachment() -> Option<Arc<Attachment>> {
+    lock(&ATTACHED.made()?.attachment).clone().filter(|attachment| attachment.alive())
 }
 
 /// Tells whether the driver's socket is where this process can connect to it, as the file system has it.

@@ -38,12 +38,13 @@ pub fn listen(fd: BorrowedFd<'_>) -> Result<bool> {
     Ok(answer.number() != 0)
 }
 
-/// Takes [`listen`] back.
+/// Takes [`listen`] back. A process that is not attached has said nothing, as the child of a server that closes its parent's listeners.
 ///
 /// # Errors
 /// `ENOENT` if it was not said.
 pub fn unlisten(fd: BorrowedFd<'_>) -> Result<()> {
-    let attachment = process::attachment()?;
+    let none = || Error::new(Errno::NOENT, "this process has not told the driver of the listener");
+    let attachment = process::living_attachment().ok_or_else(none)?;
     ask(&attachment, fd, TwinOperation::Unlisten, Ends::of(fd, TwinOperation::Unlisten, None)).map(drop)
 }
 
