@@ -47,3 +47,33 @@ fn calls_that_need_no_sleep_make_no_system_calls() {
         assert!(more <= most * ROUNDS / 1000, "{kind}: {more} system calls of {ROUNDS} rounds");
     }
 }
+
+/// The children of a server that forks for each connection, and closes its listener there.
+#[test]
+fn who_only_closes_a_listener_does_not_attach() {
+    const SERVER: &str = "
+import os, socket
+listener = socket.create_server(('127.0.0.1', 0))
+for n in range(6):
+    client = os.fork()
+    if client == 0:
+        os.environ['PD_PRELOAD'] = 'off'
+        os.execvp('python3', ['python3', '-c', f'''
+import socket
+print(socket.create_connection({listener.getsockname()}).recv(10), flush=True)'''])
+    connection = listener.accept()[0]
+    child = os.fork()
+    if child == 0:
+        listener.close()
+        connection.sendall(b'served')
+        os._exit(0)
+    connection.close()
+    os.waitpid(child, 0)
+    os.waitpid(client, 0)
+";
+    let site = Site::new(239);
+    let command = ["python3", "-c", SERVER];
+    assert_eq!(site.answer(With::Library, &command), site.answer(With::Nothing, &command));
+    let attached = site.counter("clients_attached");
+    assert!(attached <= 2, "{attached} clients");
+}
