@@ -269,12 +269,13 @@ fn wait_for(
     let left = || until.map(|until| until.saturating_duration_since(Instant::now()));
     let (zero, own) = (Some(Duration::ZERO), set.token);
     let in_kernel = |events: &mut Events<'_>| events.wait(own, zero, mask);
-    let (mut all_is_left, mut caught_up) = (true, false);
+    let (mut all_is_left, mut caught_up, mut had_tokens) = (true, false, false);
     loop {
         if claim::any_pending() {
             settling::look();
         } else if set.is_idle() {
             let left = if std::mem::take(&mut all_is_left) { timeout } else { left() };
+            events.only_looks |= left == zero;
             let Some(told) = set.sleep_idle(&mut events, left, mask)? else { continue };
             if told == Told::default() || events.len > 0 || left == zero {
                 return Ok(events.len as c_int);
@@ -299,7 +300,12 @@ fn wait_for(
         }
         let left = left();
         if left == zero {
-            return Ok(0);
+            if had_tokens {
+                // Tokens may have had the room of what the kernel has.
+                events.only_looks = true;
+                in_kernel(&mut events)?;
+            }
+            return Ok(events.len as c_int);
         }
         let limit = if claim::any_pending() {
             Some(left.map_or(claim::LOOK_EVERY, |left| left.min(claim::LOOK_EVERY)))
@@ -309,6 +315,7 @@ fn wait_for(
         let Some(slept) = set.sleep_armed(&mut events, limit, mask) else { continue };
         spin::slept();
         let told = slept?;
+        had_tokens |= told != Told::default();
         set.look(&mut events, in_kernel)?;
         if events.len > 0 {
             return Ok(events.len as c_int);
