@@ -67,10 +67,15 @@ fn small_talk_goes_on_in_the_kernel() {
     assert_eq!(talk(With::Library, "64", &tcp), (0, 0));
     assert_eq!(talk(With::Nothing, "64", file), (0, 0));
     for place in [file, &tcp] {
-        let (left, refused) = talk(With::Mediated, "64", place);
-        // Each end asks after 2, 4, 8, 16, 32 and 64 looks in a row. A busy machine breaks rows, and ends ask after 2 again. Ends that
-        // asked after each fifth look, as over TCP the first time, would ask more than thirty times.
-        assert!(left == 0 && (1..=24).contains(&refused), "{place}: left {left}, refused {refused}");
+        // Each end asks after 2, 4, 8, 16, 32 and 64 looks in a row. A busy machine breaks rows, and ends ask after 2 again: one talk of
+        // three is to be undisturbed.
+        let mut all_refused = Vec::new();
+        while all_refused.len() < 3 && all_refused.last().is_none_or(|refused| *refused > 12) {
+            let (left, refused) = talk(With::Mediated, "64", place);
+            assert!(left == 0 && refused >= 1, "{place}: left {left}, refused {refused}");
+            all_refused.push(refused);
+        }
+        assert!(all_refused.last().is_some_and(|refused| *refused <= 12), "{place}: refused {all_refused:?}");
     }
 }
 
