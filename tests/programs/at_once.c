@@ -45,7 +45,7 @@ static void look_of(enum look look, int fd, int epoll, char *found, size_t room)
     int result = 0;
     switch (look) {
     case RECEIVES: result = recv(fd, bytes, sizeof bytes, MSG_DONTWAIT); break;
-    case POLLS: result = poll(&poll_fd, 1, 0); break;
+    case POLLS: poll(&poll_fd, 1, 0), result = poll_fd.revents; break;
     case EPOLLS: result = waited(epoll); break;
     case COUNTS: ioctl(fd, FIONREAD, &result); break;
     case SENDS_TWO: send(fd, "x", 1, MSG_NOSIGNAL); // fall through
@@ -53,7 +53,7 @@ static void look_of(enum look look, int fd, int epoll, char *found, size_t room)
     }
     const char *error = result < 0 ? strerrorname_np(errno) : "";
     snprintf(found, room, "%d %s%s", result, error, bytes);
-    if (look == POLLS || look == EPOLLS) snprintf(found, room, "events %x", look == POLLS ? poll_fd.revents : result);
+    if (look == POLLS || look == EPOLLS) snprintf(found, room, "events %x", result);
 }
 
 // Has small messages go at once, which TCP otherwise keeps until the ones before are acknowledged.

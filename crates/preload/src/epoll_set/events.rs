@@ -17,6 +17,7 @@ const TOKENS_MAX: usize = 2;
 
 /// Events that tell a reader something.
 pub(super) const READ: u32 = IN | ALWAYS;
+/// Events that a reader asks for.
 pub(super) const IN: u32 = (libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLRDHUP) as u32;
 /// Events that are reported to those who do not ask for them.
 pub(super) const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
@@ -29,7 +30,7 @@ pub(super) struct Events<'a> {
     pub(super) at: *mut epoll_event,
     pub(super) max: usize,
     pub(super) len: usize,
-    /// The program does not wait.
+    /// The program does not wait, or no longer.
     pub(super) only_looks: bool,
     /// Names of registrations that the kernel and the fabric tell of, with the places of the kernel's events.
     pub(super) leaving: Vec<(u64, usize)>,
@@ -75,8 +76,8 @@ impl Events<'_> {
         const LATER: u32 = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
         let Some((entry, (wanted, data))) = registered(self.instance, fd) else { return };
         let Some(twin) = entry.twin().filter(|_| wanted & LATER == 0 && self.room() > 0) else { return };
-        let left = twin.current().map_or(0, |end| end.ready(0) & (libc::EPOLLIN as u32));
-        let told = (told_in_kernel(&entry, twin, fd, wanted) | left) & (wanted | ALWAYS);
+        let left = twin.current().map_or(0, |end| end.ready(0) & wanted & (libc::EPOLLIN as u32));
+        let told = told_in_kernel(&entry, twin, fd, wanted) | left;
         if told != 0 {
             self.push(told, data);
         }
@@ -171,7 +172,11 @@ unsafe fn kernel_wait(
 pub(super) fn told_in_kernel(entry: &Arc<Entry>, twin: &Twin, fd: c_int, wanted: u32) -> u32 {
     let mut poll = [libc::pollfd { fd, events: wanted as i16, revents: 0 }];
     match kernel_poll(&mut poll, Some(Duration::ZERO), std::ptr::null()) {
-        Ok(1) => receiving::told_by_kernel(entry, twin, fd, u32::from(poll[0].revents as u16)),
+        Ok(1) => {
+            let told = receiving::told_by_kernel(entry, twin, fd, u32::from(poll[0].revents as u16));
+            // Another thread may have closed the number, which is no event of an instance.
+            told & (wanted | ALWAYS)
+        }
         _ => 0,
     }
 }

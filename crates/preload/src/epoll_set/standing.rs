@@ -15,6 +15,11 @@ pub(super) const TOKEN: u64 = 0xfdfa_b81d << 32;
 /// Flags in a kernel's instance of a one-shot registration that has reported. The kernel reports errors of it once more.
 pub(super) const SPENT: u32 = libc::EPOLLONESHOT as u32;
 
+/// Returns the token of a connection with this number.
+fn token(fd: c_int) -> u64 {
+    TOKEN | u64::from(fd as u32)
+}
+
 /// Tells whether the kernel's user data is a token.
 pub(super) fn is_token(data: u64) -> bool {
     data >> 32 == TOKEN >> 32
@@ -34,7 +39,7 @@ pub(super) fn instance_of(watcher: &Watcher) -> Option<(Arc<Entry>, c_int)> {
 
 /// Registers in the kernel, too, what is registered of a connection that leaves the fabric.
 pub(super) fn in_kernel_too(epoll: c_int, operation: c_int, fd: c_int, events: u32) -> bool {
-    let mut event = epoll_event { events, u64: TOKEN | u64::from(fd as u32) };
+    let mut event = epoll_event { events, u64: token(fd) };
     // SAFETY: a valid event.
     unsafe { real::epoll_ctl(epoll, operation, fd, &mut event) == 0 }
 }
@@ -83,7 +88,7 @@ pub(crate) fn move_back(entry: &Arc<Entry>) {
             if let Some(end) = &end {
                 if set.fabric.is_spent(end, name(watcher.fd)) {
                     // The program is told no more until it has changed the registration.
-                    event = epoll_event { events: SPENT, u64: TOKEN | u64::from(watcher.fd as u32) };
+                    event = epoll_event { events: SPENT, u64: token(watcher.fd) };
                 }
                 let _ = set.fabric.remove_as(end, name(watcher.fd));
             }

@@ -139,7 +139,7 @@ impl EpollSet {
     fn catch_up(&self) -> bool {
         let members: Vec<_> = lock(&self.members).values().take(CATCHING_UP_MAX).cloned().collect();
         let has_pair = |it: &Arc<Entry>| it.twin().is_some_and(|twin| twin.has_pair());
-        any_finds_more(members.iter(), has_pair, |it| {
+        any_finds_more(&members, has_pair, |it| {
             it.twin().is_some_and(|twin| twin.hear(it) || twin.catch_up(Occasion::Rare))
         })
     }

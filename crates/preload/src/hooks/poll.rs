@@ -354,7 +354,7 @@ fn wait(
         if only_looking && !std::mem::replace(&mut caught_up, true) {
             let occasion = if found { Occasion::Frequent } else { Occasion::Rare };
             let asks = |it: &Member| it.hears() || it.misses(fds[it.place].revents) && it.catch_up(occasion);
-            if any_finds_more(members.iter(), Member::has_pair, asks) {
+            if any_finds_more(members, Member::has_pair, asks) {
                 continue;
             }
         }

@@ -186,14 +186,11 @@ impl Twin {
 
 /// Asks for all of `ends` of which `has_pair` holds, and for the others until one finds more. Returns whether any does. A wait for what one
 /// end is known to get says nothing of the next one.
-pub(crate) fn any_finds_more<'a, T>(
-    ends: impl Iterator<Item = &'a T> + Clone,
+pub(crate) fn any_finds_more<T>(
+    ends: &[T],
     has_pair: impl Fn(&T) -> bool,
     asks: impl Fn(&T) -> bool,
-) -> bool
-where
-    T: 'a,
-{
-    let of_pairs = has_pairs() && ends.clone().filter(|it| has_pair(it) && asks(it)).count() > 0;
-    of_pairs | ends.into_iter().any(|it| !has_pair(it) && asks(it))
+) -> bool {
+    let of_pairs = has_pairs() && ends.iter().filter(|it| has_pair(it) && asks(it)).count() > 0;
+    of_pairs | ends.iter().any(|it| !has_pair(it) && asks(it))
 }
