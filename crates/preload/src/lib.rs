@@ -15,7 +15,7 @@
 //!
 //! A file uses files of lower floors. Entries and epoll instances hold each other, and are the one exception. From the lowest up:
 //!
-//! 1. The system: the C library, errno and signals, pointers, addresses, memory (`real`, `call`, `reach`, `address`, `heap`).
+//! 1. The system: the C library, errno and signals, pointers, addresses, memory (`real`, `unwind`, `call`, `reach`, `address`, `heap`).
 //! 2. The driver, and what speaks against connections on the fabric (`fabric`, `fallback_cache`, `confined`, `unseen`).
 //! 3. What is known of one connection: its parts (`aside`, `claim`, `gain`, `back`, `short::names`), what processes share of it
 //!    (`shared`), and the twin that has them (`twin`).
@@ -72,3 +72,4 @@ mod thread;
 mod twin;
 mod unix;
 mod unseen;
+mod unwind;

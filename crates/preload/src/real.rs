@@ -25,6 +25,24 @@ fn resolve(name: &CStr) -> *mut c_void {
     unsafe { next(name.as_ptr()) }
 }
 
+/// Returns a function of libgcc_s, which is then there for good; None where there is no libgcc_s.
+#[cfg(target_arch = "x86_64")]
+#[cold]
+pub(crate) fn of_libgcc(name: &CStr) -> Option<*const c_void> {
+    // SAFETY: the C library's functions, with its signatures.
+    unsafe {
+        let open: unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void =
+            std::mem::transmute(resolve(c"dlopen"));
+        let library = open(c"libgcc_s.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NODELETE);
+        if library.is_null() {
+            return None;
+        }
+        let find: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+            std::mem::transmute(resolve(c"dlsym"));
+        Some(find(library, name.as_ptr()).cast_const()).filter(|found| !found.is_null())
+    }
+}
+
 const fn name(text: &str) -> &CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
         Ok(name) => name,

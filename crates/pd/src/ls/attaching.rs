@@ -55,8 +55,8 @@ impl Facts {
             }),
             (_, true, Some(program)) => format!("the library stepped aside at load: the program {program}"),
             (_, true, None) => {
-                "the library stepped aside at load: the C library is too old, or libgcc_s or the \
-                                library proper is missing"
+                "the library stepped aside at load: the C library is too old, or the library \
+                                proper is missing"
                     .to_owned()
             }
             (_, _, Some(program)) => format!("the library is not loaded: the program {program}"),

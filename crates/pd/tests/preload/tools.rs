@@ -160,8 +160,9 @@ mod images {
         }
     }
 
+    /// Only what unwinds needs it.
     #[test]
-    fn a_program_without_libgcc_s_starts_and_stays_on_the_kernel() {
+    fn a_program_without_libgcc_s_is_on_the_fabric() {
         let mut site = Site::new(100);
         // To hide a file.
         site.privileged = true;
@@ -169,7 +170,7 @@ mod images {
         let found = answer_of(Command::new("gcc").arg("-print-file-name=libgcc_s.so.1"));
         let hide = format!("mount --bind /dev/null {} && exec \"$@\"", found.trim());
         let words = ["unshare", "--mount", "sh", "-c", &hide, "sh"];
-        on_the_kernel(&site, &words, &program, "libgcc_s.so.1");
+        on_the_fabric(&site, &words, &program, true);
     }
 
     /// Makes a copy of the loader beside a core library of the test.
