@@ -1,5 +1,6 @@
 //! Builds `libpd_preload.so`, the loader in C, beside the library proper: `loader/loader.c` says what it is.
 //! What it exports is what the library proper stands in for, by the names in `src/hooks`.
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
@@ -24,15 +25,25 @@ const LEAVES: [&str; 15] = [
     "vfork",
 ];
 
+/// Functions before which the library proper is loaded, and that are called as they are. By glibc's version from which on every
+/// program has them: an earlier one may ask by their presence whether it has threads.
+const BEGINS: [&str; 2] = ["pthread_create", "thrd_create"];
+const BEGINS_VERSION: &str = "GLIBC_2.34";
+
 fn main() {
     println!("cargo:rerun-if-changed=loader");
     println!("cargo:rerun-if-changed=src/hooks");
+    println!("cargo:rerun-if-changed=src/start.rs");
     println!("cargo:rerun-if-env-changed=CC");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let hooks = hooks();
-    let names = hooks.iter().map(String::as_str).chain(LEAVES);
+    let names = hooks.iter().map(|hook| hook.name.as_str()).chain(LEAVES).chain(BEGINS);
     let lines: String = names.enumerate().map(|(number, name)| format!("HOOK({number}, {name})\n")).collect();
+    let build = build_of(&lines);
     fs::write(out.join("hooks.inc"), lines).expect("hooks.inc");
+    fs::write(out.join("hooks.rs"), table(&hooks, build)).expect("hooks.rs");
+    let versions = out.join("loader.map");
+    fs::write(&versions, format!("{BEGINS_VERSION} {{ {}; }};\n", BEGINS.join("; "))).expect("loader.map");
 
     let built = out.join("libpd_preload.so");
     let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
@@ -42,7 +53,10 @@ fn main() {
         // Calls of its own that the compiler makes out of loops would need a C library.
         .args(["-ffreestanding", "-fno-builtin", "-fno-tree-loop-distribute-patterns"])
         .args(["-Wl,-soname,libpd_preload.so", "-Wl,--hash-style=both", "-Wl,-z,noexecstack", "-Wl,-z,defs"])
+        .arg(format!("-Wl,--version-script={}", versions.display()))
         .arg(format!("-DFIRST_LEAVING={}", hooks.len()))
+        .arg(format!("-DFIRST_BEGINNING={}", hooks.len() + LEAVES.len()))
+        .arg(format!("-DPD_BUILD={build}ULL"))
         .arg("-I")
         .arg(&out)
         .arg("-o")
@@ -57,27 +71,56 @@ fn main() {
     place(&built, &out);
 }
 
-/// Names of the functions in the blocks `hooks! { ... }`.
-fn hooks() -> Vec<String> {
-    let mut names = Vec::new();
+/// A function in a block `hooks! { ... }`, and the module that has it.
+struct Hook {
+    name: String,
+    module: String,
+}
+
+fn hooks() -> Vec<Hook> {
+    let mut hooks = Vec::new();
     for entry in fs::read_dir("src/hooks").expect("src/hooks").flatten() {
-        let text = fs::read_to_string(entry.path()).expect("a source file");
+        let path = entry.path();
+        let module = path.file_stem().and_then(|name| name.to_str()).expect("a module's file");
         let mut inside = false;
-        for line in text.lines() {
+        for line in fs::read_to_string(&path).expect("a source file").lines() {
             match line {
                 "hooks! {" => inside = true,
                 "}" => inside = false,
-                _ if inside => names.extend(
-                    line.strip_prefix("    fn ")
-                        .and_then(|rest| rest.split_once('(').map(|(name, _)| name.to_owned())),
-                ),
+                _ if inside => {
+                    let rest = line.strip_prefix("    fn ").and_then(|rest| rest.split_once('('));
+                    let hook =
+                        |(name, _): (&str, _)| Hook { name: name.to_owned(), module: module.to_owned() };
+                    hooks.extend(rest.map(hook));
+                }
                 _ => {}
             }
         }
     }
-    names.sort();
-    assert!(names.iter().any(|name| name == "connect"), "no hooks in src/hooks");
-    names
+    hooks.sort_by(|one, other| one.name.cmp(&other.name));
+    assert!(hooks.iter().any(|hook| hook.name == "connect"), "no hooks in src/hooks");
+    hooks
+}
+
+/// Returns what tells this loader and library proper from those of other files.
+fn build_of(names: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    names.hash(&mut hasher);
+    for file in ["loader/loader.c", "loader/later.h", "loader/jumps.h", "src/start.rs"] {
+        fs::read(file).expect(file).hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Returns the table of hooks, in the order of the loader's slots.
+fn table(hooks: &[Hook], build: u64) -> String {
+    let each = |Hook { name, module }: &Hook| format!("    {module}::{name} as *const c_void,\n");
+    let lines: String = hooks.iter().map(each).collect();
+    format!(
+        "pub(crate) const BUILD: u64 = {build};\n\
+         pub(crate) const TABLE: [*const c_void; {}] = [\n{lines}];\n",
+        hooks.len()
+    )
 }
 
 /// Puts it where cargo puts the library proper, the folder that has `build`. In one step: programs may be using it.

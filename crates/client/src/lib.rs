@@ -104,7 +104,7 @@ pub mod core {
     };
     pub use crate::recv::side::Handout;
     pub use crate::send::side::Fill;
-    pub use crate::setting::setting;
+    pub use crate::setting::{set_settings, setting};
     pub use crate::sids::{insert, remove, with, with_socket, Named, FIRST_SID};
     pub use crate::socket::{Socket, Takes};
     pub use pd_abi::KernelReason;

@@ -41,7 +41,7 @@ pub(crate) fn begin() {
 #[cold]
 fn hook() {
     if !HOOKED.swap(true, Ordering::AcqRel) {
-        see_forks();
+        see_forks(at_fork);
         // SAFETY: a function without arguments that lives as long as the program.
         unsafe { libc::atexit(at_exit) };
         barrier::register_early();
@@ -49,19 +49,29 @@ fn hook() {
 }
 
 /// From now on forked children are told apart.
-fn see_forks() {
+fn see_forks(at_fork: AtFork) {
     if !FORKS_SEEN.swap(true, Ordering::AcqRel) {
-        // SAFETY: a function without arguments that lives as long as the program.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+        at_fork(Some(before_fork), Some(after_fork), Some(in_child));
     }
 }
 
+/// Called around forks.
+pub type OfFork = Option<extern "C" fn()>;
+/// Has functions called before a fork, and after it in the parent and in the child.
+pub type AtFork = fn(OfFork, OfFork, OfFork);
+
+fn at_fork(prepare: OfFork, parent: OfFork, child: OfFork) {
+    let as_libc = |function: OfFork| function.map(|it| it as unsafe extern "C" fn());
+    // SAFETY: functions without arguments that live as long as the program.
+    unsafe { libc::pthread_atfork(as_libc(prepare), as_libc(parent), as_libc(child)) };
+}
+
 /// Does what is to be done before the program has threads, or clears its environment: looks where the driver is, now and for
-/// good, and registers for barriers. What is told of forks after this is told when the library knows of them.
-pub fn prepare() {
+/// good, and registers for barriers. What is told of forks after this, by `at_fork`, is told when the library knows of them.
+pub fn prepare(at_fork: AtFork) {
     remember_socket_path();
     kept::prepare();
-    see_forks();
+    see_forks(at_fork);
     barrier::register_early();
 }
 

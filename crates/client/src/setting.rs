@@ -1,7 +1,9 @@
 //! Settings from the environment, and with them where the driver is.
-use std::ffi::OsString;
+use libc::c_char;
+use std::ffi::{CStr, OsString};
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::OnceLock;
 
 /// Where the driver listens unless `PD_SOCKET` says otherwise.
@@ -9,11 +11,32 @@ pub const SOCKET_PATH_DEFAULT: &str = "/run/pipedevice/driver.sock";
 /// The first value: programs may clear their environment later.
 static SOCKET_PATH: OnceLock<PathBuf> = OnceLock::new();
 
+/// Texts `NAME=value` that stand for the environment; null: there are none.
+static SETTINGS: AtomicPtr<*const c_char> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Has [`setting`] look at these, as a program was given them, for it may have changed its environment meanwhile.
+///
+/// # Safety
+/// An array of strings that ends with null, which stay as they are.
+pub unsafe fn set_settings(settings: *const *const c_char) {
+    SETTINGS.store(settings.cast_mut(), Ordering::Release);
+}
+
+fn given(name: &str, settings: *const *const c_char) -> Option<OsString> {
+    // SAFETY: strings, and null behind them, by who has set them.
+    let text = |at: usize| unsafe { (*settings.add(at)).as_ref().map(|text| CStr::from_ptr(text)) };
+    let value =
+        |text: &CStr| Some(text.to_bytes().strip_prefix(name.as_bytes())?.strip_prefix(b"=")?.to_vec());
+    (0..).map_while(text).find_map(value).map(OsString::from_vec)
+}
+
 /// Returns the environment variable `name`. None in a set-id program, whose environment another user sets.
 pub fn setting(name: &str) -> Option<OsString> {
     // SAFETY: reads what the kernel told this process at its start.
     let is_set_id = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
-    std::env::var_os(name).filter(|_| !is_set_id)
+    let settings = SETTINGS.load(Ordering::Acquire);
+    let value = if settings.is_null() { std::env::var_os(name) } else { given(name, settings) };
+    value.filter(|_| !is_set_id)
 }
 
 fn socket_path() -> PathBuf {

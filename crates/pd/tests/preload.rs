@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 mod aside;
 #[path = "preload/at_once.rs"]
 mod at_once;
+#[path = "preload/begins_late.rs"]
+mod begins_late;
 #[path = "preload/calls.rs"]
 mod calls;
 #[path = "preload/claim.rs"]

@@ -73,18 +73,18 @@ ELLIPSIS(dprintf, vdprintf, 2, rdx)
 ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, rcx)
 #undef ELLIPSIS
 
-enum { PD_WRITE = 1, PD_OPEN = 2, PD_CLOSE = 3, PD_MPROTECT = 10, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108, PD_IO_SUBMIT = 209 };
+enum { PD_WRITE = 1, PD_CLOSE = 3, PD_MPROTECT = 10, PD_GETPID = 39, PD_GETUID = 102, PD_GETGID = 104, PD_GETEUID = 107, PD_GETEGID = 108, PD_IO_SUBMIT = 209, PD_GETDENTS = 217, PD_OPENAT = 257, PD_PPOLL = 271, PD_STATX = 332 };
 enum { PD_ABSOLUTE = R_X86_64_64, PD_DATA = R_X86_64_GLOB_DAT, PD_JUMP = R_X86_64_JUMP_SLOT };
 
-static long pd_call(long number, long a, long b, long c) {
+static long pd_call5(long number, long a, long b, long c, long d, long e) {
+    register long r10 __asm__("r10") = d;
+    register long r8 __asm__("r8") = e;
     long result;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8)
+                     : "rcx", "r11", "memory");
     return result;
-}
-
-static long pd_open_log(const char *place) {
-    enum { WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
-    return pd_call(PD_OPEN, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
 }
 
 static char *pd_thread_pointer(void) {
@@ -93,16 +93,25 @@ static char *pd_thread_pointer(void) {
     return pointer;
 }
 
+/* What glibc has asked the processor for, since 2.33: by leaf, whose numbers are glibc's. */
+struct leaf {
+    unsigned eax, ebx, ecx, edx;
+};
+extern const struct leaf *__x86_get_cpuid_feature_leaf(unsigned leaf) WEAK;
+
+/* The instruction takes microseconds in a virtual machine. */
+static struct leaf ask_processor(unsigned number, unsigned leaf) {
+    if (__x86_get_cpuid_feature_leaf)
+        return *__x86_get_cpuid_feature_leaf(leaf);
+    struct leaf found = {.eax = number};
+    __asm__ volatile("cpuid" : "+a"(found.eax), "=b"(found.ebx), "+c"(found.ecx), "=d"(found.edx));
+    return found;
+}
+
 /* x86-64-v2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT, and LAHF. */
 static int pd_processor_suffices(void) {
-    unsigned a = 1, b, c = 0, d;
-    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
     unsigned wanted = 1u << 0 | 1u << 9 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 23;
-    if ((c & wanted) != wanted)
-        return 0;
-    a = 0x80000001, c = 0;
-    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    return (c & 1) != 0;
+    return (ask_processor(1, 0).ecx & wanted) == wanted && (ask_processor(0x80000001, 2).ecx & 1) != 0;
 }
 
 #elif defined(__aarch64__)
@@ -179,24 +188,18 @@ ELLIPSIS(dprintf, vdprintf, 2, x2)
 ELLIPSIS(__dprintf_chk, __vdprintf_chk, 3, x3)
 #undef ELLIPSIS
 
-enum { PD_IO_SUBMIT = 2, PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177, PD_MPROTECT = 226 };
+enum { PD_IO_SUBMIT = 2, PD_OPENAT = 56, PD_CLOSE = 57, PD_WRITE = 64, PD_GETPID = 172, PD_GETUID = 174, PD_GETEUID = 175, PD_GETGID = 176, PD_GETEGID = 177, PD_GETDENTS = 61, PD_PPOLL = 73, PD_MPROTECT = 226, PD_STATX = 291 };
 enum { PD_ABSOLUTE = R_AARCH64_ABS64, PD_DATA = R_AARCH64_GLOB_DAT, PD_JUMP = R_AARCH64_JUMP_SLOT };
 
-static long pd_call4(long number, long a, long b, long c, long d) {
+static long pd_call5(long number, long a, long b, long c, long d, long e) {
     register long x8 __asm__("x8") = number;
     register long x0 __asm__("x0") = a;
     register long x1 __asm__("x1") = b;
     register long x2 __asm__("x2") = c;
     register long x3 __asm__("x3") = d;
-    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3) : "memory");
+    register long x4 __asm__("x4") = e;
+    __asm__ volatile("svc 0" : "+r"(x0) : "r"(x8), "r"(x1), "r"(x2), "r"(x3), "r"(x4) : "memory");
     return x0;
-}
-
-static long pd_call(long number, long a, long b, long c) { return pd_call4(number, a, b, c, 0); }
-
-static long pd_open_log(const char *place) {
-    enum { CWD = -100, WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
-    return pd_call4(PD_OPENAT, CWD, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644);
 }
 
 static char *pd_thread_pointer(void) {
@@ -210,6 +213,13 @@ static int pd_processor_suffices(void) { return 1; }
 #else
 #error "no jumps for this processor"
 #endif
+
+static long pd_call(long number, long a, long b, long c) { return pd_call5(number, a, b, c, 0, 0); }
+
+static long pd_open_log(const char *place) {
+    enum { CWD = -100, WRONLY = 1, CREAT = 0100, APPEND = 02000, CLOEXEC = 02000000 };
+    return pd_call5(PD_OPENAT, CWD, (long)place, WRONLY | CREAT | APPEND | CLOEXEC, 0644, 0);
+}
 
 /* Slots, each with the stub of its first call. */
 __asm__(".pushsection .data\n"

@@ -4,7 +4,8 @@
  *
  * An object without dependencies: it needs no C library, no symbol version, no libgcc_s, and instructions of the
  * oldest x86-64 only. So every dynamic linker takes it, musl's and an old glibc's too, and whether the library proper
- * can be loaded is found out by dlopen(3) in the constructor, where failure costs nothing.
+ * can be loaded is found out by dlopen(3), where failure costs nothing: at the start of a program that was given a socket,
+ * and else before the first call that may need it (later.h).
  *
  * Each function that the library proper stands in for is exported as a jump through a slot. A slot begins with a stub
  * that looks the next function of the name up and puts it there; with the library proper loaded it has the function
@@ -22,7 +23,7 @@
 #define LOCAL __attribute__((visibility("hidden"), used))
 
 enum { RTLD_LAZY_ = 1, RTLD_NOW_ = 2, RTLD_DEEPBIND_ = 8, RTLD_NODELETE_ = 0x1000, DLOPEN_PRIVATE = (int)0x80000000 };
-enum { AT_PAGESZ_ = 6, AT_SECURE_ = 23, ENOSYS_ = 38, TEXT_BYTES = 1024 };
+enum { AT_PAGESZ_ = 6, AT_SECURE_ = 23, ENOMEM_ = 12, ENOSYS_ = 38, TEXT_BYTES = 1024 };
 static void *const NEXT = (void *)-1L;
 
 /* How `struct dl_phdr_info` begins. */
@@ -48,6 +49,7 @@ extern char _rtld_global_ro WEAK;
 /* glibc before 2.34 keeps the functions above in a library that a program need not have loaded. */
 extern void *__libc_dlopen_mode(const char *, int) WEAK;
 extern void *__libc_dlsym(void *, const char *) WEAK;
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *) WEAK;
 
 /* The functions of dlopen(3), wherever this C library keeps them; null where it does not have them. */
 static void *(*sym)(void *, const char *);
@@ -98,6 +100,7 @@ static const char *const names[] = {
 };
 enum { HOOKS = sizeof names / sizeof *names };
 #include "jumps.h"
+#include "later.h"
 
 /* A function of libaio's, which need not be where dlsym looks. It has no more than the system call there. */
 static long submit(long context, long count, long list) { return pd_call(PD_IO_SUBMIT, context, count, list); }
@@ -105,13 +108,44 @@ static long submit(long context, long count, long list) { return pd_call(PD_IO_S
 extern void *pd_slots[HOOKS] __attribute__((visibility("hidden")));
 extern void *const pd_hooks[HOOKS] __attribute__((visibility("hidden")));
 
-/* Of functions from FIRST_LEAVING on: found before the program begins, for some are called where dlsym must not be. */
-static void *leaving_found[HOOKS - FIRST_LEAVING];
-/* The library proper is told of each call of those. */
-static void (*leaving)(void);
+/* Of functions from FIRST_LEAVING on: found with the library proper, for some are called where dlsym must not be. */
+static void *leaving_found[FIRST_BEGINNING - FIRST_LEAVING];
+
+/* Facts for the library proper. src/start.rs has the same. */
+struct facts {
+    /* Finds the next function of a name. Never null. */
+    void *(*next)(const char *name);
+    /* Thread-local memory, from the thread pointer. */
+    long local_offset;
+    size_t local_bytes;
+    /* pthread_atfork(3), in the place of the program's start. */
+    int (*at_fork)(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+    /* Variables of the environment as the program was given them; ends with null. */
+    char *const *settings;
+    /* The program may have signal handlers. */
+    int has_handlers;
+};
+
 /* The environment that an image is to have, for one that the program would give it, and what becomes of that. */
 enum { OF_CHILD = 1, FOR_GOOD = 2 };
-static char **(*environment)(char **, int);
+
+/* The library proper. src/start.rs has the same. */
+struct core {
+    /* PD_BUILD: both were built from the same files. */
+    unsigned long long build;
+    /* Returns whether hooks are to be put in place. */
+    int (*start)(const struct facts *);
+    /* Called before each call of a function from FIRST_LEAVING on, but dlopen. */
+    void (*leaving)(void);
+    /* The environment for an image, given the program's. */
+    char **(*environment)(char **, int);
+    /* Takes bind_deep_objects, to call it. */
+    void (**deep)(void);
+    /* The hooks, in the order of the slots. */
+    void *hooks[FIRST_LEAVING];
+};
+/* Null until it has started. */
+static const struct core *core;
 
 /* An image needs the library to go on with what is on the fabric. */
 static void keep_library(const char *name, void **saved) {
@@ -129,9 +163,9 @@ static void keep_library(const char *name, void **saved) {
         if (!is(name, places[n].name))
             continue;
         if (places[n].at >= 0)
-            PD_ARGUMENT(saved, places[n].at) = environment(PD_ARGUMENT(saved, places[n].at), places[n].use);
+            PD_ARGUMENT(saved, places[n].at) = core->environment(PD_ARGUMENT(saved, places[n].at), places[n].use);
         else if (&environ)
-            environ = environment(environ, places[n].use);
+            environ = core->environment(environ, places[n].use);
     }
 }
 
@@ -143,8 +177,8 @@ static struct {
     void *function[HOOKS];
     size_t lowest, highest;
 } behind;
-/* The library proper calls what is put there. */
-static void (**deep)(void);
+/* An object was bound so before the library proper was there. */
+static int is_deep;
 
 /* The hook that a reference should lead to; -1 if it is none to a function behind the hooks. */
 static long hook_of(size_t value, int may_be_name, const char *name) {
@@ -237,58 +271,18 @@ static void *leave(unsigned long number, void **saved) {
         /* An old glibc has it in a library that came later, and is asked for it another way. */
         if (*found == (void *)missing && open_object && open_object != dlopen)
             *found = open_object;
-        if (deep && (size_t)PD_ARGUMENT(saved, 1) & RTLD_DEEPBIND_)
-            __atomic_store_n(deep, bind_deep_objects, __ATOMIC_RELEASE);
+        if ((size_t)PD_ARGUMENT(saved, 1) & RTLD_DEEPBIND_) {
+            if (core)
+                __atomic_store_n(core->deep, bind_deep_objects, __ATOMIC_RELEASE);
+            is_deep = 1;
+        }
         return *found;
     }
-    if (leaving)
-        leaving();
-    if (environment)
+    if (core) {
+        core->leaving();
         keep_library(names[number], saved);
-    return *found;
-}
-
-LOCAL void *pd_first_call(unsigned long number, void **saved) {
-    if (number >= FIRST_LEAVING)
-        return leave(number, saved);
-    void *found = next(names[number]);
-    __atomic_store_n(&pd_slots[number], found, __ATOMIC_RELEASE);
-    return found;
-}
-
-static size_t length(const char *text) {
-    size_t n = 0;
-    while (text[n])
-        n++;
-    return n;
-}
-
-static int is(const char *text, const char *other) {
-    while (*text && *text == *other)
-        text++, other++;
-    return *text == *other;
-}
-
-/* A set-id program belongs to others than who set its environment. */
-static int is_set_id(void) {
-    if (getauxval)
-        return getauxval(AT_SECURE_) != 0;
-    return pd_call(PD_GETUID, 0, 0, 0) != pd_call(PD_GETEUID, 0, 0, 0) ||
-           pd_call(PD_GETGID, 0, 0, 0) != pd_call(PD_GETEGID, 0, 0, 0);
-}
-
-static const char *setting(const char *name) {
-    if (!&environ || !environ || is_set_id())
-        return NULL;
-    size_t len = length(name);
-    for (char **each = environ; *each; each++) {
-        size_t same = 0;
-        while (same < len && (*each)[same] == name[same])
-            same++;
-        if (same == len && (*each)[len] == '=')
-            return *each + len + 1;
     }
-    return NULL;
+    return *found;
 }
 
 /* Text of bounded length; what is too long is cut. */
@@ -356,7 +350,68 @@ static int own_folder(struct text *path) {
     return 1;
 }
 
+/* Where the library proper is, and which file it was when the program began. */
+static struct text path;
+static struct statx file;
+
+static void open_core(int is_given) {
+    struct statx now;
+    /* A program may have changed its root, and a file there is others'. */
+    if (!status_of(AT_CWD, path.bytes, &now) || now.stx_ino != file.stx_ino || now.stx_dev_major != file.stx_dev_major ||
+        now.stx_dev_minor != file.stx_dev_minor)
+        return step_aside(path.bytes, ": no such file, or another one than at the program's start");
+    void *library = open_object(path.bytes, RTLD_NOW_ | RTLD_NODELETE_);
+    if (!library) {
+        const char *why = last_error ? last_error() : NULL;
+        return step_aside("", why ? why : "the library proper cannot be loaded");
+    }
+    const struct core *found = sym(library, "pd_preload_core");
+    if (!found || found->build != PD_BUILD)
+        return step_aside(path.bytes, " is of another version");
+    const struct facts facts = {next, local - pd_thread_pointer(), LOCAL_BYTES, at_fork, (char *const *)settings, is_given};
+    if (!found->start(&facts))
+        return step_aside(path.bytes, " does not fit this loader");
+    for (int number = FIRST_LEAVING; number < FIRST_BEGINNING; number++)
+        leaving_found[number - FIRST_LEAVING] = next(names[number]);
+    if (is_deep)
+        __atomic_store_n(found->deep, bind_deep_objects, __ATOMIC_RELEASE);
+    __atomic_store_n(&core, found, __ATOMIC_RELEASE);
+    for (int number = 0; number < FIRST_LEAVING; number++)
+        __atomic_store_n(&pd_slots[number], found->hooks[number], __ATOMIC_RELEASE);
+}
+
+/* Loads the library proper, once. Errno stays as it is. */
+static void load(int is_given) {
+    if (!__atomic_exchange_n(&is_awaited, 0, __ATOMIC_ACQ_REL))
+        return;
+    int *place = __errno_location ? __errno_location() : NULL, before = place ? *place : 0;
+    open_core(is_given);
+    if (place)
+        *place = before;
+}
+
+/* A call by the stub of its slot: before the library proper is there, of a function without a hook, or the first one. */
+LOCAL void *pd_first_call(unsigned long number, void **saved) {
+    void *was = __atomic_load_n(&pd_slots[number], __ATOMIC_ACQUIRE);
+    const struct beginning *may_begin = is_awaited ? beginning(names[number]) : NULL;
+    if (may_begin && begins(may_begin, saved)) {
+        load(0);
+        may_begin = NULL;
+    }
+    if (number >= FIRST_LEAVING && number < FIRST_BEGINNING)
+        return leave(number, saved);
+    const struct core *has = __atomic_load_n(&core, __ATOMIC_ACQUIRE);
+    if (has && number < FIRST_LEAVING)
+        return has->hooks[number];
+    void *found = next(names[number]);
+    /* One that may begin later keeps its stub. */
+    if (!may_begin)
+        __atomic_compare_exchange_n(&pd_slots[number], &was, found, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    return found;
+}
+
 __attribute__((constructor)) static void begin(void) {
+    find_settings();
     const char *mode = setting("PD_PRELOAD");
     if (mode && (is(mode, "off") || is(mode, "0")))
         return;
@@ -365,31 +420,15 @@ __attribute__((constructor)) static void begin(void) {
     if (!pd_processor_suffices())
         return step_aside("the processor is below x86-64-v2", "");
     find_functions();
-    struct text path = {.len = 0};
-    if (!sym || !open_object || !own_folder(&path))
+    if (!sym || !open_object || !__register_atfork || !own_folder(&path))
         return step_aside("this glibc is too old: ", gnu_get_libc_version());
     add(&path, "libpd_preload_core.so");
-    void *core = open_object(path.bytes, RTLD_NOW_ | RTLD_NODELETE_);
-    if (!core) {
-        const char *why = last_error ? last_error() : NULL;
-        return step_aside("", why ? why : "the library proper cannot be loaded");
-    }
-    int (*start)(void *(*)(const char *), long, size_t) = sym(core, "pd_preload_start");
-    if (!start)
-        return step_aside(path.bytes, " is of another version");
-    if (!start(next, local - pd_thread_pointer(), LOCAL_BYTES))
-        return step_aside(path.bytes, " does not fit this loader");
-    for (int number = FIRST_LEAVING; number < HOOKS; number++)
-        leaving_found[number - FIRST_LEAVING] = next(names[number]);
-    leaving = sym(core, "pd_preload_leaving");
-    void (*keep)(void) = sym(core, "pd_preload_keep_environment");
-    if (keep)
-        keep();
-    environment = sym(core, "pd_preload_environment");
-    deep = sym(core, "pd_preload_deep");
-    for (int number = 0; number < FIRST_LEAVING; number++) {
-        void *hook = sym(core, names[number]);
-        if (hook)
-            __atomic_store_n(&pd_slots[number], hook, __ATOMIC_RELEASE);
-    }
+    if (!status_of(AT_CWD, path.bytes, &file))
+        return step_aside(path.bytes, ": no such file");
+    process = pd_call(PD_GETPID, 0, 0, 0);
+    __register_atfork(before_fork, in_parent, in_child, NULL);
+    is_awaited = 1;
+    int is_given = is_given_any();
+    if (is_given || !keep_settings())
+        load(is_given);
 }

@@ -302,8 +302,7 @@ unsafe impl GlobalAlloc for Heap {
 
 /// From now on forks find no lock taken. What is told of forks later is told while the heap can be used.
 pub(crate) fn see_forks() {
-    // SAFETY: functions that live as long as the program.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+    real::at_fork(Some(before_fork), Some(after_fork), Some(after_fork));
 }
 
 pub(crate) extern "C" fn before_fork() {

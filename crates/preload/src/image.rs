@@ -30,14 +30,13 @@ pub(crate) struct Environment {
 // SAFETY: the pointers are to memory of the program's and of `KEPT`, which this never reads.
 unsafe impl Send for Environment {}
 
-/// Called by the loader before the program begins: keeps what an image needs.
-#[no_mangle]
-pub extern "C" fn pd_preload_keep_environment() {
+/// Keeps what an image needs.
+pub(crate) fn keep_environment() {
     let of = |name: &str| {
         let value = pd_client::core::setting(name)?;
         CString::new([name.as_bytes(), b"=", &value.into_vec()].concat()).ok()
     };
-    call::aside(|| drop(KEPT.set(NAMES.into_iter().filter_map(of).collect())));
+    drop(KEPT.set(NAMES.into_iter().filter_map(of).collect()));
 }
 
 /// Tells whether an image would get a connection on the fabric, or a listener. Where the numbers of a child's are told in ways that the
@@ -64,8 +63,7 @@ fn gets_any(is_child: bool) -> bool {
 ///
 /// # Safety
 /// The program's environment, or null.
-#[no_mangle]
-pub unsafe extern "C" fn pd_preload_environment(
+pub(crate) unsafe extern "C" fn environment(
     given: *const *const c_char,
     use_of: c_int,
 ) -> *const *const c_char {

@@ -11,16 +11,29 @@ use std::sync::OnceLock;
 /// Finds the next function of a name that ends with a zero byte. Never null.
 pub(crate) type Next = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 
-static NEXT: OnceLock<Next> = OnceLock::new();
+/// Called around forks.
+pub(crate) type OfFork = Option<extern "C" fn()>;
+/// As `pthread_atfork`.
+pub(crate) type AtFork = unsafe extern "C" fn(OfFork, OfFork, OfFork) -> c_int;
 
-/// The loader's function, for it has the library's place in the order of the dynamic linker.
-pub(crate) fn set_next(next: Next) {
-    let _ = NEXT.set(next);
+static LOADER: OnceLock<(Next, AtFork)> = OnceLock::new();
+
+/// Functions of the loader, which has the library's place in the order of the dynamic linker, and among those that are told of forks.
+pub(crate) fn set_loader(next: Next, at_fork: AtFork) {
+    let _ = LOADER.set((next, at_fork));
+}
+
+/// Has functions called before a fork, and after it in the parent and in the child.
+pub(crate) fn at_fork(prepare: OfFork, parent: OfFork, child: OfFork) {
+    if let Some((_, at_fork)) = LOADER.get() {
+        // SAFETY: functions that live as long as the program. The loader has room for all of the library's.
+        unsafe { at_fork(prepare, parent, child) };
+    }
 }
 
 #[cold]
 fn resolve(name: &CStr) -> *mut c_void {
-    let next = NEXT.get().expect("hooks are called after the start");
+    let (next, _) = LOADER.get().expect("hooks are called after the start");
     // SAFETY: a name that ends with a zero byte.
     unsafe { next(name.as_ptr()) }
 }

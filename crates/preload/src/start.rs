@@ -3,14 +3,14 @@ use crate::away::calls;
 use crate::claim::settling;
 use crate::entry::{self, Entry, State, Thing};
 use crate::epoll_set::{self, carrying, instances};
-use crate::hooks::stdio;
+use crate::hooks::{self, stdio};
 use crate::pipe::numbers;
 use crate::short::{begun, passing};
 use crate::{
     aio, call, carried, confined, fallback_cache, heap, image, inherited, local, log, pipe, port, real,
     shared, short, table,
 };
-use libc::c_int;
+use libc::{c_char, c_int, c_void};
 use pd_client::core::{setting, StaticLock};
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
@@ -22,22 +22,61 @@ use std::sync::Arc;
 /// descriptors grows up to the highest, and a fork copies it.
 const OWN_FDS_FROM: c_int = 4096;
 
-/// Called by the loader (`loader/loader.c`) once this library is there, before the program begins. `next` finds the next
-/// function of a name that ends with a zero byte; the rest is for [`local::set`]. Returns whether hooks are to be put in place.
+/// The loader's facts: `struct facts` of `loader/loader.c`.
+#[repr(C)]
+pub struct Facts {
+    next: real::Next,
+    local_offset: isize,
+    local_bytes: usize,
+    at_fork: real::AtFork,
+    settings: *const *const c_char,
+    is_given_any: c_int,
+}
+
+/// The library proper as the loader knows it: `struct core` of `loader/loader.c`.
+#[repr(C)]
+pub struct Core {
+    build: u64,
+    start: unsafe extern "C" fn(*const Facts) -> c_int,
+    leaving: extern "C" fn(),
+    environment: unsafe extern "C" fn(*const *const c_char, c_int) -> *const *const c_char,
+    deep: &'static AtomicPtr<()>,
+    hooks: [*const c_void; hooks::table::TABLE.len()],
+}
+
+// SAFETY: the pointers are to functions.
+unsafe impl Sync for Core {}
+
+/// Found by the loader.
 #[no_mangle]
-pub extern "C" fn pd_preload_start(next: real::Next, local_offset: isize, local_bytes: usize) -> c_int {
+#[allow(non_upper_case_globals)] // As the loader has it.
+pub static pd_preload_core: Core = Core {
+    build: hooks::table::BUILD,
+    start: begin,
+    leaving,
+    environment: image::environment,
+    deep: &DEEP,
+    hooks: hooks::table::TABLE,
+};
+
+/// Called by the loader once this library is there. Returns whether hooks are to be put in place.
+unsafe extern "C" fn begin(facts: *const Facts) -> c_int {
+    // SAFETY: the loader's facts, which are there during the call.
+    let facts = unsafe { &*facts };
     #[cfg(target_arch = "x86_64")]
-    if !local::set(local_offset, local_bytes) {
+    if !local::set(facts.local_offset, facts.local_bytes) {
         return 0;
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (local_offset, local_bytes);
-    real::set_next(next);
-    call::aside(start);
+    let _ = (facts.local_offset, facts.local_bytes);
+    real::set_loader(facts.next, facts.at_fork);
+    // SAFETY: the loader's array, which nobody changes.
+    unsafe { pd_client::core::set_settings(facts.settings) };
+    call::aside(|| start(facts.is_given_any != 0));
     table::enabled().into()
 }
 
-fn start() {
+fn start(is_given_any: bool) {
     let mode = setting("PD_PRELOAD");
     let is = |name: &str| mode.as_ref().is_some_and(|mode| mode == name);
     if is("short") {
@@ -52,12 +91,12 @@ fn start() {
     heap::keep_reserve();
     heap::see_forks();
     pd_client::core::set_floor(floor());
-    pd_client::core::prepare();
-    let (instances, files) = inherited::mark_all();
-    crate::hooks::stdio::replace_standard_streams();
-    crate::hooks::signal::take_over();
-    // SAFETY: functions that live as long as the program.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    pd_client::core::prepare(real::at_fork);
+    let (instances, files) = if is_given_any { inherited::mark_all() } else { Default::default() };
+    stdio::replace_standard_streams();
+    hooks::signal::take_over();
+    real::at_fork(Some(before_fork), None, Some(in_child));
+    image::keep_environment();
     table::enable();
     for &fd in &instances {
         instances::received(fd);
@@ -77,8 +116,7 @@ fn floor() -> c_int {
 }
 
 /// Called by the loader before each call by which a process gets another one's descriptors, other than `fork`, or another image.
-#[no_mangle]
-pub extern "C" fn pd_preload_leaving() {
+pub(crate) extern "C" fn leaving() {
     if pipe::any() && !table::is_borrowed() {
         call::aside(numbers::expose_all);
     }
@@ -87,21 +125,19 @@ pub extern "C" fn pd_preload_leaving() {
 }
 
 /// The loader's function that leads references of objects to the hooks, while there may be some that were bound past them.
-#[no_mangle]
-#[allow(non_upper_case_globals)] // As the loader has it.
-pub static pd_preload_deep: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
+static DEEP: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Called before the program gets another socket.
 #[inline]
 pub(crate) fn bind_deep_objects() {
-    if !pd_preload_deep.load(Ordering::Relaxed).is_null() {
+    if !DEEP.load(Ordering::Relaxed).is_null() {
         bind_now();
     }
 }
 
 #[cold]
 fn bind_now() {
-    let function = pd_preload_deep.swap(std::ptr::null_mut(), Ordering::Acquire);
+    let function = DEEP.swap(std::ptr::null_mut(), Ordering::Acquire);
     if !function.is_null() {
         // SAFETY: what the loader puts there.
         unsafe { std::mem::transmute::<*mut (), extern "C" fn()>(function)() };

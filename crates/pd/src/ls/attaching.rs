@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use pd_client::SOCKET_PATH_DEFAULT;
 use pd_driver::admin::RefusedReport;
 use pd_driver::Refusal;
-use procfs::process::{Process, Status};
+use procfs::process::{FDInfo, FDTarget, Process, Status};
 use procfs::{Current, FromBufRead};
 
 use crate::program;
@@ -34,6 +34,8 @@ struct Facts {
     /// The loader is in its memory, and the library proper.
     loader: bool,
     library: bool,
+    /// Sockets are among its descriptors. The library proper is loaded before the first one.
+    sockets: bool,
     /// `LD_PRELOAD` names it.
     asked_for: bool,
     /// `PD_PRELOAD` turns it off.
@@ -54,10 +56,11 @@ impl Facts {
                 "the library is loaded; the process has not used the fabric yet".to_owned()
             }),
             (_, true, Some(program)) => format!("the library stepped aside at load: the program {program}"),
+            (_, true, None) if !self.sockets => {
+                "the library is loaded before the process makes its first socket".to_owned()
+            }
             (_, true, None) => {
-                "the library stepped aside at load: the C library is too old, or the library \
-                                proper is missing"
-                    .to_owned()
+                "the library stepped aside: the C library is too old, or the library proper is missing".to_owned()
             }
             (_, _, Some(program)) => format!("the library is not loaded: the program {program}"),
             _ if self.asked_for => {
@@ -81,6 +84,7 @@ pub fn why(process: &Process, refused: &[RefusedReport]) -> String {
         program: program::reason(&PathBuf::from(format!("/proc/{}/exe", process.pid()))),
         loader,
         library,
+        sockets: has_sockets(process),
         asked_for: preload.is_some_and(|text| text.contains("libpd_preload")),
         off: setting("PD_PRELOAD").is_some_and(|mode| mode == "off" || mode == "0"),
         refused: refused.iter().find(|refused| is_it(process, refused)).map(|refused| {
@@ -138,6 +142,12 @@ fn mapped(pid: i32) -> (bool, bool) {
         })
     };
     (is_mapped(b"libpd_preload.so"), is_mapped(b"libpd_preload_core.so"))
+}
+
+/// Returns whether the process has sockets, or has descriptors that cannot be seen.
+fn has_sockets(process: &Process) -> bool {
+    let is_socket = |fd: &FDInfo| matches!(fd.target, FDTarget::Socket(_));
+    process.fd().map_or(true, |mut fds| fds.any(|fd| fd.is_ok_and(|fd| is_socket(&fd))))
 }
 
 /// Returns whether the process is the refused one: its number may have been another's then.
@@ -210,7 +220,8 @@ mod tests {
                 Facts { program: Some("is a static program"), asked_for: true, ..Facts::default() },
                 "is a static program",
             ),
-            (Facts { loader: true, ..Facts::default() }, "C library is too old"),
+            (Facts { loader: true, sockets: true, ..Facts::default() }, "C library is too old"),
+            (Facts { loader: true, ..Facts::default() }, "first socket"),
             (Facts { loader: true, program: Some("is linked with musl"), ..Facts::default() }, "musl"),
             (Facts { loader: true, off: true, ..Facts::default() }, "turned off"),
             (Facts { loader: true, library: true, refused: refused(), ..Facts::default() }, "too many"),

@@ -22,7 +22,7 @@ hooks! {
     ) -> c_int {
         let made = run.filter(|_| is_fork(flags as u64) && flags & libc::CLONE_SETTLS == 0 && !stack.is_null());
         let Some(run) = made else {
-            start::pd_preload_leaving();
+            start::leaving();
             return real::clone(run, stack, flags, argument, parent, thread, child);
         };
         // The child has a copy of this stack, which is large enough for what is done first. That of the program may not be.
@@ -50,7 +50,7 @@ fn is_fork(flags: u64) -> bool {
 
 /// Makes a process by a call whose result is 0 in the child, and does in both what `fork` would have been told of.
 fn by(make: impl FnOnce() -> c_long) -> c_long {
-    start::pd_preload_leaving();
+    start::leaving();
     // A child of `vfork` must not change its parent's table.
     if table::is_borrowed() {
         return make();

@@ -20,7 +20,15 @@ pub(crate) mod stdio;
 mod submit;
 mod syscall;
 
-/// Defines hooks: exported under their names.
+/// The hooks as the loader knows them.
+pub(crate) mod table {
+    use super::*;
+    use libc::c_void;
+
+    include!(concat!(env!("OUT_DIR"), "/hooks.rs"));
+}
+
+/// Defines hooks, which the loader exports under their names.
 macro_rules! hooks {
     ($($(#[$note:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $ret:ty $body:block)*) => {$(
         $(#[$note])*
@@ -28,8 +36,8 @@ macro_rules! hooks {
         ///
         /// # Safety
         /// The requirements of the C library's function.
-        #[no_mangle]
-        pub unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $ret {
+        #[allow(non_snake_case)] // As the C library has it.
+        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $ret {
             // SAFETY: the caller's promises are those of the C library's function.
             unsafe { $body }
         }

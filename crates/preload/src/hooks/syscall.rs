@@ -76,12 +76,12 @@ unsafe fn any(number: c_long, [a, b, c, d, e, f]: Arguments) -> Option<c_long> {
             libc::SYS_tee => return Some(splice::tee(fd, b as c_int, c, d as _) as c_long),
             libc::SYS_vmsplice => return Some(splice::vmsplice(fd, b as _, c, d as _) as c_long),
             libc::SYS_clone | libc::SYS_clone3 | libc::SYS_execve | libc::SYS_execveat => {
-                start::pd_preload_leaving();
+                start::leaving();
                 return None;
             }
             #[cfg(target_arch = "x86_64")]
             libc::SYS_vfork => {
-                start::pd_preload_leaving();
+                start::leaving();
                 return None;
             }
             libc::SYS_io_submit => return Some(checked(submit::submit(a as _, b as _, c as _))),
