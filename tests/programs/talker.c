@@ -1,8 +1,11 @@
 /* Carries out commands to listen and connect from its input, and prints the results. Built with a dynamic and with a static C library. */
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,7 +207,7 @@ int main(void) {
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IONBF, 0);
     while (fgets(line, sizeof line, stdin)) {
-        char ip[64] = "";
+        char ip[64] = "", path[256] = "";
         int port = 0, name = 0, listener;
         double arg = 0;
         if (sscanf(line, "listen %d", &port) == 1) {
@@ -223,6 +226,12 @@ int main(void) {
             if (fd < 0) printf("error %d connect\n", -fd);
             else if (errno = 0, read(fd, bytes, 1) != 1) printf("error %d nobody\n", errno);
             else held[name] = fd, printf("ok \n");
+        } else if (sscanf(line, "enter %255s", path) == 1) {
+            /* Moves this thread alone into a network namespace. */
+            int space = open(path, O_RDONLY | O_CLOEXEC);
+            if (space < 0 || setns(space, CLONE_NEWNET)) printf("error %d enter\n", errno);
+            else printf("ok \n");
+            if (space >= 0) close(space);
         } else if (sscanf(line, "hear6 %d", &port) == 1 || sscanf(line, "echo6 %d", &port) == 1) {
             struct sockaddr_in6 any = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
             listener = socket(AF_INET6, SOCK_STREAM, 0);

@@ -2,7 +2,7 @@
 use pd_driver::admin::{Answer, Ask};
 use pd_driver::mounts::unified_hierarchy;
 use pd_tests::talker::{connect, tenant, Scene, Way};
-use pd_tests::{ControlGroup, Puppet};
+use pd_tests::{ip, ControlGroup, Puppet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -18,7 +18,12 @@ struct Stage {
 impl Stage {
     /// Makes one. `None`: no hierarchy of control groups can be written.
     fn new(port: u16) -> Option<Self> {
-        let scene = Scene::of(&["a", "b"]);
+        Self::of(&["a", "b"], port)
+    }
+
+    /// As [`Self::new`], with a namespace of each letter.
+    fn of(letters: &'static [&'static str], port: u16) -> Option<Self> {
+        let scene = Scene::of(letters);
         let containers = unified_hierarchy()?.join("pipedevice");
         let _ = std::fs::create_dir(&containers);
         let group = ControlGroup::new(containers.join(scene.network.namespace("c")))?;
@@ -45,7 +50,12 @@ impl Stage {
 
     /// Starts a program in namespace b and in a control group.
     fn start(&self, group: &Path) -> Puppet {
-        let puppet = self.scene.start("b", Way::Plain);
+        self.start_in("b", group)
+    }
+
+    /// Starts a program in the namespace of this letter and in a control group.
+    fn start_in(&self, letter: &str, group: &Path) -> Puppet {
+        let puppet = self.scene.start(letter, Way::Plain);
         enter(group, puppet.pid());
         puppet
     }
@@ -105,4 +115,26 @@ fn a_connection_ends_whatever_namespaces_others_of_its_group_have() {
     assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
     assert_eq!(ended, 1);
     drop(hidden);
+}
+
+/// The first thread of a process is in another namespace than the one that listens.
+#[test]
+fn a_namespace_that_only_a_thread_is_in_is_its_groups() {
+    let Some(stage) = Stage::of(&["a", "b", "c"], 7404) else { return skipped() };
+    let [home, apart] = ["b", "c"].map(|letter| stage.scene.network.namespace(letter));
+    let mut hidden = stage.start_in("c", stage.group.path());
+    // A thread of its own accepts.
+    hidden.ok("listen 7405");
+    assert_eq!(connect(&mut hidden, Way::Plain, 1, SERVER, 7404), 0);
+    hidden.ok(&format!("enter /run/netns/{home}"));
+    assert!(ip(&format!("netns del {apart}")));
+    stage.apply("");
+    let mut red = stage.scene.start("a", Way::Static);
+    assert_eq!(connect(&mut red, Way::Static, 1, "10.77.0.3", 7405), 0);
+    assert_eq!(stage.deny(), 1);
+    let errno: i32 = hidden.ok("end 1").parse().unwrap();
+    assert!([libc::ECONNABORTED, libc::ECONNRESET].contains(&errno), "{errno}");
+    stage.apply("[[rule]]\nfrom = \"red\"\nto = \"jailed\"\naction = \"deny\"");
+    assert_eq!(connect(&mut red, Way::Static, 2, "10.77.0.3", 7405), libc::EACCES);
+    drop((hidden, red));
 }

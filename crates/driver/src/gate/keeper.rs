@@ -251,7 +251,7 @@ impl Keeper {
             }
             if now >= look_at {
                 self.look();
-                // Tenants choose how many groups and processes there are.
+                // Tenants choose how many groups and threads there are.
                 look_at = now + LOOK.max((1 + PAUSE_FACTOR) * now.elapsed());
                 self.conductor.send(ToConductor::KernelCounted);
             }

@@ -190,16 +190,16 @@ pub fn group(root: &Path, path: &str) -> Option<u64> {
     stat(root.join(path.trim_start_matches('/'))).ok().map(|found| found.st_ino)
 }
 
-/// Returns the network namespaces of the processes in a control group and in those below.
+/// Returns the network namespaces of the threads in a control group and in those below.
 pub fn below(root: &Path, path: &str) -> HashMap<NamespaceId, Arc<OwnedFd>> {
     let (mut seen, mut spaces) = (0, HashMap::new());
     let mut folders = vec![root.join(path.trim_start_matches('/'))];
     while let Some(folder) = folders.pop().filter(|_| seen < GROUPS_MAX) {
         seen += 1;
-        // Each process: the first may have gone into a namespace of its own.
-        let processes = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-        for process in processes.lines() {
-            let file = format!("{process}/ns/net");
+        // Each thread of each process: the first may have gone into a namespace of its own.
+        let threads = std::fs::read_to_string(folder.join("cgroup.threads")).unwrap_or_default();
+        for thread in threads.lines() {
+            let file = format!("{thread}/ns/net");
             let is_known = |found| spaces.contains_key(&NamespaceId::of(&found));
             if pd_shm::procfs::stat(&file).map_or(true, is_known) {
                 continue;
