@@ -3,6 +3,12 @@ use pd_driver::admin::{Answer, Ask};
 use pd_driver::mounts::unified_hierarchy;
 use pd_tests::talker::{connect, tenant, Scene, Way};
 use pd_tests::{ip, ControlGroup, Puppet};
+use rustix::net::{self, AddressFamily, SocketType};
+use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
+use std::fs::File;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -137,4 +143,47 @@ fn a_namespace_that_only_a_thread_is_in_is_its_groups() {
     stage.apply("[[rule]]\nfrom = \"red\"\nto = \"jailed\"\naction = \"deny\"");
     assert_eq!(connect(&mut red, Way::Static, 2, "10.77.0.3", 7405), libc::EACCES);
     drop((hidden, red));
+}
+
+/// Returns a socket in the namespace of this name, from a thread that has ended since.
+fn socket_in(namespace: &str) -> OwnedFd {
+    let file = File::open(Path::new("/run/netns").join(namespace)).expect("a namespace");
+    let make = move || {
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network)).expect("root");
+        net::socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket")
+    };
+    std::thread::spawn(make).join().expect("no panic")
+}
+
+/// Connects a socket from a process of a control group. Returns the errno, or 0.
+fn connect_from(group: &Path, socket: &OwnedFd, to: SocketAddr) -> i32 {
+    let (file, socket) = (group.join("cgroup.procs"), socket.try_clone().expect("a descriptor"));
+    let mut command = Command::new("true");
+    let enter_and_connect = move || {
+        std::fs::write(&file, "0")?;
+        Ok(net::connect(&socket, &to)?)
+    };
+    // SAFETY: the closure makes system calls, and allocates at most a path, which the C library allows after a fork.
+    unsafe { command.pre_exec(enter_and_connect) };
+    match command.spawn() {
+        Ok(mut child) => {
+            child.wait().expect("a child");
+            0
+        }
+        Err(error) => error.raw_os_error().expect("an errno"),
+    }
+}
+
+/// No process is in the namespace, no file stands for it, and the driver has never seen it.
+#[test]
+fn a_group_is_denied_in_a_namespace_that_only_a_socket_holds() {
+    let Some(stage) = Stage::of(&["a", "b", "c"], 7403) else { return skipped() };
+    let namespace = stage.scene.network.namespace("c");
+    let [allowed, denied] = [(); 2].map(|()| socket_in(&namespace));
+    assert!(ip(&format!("netns del {namespace}")));
+    let to = format!("{SERVER}:7403").parse().expect("an address");
+    stage.apply("");
+    assert_eq!(connect_from(stage.group.path(), &allowed, to), 0);
+    stage.deny();
+    assert_eq!(connect_from(stage.group.path(), &denied, to), libc::EACCES);
 }
