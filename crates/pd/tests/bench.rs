@@ -135,6 +135,11 @@ fn frames_come_back_unchanged_over_a_pipe_and_over_a_packetised_interface() {
         let row = rows.iter().find(|row| row["app"] == "link" && row["scheme"] == scheme).unwrap();
         check(row, "over_packetised");
     }
+    for (by, pipes) in [("flows", 1), ("flows", 16), ("hash", 4)] {
+        let row = rows.iter().find(|row| row["by"] == by && row["pipes"] == pipes).unwrap();
+        check(row, "packets_per_s");
+        check(row, "busiest_over_mean");
+    }
     for app in ["maglev", "nitro", "kv", "logmon"] {
         for scheme in ["packetised", "memif", "pipe"] {
             // Rows of a latency have requests under way.

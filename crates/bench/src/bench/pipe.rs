@@ -13,6 +13,7 @@
 
 mod apps;
 mod link;
+mod many;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -331,6 +332,7 @@ pub fn run_all(settings: &Settings, signals: &Signals) -> Result<Vec<Row>> {
     };
     let mut cells: Vec<Cell> = settings.pick(&SIZES[..1], &SIZES).into_iter().map(echo).collect();
     cells.extend(link::cells());
+    cells.extend(many::cells(settings));
     cells.extend(apps::cells()?);
     let mut rows = Vec::new();
     for cell in cells.into_iter().filter(|cell| settings.wants(&cell.params)) {

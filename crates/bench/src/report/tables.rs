@@ -83,6 +83,8 @@ pub fn columns(bench: &str) -> &'static [(&'static str, &'static str, usize)] {
         ],
         "pipe" => &[
             ("packets_per_s", "packets/s", 0),
+            ("packets_per_s_without_loss", "without loss", 0),
+            ("busiest_over_mean", "busiest pipe of the mean", 2),
             ("throughput_gbit_per_s", "Gbit/s", 2),
             ("over_packetised", "over packetised", 2),
             ("program_cycles_per_packet", "program's cycles/packet", 1),
