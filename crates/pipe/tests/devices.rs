@@ -66,6 +66,32 @@ impl Device for Scripted {
     }
 }
 
+/// The device, which tells any number of flows apart.
+#[derive(Debug)]
+struct Many(Scripted);
+
+impl Device for Many {
+    fn peek(&mut self) -> Option<&[u8]> {
+        self.0.peek()
+    }
+
+    fn advance(&mut self) {
+        self.0.advance();
+    }
+
+    fn send(&mut self, frame: &[u8]) -> Taken {
+        self.0.send(frame)
+    }
+
+    fn flush(&mut self) -> bool {
+        self.0.flush()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+}
+
 fn open(agent: &mut Agent, port: PortId, direction: Direction, flow: Flow) -> Result<(PipeId, Pipe), Errno> {
     let (made, files, offer) = Made::new(Shape::new(direction, Unit::Frames, 32 << 10).unwrap()).unwrap();
     let id = agent.adopt(made, &Route { flow, ..Route::to(port) })?;
@@ -205,4 +231,62 @@ fn a_mirror_has_what_was_delivered_both_ways_and_its_losses_are_its_own() {
     let counts = agent.counts(idle).unwrap();
     assert_eq!((counts.frames_received, counts.frames_lost), (32, 168));
     assert_eq!(agent.port_counts(mirrors[0]).frames_lost, 168);
+}
+
+/// A turn looks at some pipes alone that are not due: what it does not know of the others makes no difference.
+#[test]
+fn a_pipe_that_no_turn_has_looked_at_has_all_its_room() {
+    const PIPES: u16 = 100;
+    /// Frames of 64 bytes that a ring holds.
+    const FRAMES: usize = (32 << 10) / 64;
+    let world = Arc::new(Mutex::new(World::default()));
+    let mut agent = Agent::new().unwrap();
+    agent.set_burst(2 * FRAMES);
+    let many = Many(Scripted { world: Arc::clone(&world), head: None });
+    let port = agent.add_device(Box::new(many)).unwrap();
+    let of = |last| Flow { protocol: 17, ports: [0, 1000 + last], ..Flow::default() };
+    let mut pipes: Vec<_> =
+        (0..PIPES).map(|number| open(&mut agent, port, Direction::Receive, of(number)).unwrap()).collect();
+    let frame = |number: u16| {
+        let mut frame = vec![7; 64];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[20..22].fill(0);
+        frame[23] = 17;
+        frame[36..38].copy_from_slice(&(1000 + number).to_be_bytes());
+        frame
+    };
+    // The first turn looks at the first pipes, and fills one behind them.
+    let late = PIPES - 10;
+    world.lock().unwrap().coming = vec![frame(late); FRAMES];
+    agent.turn();
+    let read = |pipe: &mut Pipe| {
+        let (mut frames, mut count) = (pipe.frames().unwrap(), 0);
+        while frames.next().is_some() {
+            count += 1;
+        }
+        count
+    };
+    assert_eq!(read(&mut pipes[usize::from(late)].1), FRAMES);
+    world.lock().unwrap().coming = vec![frame(late); FRAMES];
+    agent.turn();
+    let counts = agent.counts(pipes[usize::from(late)].0).unwrap();
+    assert_eq!((counts.frames_received, counts.frames_lost), (2 * FRAMES as u64, 0));
+    // No more than the ring has.
+    world.lock().unwrap().coming = vec![frame(late); 2];
+    agent.turn();
+    assert_eq!(agent.counts(pipes[usize::from(late)].0).unwrap().frames_lost, 2);
+    assert_eq!(read(&mut pipes[usize::from(late)].1), FRAMES);
+    world.lock().unwrap().coming = vec![frame(late); 3];
+    agent.turn();
+    assert_eq!(read(&mut pipes[usize::from(late)].1), 3);
+    // A pipe closed while it is due, and another in its place.
+    world.lock().unwrap().coming = vec![frame(late); 3];
+    agent.turn();
+    let (closed, mut pipe) = pipes.remove(late.into());
+    agent.close(closed);
+    assert_eq!(read(&mut pipe), 3);
+    let (_, mut again) = open(&mut agent, port, Direction::Receive, of(late)).unwrap();
+    world.lock().unwrap().coming = vec![frame(late), frame(3)];
+    agent.turn();
+    assert_eq!((read(&mut again), read(&mut pipes[3].1)), (1, 1));
 }

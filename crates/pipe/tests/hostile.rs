@@ -107,6 +107,32 @@ fn positions_out_of_range_are_cut_off() {
 }
 
 /// A forwarding program passes on bytes that were not announced: part of the ring that the agent writes at the time.
+/// A turn looks at 32 of the pipes to which nothing is due.
+#[test]
+fn an_impossible_word_of_an_idle_pipe_is_found_among_many() {
+    let mut stand = stand(Direction::Receive);
+    let idle = stand.agent.add_link().1;
+    let shape = Shape::new(Direction::Receive, Unit::Frames, 32 << 10).unwrap();
+    let others: Vec<_> = (0..100)
+        .map(|_| {
+            let (id, offer) = stand.agent.open(shape, idle, &[], None).unwrap();
+            let control = control(&offer);
+            let pipe = Pipe::map(offer).unwrap();
+            stand.agent.seal(id).unwrap();
+            (id, control, pipe)
+        })
+        .collect();
+    for at in [99, 40] {
+        let (id, control, _) = &others[at];
+        control.store_u64(pipe_control::RECV_CONSUMER, 64, Ordering::Release);
+        for _ in 0..4 {
+            stand.agent.turn();
+        }
+        assert_eq!(stand.agent.violation(*id), Some(Violation::Index), "pipe {at}");
+    }
+    assert_eq!(stand.agent.take_broken().len(), 2);
+}
+
 #[test]
 fn frames_that_were_not_announced_are_not_forwarded() {
     let mut stand = stand(Direction::Forward);

@@ -84,6 +84,7 @@ impl Agent {
             self.ports[*mirror].lose(std::mem::take(lost));
         }
         let Mirrors { bytes, frames, .. } = &mut self.mirrors;
+        let mut broken = Vec::new();
         for (mirror, range) in frames.drain(..) {
             let (port, frame) = (&mut self.ports[mirror], &bytes[range]);
             match port.choose(|| frame) {
@@ -91,16 +92,22 @@ impl Agent {
                 Choice::Nobody => port.drop_unbound(),
                 Choice::Pipe(receiver) => {
                     let Some(slot) = &mut self.pipes[receiver] else { continue };
-                    if slot.end.append(frame) {
-                        slot.received(frame.len());
-                        port.count_received(frame.len());
-                    } else {
-                        slot.counts.frames_lost += 1;
-                        port.lose(1);
+                    self.due.add(receiver, slot);
+                    match slot.append(frame, true, &mut self.shares) {
+                        Ok(true) => {
+                            slot.received(frame.len());
+                            port.count_received(frame.len());
+                        }
+                        appended => {
+                            slot.counts.frames_lost += 1;
+                            port.lose(1);
+                            broken.extend(appended.err().map(|violation| (receiver, violation)));
+                        }
                     }
                 }
             }
         }
         bytes.clear();
+        broken.into_iter().for_each(|(receiver, violation)| self.cut_off(receiver, violation));
     }
 }

@@ -7,6 +7,7 @@
 //! A pipe belongs to one port. Frames of the port go to its receiving pipes by their [`Flow`], so that a flow keeps its order. A program that
 //! breaks the protocol loses that pipe, and no other.
 mod doorbells;
+mod due;
 mod end;
 mod groups;
 mod lease;
@@ -23,6 +24,7 @@ pub use ports::{PortCounts, PortId};
 pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 
 use self::doorbells::Doorbells;
+use self::due::Due;
 use self::end::End;
 use self::link::Links;
 use self::mirror::Mirrors;
@@ -144,6 +146,10 @@ struct Slot {
     stays: Option<u64>,
     /// The program's counts of direct paths, as far as they are among `counts`.
     link_counts: [u64; 4],
+    /// Set while the pipe is among those that [`Due`] has.
+    is_due: bool,
+    /// Set if the program's words were looked at in this turn because there was no room.
+    has_looked: bool,
 }
 
 impl Slot {
@@ -173,8 +179,12 @@ pub struct Agent {
     /// Tokens, by purse.
     purses: Vec<Tokens>,
     shares: Shares,
-    /// Index of the pipe that is drained first.
+    /// Pipes whose programs send.
+    senders: Vec<usize>,
+    /// Place among these of the one that is drained first.
     first: usize,
+    /// Pipes whose programs only receive, and that have news or wait for room.
+    due: Due,
     /// Pipes cut off that were not reported yet.
     broken: Vec<PipeId>,
     /// See [`Self::take_gone`].
@@ -200,7 +210,9 @@ impl Agent {
             links: Links::default(),
             purses: Vec::new(),
             shares: Shares::default(),
+            senders: Vec::new(),
             first: 0,
+            due: Due::default(),
             broken: Vec::new(),
             gone: Vec::new(),
             sleep: 0,
@@ -266,7 +278,12 @@ impl Agent {
             owner: None,
             stays: None,
             link_counts: [0; 4],
+            is_due: false,
+            has_looked: false,
         };
+        if shape.sends() {
+            self.senders.push(free);
+        }
         if free == self.pipes.len() {
             self.pipes.push(Some(slot));
         } else {
@@ -453,7 +470,7 @@ impl Agent {
 
     /// Returns whether a pipe has bytes to send and waits for tokens.
     pub fn lacks_tokens(&self) -> bool {
-        self.pipes.iter().flatten().any(|slot| {
+        self.senders.iter().filter_map(|&number| self.pipes[number].as_ref()).any(|slot| {
             let purse = slot.purse.and_then(|purse| self.purses.get(purse));
             slot.end.is_open() && slot.end.has_sent() && purse.is_some_and(|tokens| !tokens.are_there())
         })
@@ -473,6 +490,8 @@ impl Agent {
             self.leave(id.slot);
             if let Some(slot) = self.pipes[id.slot].take() {
                 self.shares.leave(slot.account);
+                self.senders.retain(|&number| number != id.slot);
+                self.due.forget(id.slot);
                 self.doorbells.remove(&slot.doorbell);
             }
             self.taps.end(|of| of == Tapped::Pipe(id));

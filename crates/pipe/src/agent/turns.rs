@@ -2,12 +2,13 @@
 use super::end::{Appended, End, HEADER_BYTES};
 use super::groups::Choice;
 use super::ports::PortSlot;
-use super::shares::{FRAME_COST, LOOK_COST, NEWS_COST, WAKE_COST};
+use super::shares::{Shares, FRAME_COST, LOOK_COST, NEWS_COST, WAKE_COST};
 use super::tap::Way;
 use super::{Agent, Slot};
 use crate::intake::{Sent, To};
 use crate::port::{Port, Taken};
 use crate::shape::Unit;
+use crate::violation::Violation;
 use pd_shm::Spin;
 use std::sync::atomic::{fence, AtomicBool, Ordering};
 use std::time::Duration;
@@ -17,37 +18,90 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Longest sleep of an agent that a stop flag ends.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
+impl Slot {
+    /// Appends a frame. Before one without room `is_lost`, the program's words are looked at: they are not if nothing was due to it.
+    ///
+    /// # Errors
+    /// A violation, upon which the caller ends the pipe.
+    #[inline]
+    pub(super) fn append(
+        &mut self,
+        frame: &[u8],
+        is_lost: bool,
+        shares: &mut Shares,
+    ) -> Result<bool, Violation> {
+        if self.end.append(frame) {
+            return Ok(true);
+        }
+        if !is_lost || self.has_looked || self.end.shape().sends() || shares.credit(self.account) <= 0 {
+            return Ok(false);
+        }
+        self.has_looked = true;
+        shares.charge(self.account, LOOK_COST + NEWS_COST);
+        Ok(self.end.look()? && self.end.append(frame))
+    }
+}
+
 impl Agent {
     /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
         self.shares.begin_turn();
         self.ports.iter_mut().for_each(PortSlot::begin_turn);
         let mut busy = self.turn_links();
-        for number in 0..self.pipes.len() {
+        for number in self.due.patrol(self.pipes.len()) {
+            let receives = |slot: &Slot| !slot.end.shape().sends();
+            // News of such a pipe is work only where frames follow, later in the turn.
+            if self.pipes[number].as_ref().is_some_and(receives) {
+                self.look(number);
+            }
+        }
+        let mut senders = std::mem::take(&mut self.senders);
+        for &number in &senders {
             busy |= self.look(number);
         }
         // Each pipe is the first in its turn, with first access to room and tokens.
-        self.first = if self.first + 1 < self.pipes.len() { self.first + 1 } else { 0 };
-        for number in (self.first..self.pipes.len()).chain(0..self.first) {
+        self.first = if self.first + 1 < senders.len() { self.first + 1 } else { 0 };
+        for &number in senders[self.first..].iter().chain(&senders[..self.first]) {
             busy |= self.drain(number);
         }
         for number in 0..self.ports.len() {
             busy |= self.fill(number);
         }
         self.mirror();
-        for slot in self.pipes.iter_mut().flatten() {
-            let told = slot.end.tell();
-            busy |= told.announced;
-            if told.rung {
-                self.shares.charge(slot.account, WAKE_COST);
-            }
+        for &number in &senders {
+            busy |= self.tell(number).0;
         }
+        senders.append(&mut self.senders);
+        self.senders = senders;
+        let (mut due, mut stay) = (self.due.take(), 0);
+        for at in 0..due.len() {
+            let number = due[at];
+            busy |= self.look(number);
+            let (announced, stays) = self.tell(number);
+            busy |= announced;
+            due[stay] = number;
+            stay += usize::from(stays);
+        }
+        due.truncate(stay);
+        self.due.put_back(due);
         // The next turn has credit again.
         busy |= self.shares.is_any_spent();
         for port in &mut self.ports {
             busy |= port.flush();
         }
         busy | self.taps.turn()
+    }
+
+    /// Tells a program of what it is due. Returns whether it was, and whether there is more to tell.
+    fn tell(&mut self, number: usize) -> (bool, bool) {
+        let Some(slot) = &mut self.pipes[number] else { return (false, false) };
+        let told = slot.end.tell();
+        if told.rung {
+            self.shares.charge(slot.account, WAKE_COST);
+        }
+        slot.has_looked = false;
+        slot.is_due &= slot.end.is_open() && slot.end.waits();
+        (told.announced, slot.is_due)
     }
 
     fn look(&mut self, number: usize) -> bool {
@@ -69,6 +123,9 @@ impl Agent {
 
     /// Delivers frames or bytes that a program sends.
     fn drain(&mut self, number: usize) -> bool {
+        if !self.pipes[number].as_ref().is_some_and(|slot| slot.end.has_sent()) {
+            return false;
+        }
         // Taken out of the table, so that other pipes can be reached: no pipe delivers to itself.
         let Some(mut slot) = self.pipes[number].take() else { return false };
         let (mut busy, mut broken) = (false, None);
@@ -163,7 +220,9 @@ impl Agent {
                 return Some(0);
             }
         };
-        let receiver = self.pipes[receiver].as_mut()?;
+        let number = receiver;
+        let receiver = self.pipes[number].as_mut()?;
+        self.due.add(number, receiver);
         let mut sent = *sent;
         if slot.end.shape().unit() == Unit::Bytes {
             sent.length = sent.length.min(receiver.end.room() as usize);
@@ -198,7 +257,7 @@ impl Agent {
     fn fill(&mut self, number: usize) -> bool {
         let port = &mut self.ports[number];
         let (leads_out, is_mirror) = (port.leads_out(), port.is_mirror());
-        let mut busy = false;
+        let (mut busy, mut broken) = (false, None);
         for _ in 0..self.burst {
             let Some((frame, choice)) = port.peek() else { break };
             match choice {
@@ -213,14 +272,20 @@ impl Agent {
                     let Some(slot) = &mut self.pipes[receiver] else { break };
                     let len = frame.len();
                     self.shares.charge(slot.account, FRAME_COST + len as i64);
-                    if !slot.end.append(frame) {
-                        if !leads_out {
+                    self.due.add(receiver, slot);
+                    match slot.append(frame, leads_out, &mut self.shares) {
+                        Ok(true) => {}
+                        Ok(false) if leads_out => {
+                            slot.counts.frames_lost += 1;
+                            port.lose_next();
+                            busy = true;
+                            continue;
+                        }
+                        Ok(false) => break,
+                        Err(violation) => {
+                            broken = Some((receiver, violation));
                             break;
                         }
-                        slot.counts.frames_lost += 1;
-                        port.lose_next();
-                        busy = true;
-                        continue;
                     }
                     slot.received(len);
                     self.taps.see(number, slot.generation, frame, Way::In);
@@ -228,6 +293,10 @@ impl Agent {
                     port.advance(len);
                 }
             }
+            busy = true;
+        }
+        if let Some((receiver, violation)) = broken {
+            self.cut_off(receiver, violation);
             busy = true;
         }
         busy
