@@ -10,7 +10,7 @@ use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
 use pd_abi::pipe::{link, LinkPath};
-use pd_shm::copy::copy;
+use pd_shm::copy::{copy, prefetch};
 use pd_shm::ringer::{Rung, RungCells, WakeEnd};
 use pd_shm::wait::Waker;
 use pd_shm::{Own, Region};
@@ -167,6 +167,15 @@ impl End {
         self.notifications
     }
 
+    /// Asks for the lines of the next [`Self::look`] and [`Self::tell`] of a pipe whose program receives.
+    #[inline]
+    pub fn prefetch(&self) {
+        let AgentMemory { status, control, .. } = &*self.memory;
+        let own = status.address(pipe_status::RECV_PRODUCER, size_of::<u64>());
+        let theirs = control.address(pipe_control::RECV_CONSUMER, size_of::<u64>());
+        prefetch(own.as_ptr() as u64, theirs.as_ptr() as u64);
+    }
+
     /// Reads the program's words. Returns whether they have changed.
     ///
     /// # Errors
@@ -221,6 +230,10 @@ impl End {
                 let at = entry_offset(self.announcer.tail(), self.shape.ring_bytes());
                 self.memory.status.store_u32(at, entry(length as u16, BACK), Ordering::Relaxed);
                 self.announcer.append(frame_stride(length as u16));
+                // With many pipes, the next frame is another one's: its line is here when it comes.
+                if let Some(ring) = self.memory.ring.own() {
+                    ring.prefetch_to_write(self.shape.offset(self.announcer.tail()));
+                }
             }
             Unit::Bytes => self.announcer.append(length as u64),
         }

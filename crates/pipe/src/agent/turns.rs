@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// Longest sleep after which the other side of a device may have missed a wake-up request.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Place of a due pipe whose lines are asked for, behind the one that is looked at.
+const AHEAD: usize = 4;
 /// Longest sleep of an agent that a stop flag ends.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
 
@@ -75,6 +77,8 @@ impl Agent {
         self.senders = senders;
         let (mut due, mut stay) = (self.due.take(), 0);
         for at in 0..due.len() {
+            let ahead = due.get(at + AHEAD).and_then(|&number| self.pipes[number].as_ref());
+            ahead.into_iter().for_each(|slot| slot.end.prefetch());
             let number = due[at];
             busy |= self.look(number);
             let (announced, stays) = self.tell(number);
