@@ -1,7 +1,7 @@
 //! Flows: frames of a port that a pipe receives.
 
 /// An IPv4 network: an address, and the number of its bits that count. No bits: any address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Net {
     /// The network's address; bits that do not count are 0.
     pub address: [u8; 4],
@@ -11,7 +11,7 @@ pub struct Net {
 
 /// A 5-tuple of IPv4 with wildcards. Among several pipes of a port the one with the most specific flow receives a frame, and pipes with
 /// the same flow share its frames. The default matches any frame, also of other protocols than IPv4.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
     /// Protocol of IPv4; 0 for any.
     pub protocol: u8,
@@ -109,6 +109,14 @@ impl Flow {
             (flow.protocol != 0, flow.addresses.map(|net| net.prefix), flow.ports.map(|port| port != 0))
         };
         fields(self) == fields(other)
+    }
+
+    /// Returns what tells flows that name the same fields apart.
+    #[inline]
+    pub(crate) fn key(&self) -> (u64, u64) {
+        let [from, to] = self.addresses.map(|net| u64::from(u32::from_be_bytes(net.address)));
+        let [ports_from, ports_to] = self.ports.map(u64::from);
+        (from << 32 | to, u64::from(self.protocol) << 32 | ports_from << 16 | ports_to)
     }
 
     /// Returns the flow of a frame, from [`Self::of`], with the fields that `like` names; none if the frame lacks one.

@@ -3,10 +3,11 @@
 //! Pipes with the same flow are a group. A search looks through few groups. Many have an index: a map for each combination of fields that
 //! flows name, so that the cost of a frame does not grow with the number of flows.
 use crate::flow::Flow;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 
 /// Fewest groups for each map of an index: a look into a map costs as much as comparisons with some flows.
-const GROUPS_FOR_A_MAP: usize = 8;
+const GROUPS_FOR_A_MAP: usize = 4;
 
 /// Pipes with the same flow.
 #[derive(Debug)]
@@ -22,7 +23,8 @@ struct Map {
     like: Flow,
     /// Place of the first.
     first: usize,
-    places: HashMap<Flow, usize>,
+    /// By [`Flow::key`]. Clients choose the keys, and do not know the seed of their hash.
+    places: HashMap<(u64, u64), usize, RandomState>,
 }
 
 /// Pipes that receive from a port, and have started; the most specific flows first.
@@ -95,13 +97,13 @@ impl Groups {
             let known = self.maps.iter().position(|map| map.like.is_like(&flow));
             let at = known.unwrap_or(self.maps.len());
             if known.is_none() {
-                self.maps.push(Map { like: flow, first: place, places: HashMap::new() });
+                self.maps.push(Map { like: flow, first: place, places: HashMap::default() });
                 if self.maps.len() * GROUPS_FOR_A_MAP > self.all.len() {
                     self.maps.clear();
                     return;
                 }
             }
-            self.maps[at].places.insert(flow, place);
+            self.maps[at].places.insert(flow.key(), place);
         }
     }
 
@@ -120,7 +122,7 @@ impl Groups {
                 Some((frame, has_ports)) => frame.reduced(&map.like, *has_ports),
                 None => map.like.is_any().then_some(map.like),
             };
-            let place = flow.and_then(|flow| map.places.get(&flow)).copied();
+            let place = flow.and_then(|flow| map.places.get(&flow.key())).copied();
             found = found.into_iter().chain(place).min();
         }
         found
