@@ -103,8 +103,8 @@ impl Flow {
         Some((flow, both.is_some()))
     }
 
-    /// Returns whether both flows name the same fields.
-    pub(crate) fn is_like(&self, other: &Self) -> bool {
+    /// Returns whether both flows name the same fields: protocol, bits of the addresses, and ports.
+    pub fn is_like(&self, other: &Self) -> bool {
         let fields = |flow: &Self| {
             (flow.protocol != 0, flow.addresses.map(|net| net.prefix), flow.ports.map(|port| port != 0))
         };

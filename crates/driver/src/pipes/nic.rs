@@ -31,6 +31,9 @@ use std::time::Duration;
 
 /// Most ports of a driver.
 const PORTS_MAX: usize = 1024;
+/// Most combinations of fields that a payer's flows of a port name. Each costs every frame of the port a comparison or a look into a map, whoever
+/// receives it.
+const KINDS_MAX: usize = 16;
 
 #[derive(Debug)]
 struct Port {
@@ -455,7 +458,31 @@ impl Nic {
                 return Err((Errno::ADDRINUSE, why.to_owned()));
             }
         }
-        Ok(())
+        self.check_kinds(payer, port, flow)
+    }
+
+    /// Tells whether a payer's flows of a port may name one more combination of fields, if `flow` does.
+    fn check_kinds(&self, payer: Payer, port: &str, flow: &Flow) -> Result<(), (Errno, String)> {
+        let of_payer = |pipe: &&Pipe| {
+            pipe.ended.is_none() && pipe.shape.receives() && pipe.payer == payer && pipe.ports[0] == port
+        };
+        let mut kinds: Vec<&Flow> = Vec::new();
+        for pipe in self.pipes.values().filter(of_payer) {
+            if pipe.flow.is_like(flow) {
+                return Ok(());
+            }
+            if !kinds.iter().any(|kind| kind.is_like(&pipe.flow)) {
+                kinds.push(&pipe.flow);
+            }
+        }
+        if kinds.len() < KINDS_MAX {
+            return Ok(());
+        }
+        let why = format!(
+            "the tenant's flows on port {port} name {KINDS_MAX} combinations of protocol, prefix lengths and ports, which is the most: use \
+             one of them"
+        );
+        Err((Errno::NOSPC, why))
     }
 
     /// Starts a pipe, unless it has ended since it was opened: by a policy, with its port, or with its tenant.

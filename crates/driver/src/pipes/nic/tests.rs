@@ -219,6 +219,27 @@ fn pipes_of_one_process_share_frames_and_those_of_several_where_all_ask_for_it()
     assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
 }
 
+/// Else the frames of all are compared with a client's flows, one by one.
+#[test]
+fn a_tenants_flows_of_a_port_name_few_combinations_of_fields() {
+    let mut stand = Stand::new("[[tenant]]\nname = \"red\"");
+    let shape = Shape::new(Direction::Receive, Unit::Frames, RING).unwrap();
+    let mut open = |tenant, port: &str, prefix: u8, last: u8| {
+        let mut request = PipeRequest::new(PipeDirection::Receive, PipeUnit::Frames, port).unwrap();
+        request.addresses[1] = ([10, 0, 0, last], prefix);
+        stand.ask(1, tenant, request, shape).map(drop)
+    };
+    let kinds = KINDS_MAX as u8;
+    for prefix in 8..8 + kinds {
+        assert_eq!(open(0, "wire.0", prefix, 0), Ok(()), "{prefix} bits");
+    }
+    assert_eq!(open(0, "wire.0", 8 + kinds, 0), Err(Errno::NOSPC));
+    // One that there is, another port, and another tenant.
+    assert_eq!(open(0, "wire.0", 8, 0), Ok(()));
+    assert_eq!(open(0, "wire.1", 8 + kinds, 0), Ok(()));
+    assert_eq!(open(1, "wire.0", 32, 1), Ok(()));
+}
+
 #[test]
 fn a_port_is_added_once_and_asked_for_by_those_who_may() {
     let mut stand = Stand::new("[[tenant]]\nname = \"red\"\n[[bind]]\ntenant = \"red\"");
