@@ -304,6 +304,19 @@ static int by_image_at(int number) {
 static int by_image_high(void) { return by_image_at(700); }
 static int by_image_low(void) { return by_image_at(7); }
 
+/* The library's name is relative, and the program goes elsewhere. */
+static int after_chdir(void) {
+    const char *library = getenv("LD_PRELOAD"), *name = library ? strrchr(library, '/') : NULL;
+    char relative[PATH_MAX], folder[PATH_MAX];
+    if (!name || library[0] != '/')
+        return chdir("/") == 0 && talk();
+    snprintf(relative, sizeof relative, ".%s", name);
+    snprintf(folder, sizeof folder, "%.*s", (int)(name - library), library);
+    must(chdir(folder) == 0 && setenv("LD_PRELOAD", relative, 1) == 0, "chdir");
+    execv(self, given);
+    return 0;
+}
+
 static const struct {
     const char *name;
     int (*make)(void);
@@ -317,6 +330,7 @@ static const struct {
     {"small_thread", in_small_thread},
     {"c11_thread", in_c11_thread},
     {"many_threads", in_many_threads},
+    {"chdir", after_chdir},
     {"clearenv", after_clearenv},
     {"overwritten", after_overwriting},
     {"chroot", after_chroot},

@@ -122,8 +122,8 @@ struct facts {
     int (*at_fork)(void (*prepare)(void), void (*parent)(void), void (*child)(void));
     /* Variables of the environment as the program was given them; ends with null. */
     char *const *settings;
-    /* The program may have signal handlers. */
-    int has_handlers;
+    /* The program may have been given descriptors of what is on the fabric. */
+    int is_given_any;
 };
 
 /* The environment that an image is to have, for one that the program would give it, and what becomes of that. */
@@ -429,6 +429,7 @@ __attribute__((constructor)) static void begin(void) {
     __register_atfork(before_fork, in_parent, in_child, NULL);
     is_awaited = 1;
     int is_given = is_given_any();
-    if (is_given || !keep_settings())
+    /* A relative name leads elsewhere once the program has changed its folder. */
+    if (is_given || path.bytes[0] != '/' || !keep_settings())
         load(is_given);
 }

@@ -3,7 +3,7 @@
 use super::{Site, With, PORT};
 
 /// Acts of a program before its first socket, and its connections that then go over the fabric.
-const WAYS: [(&str, u64); 20] = [
+const WAYS: [(&str, u64); 21] = [
     ("errno", 1),
     ("handler", 1),
     ("in_handler", 1),
@@ -12,6 +12,7 @@ const WAYS: [(&str, u64); 20] = [
     ("small_thread", 1),
     ("c11_thread", 1),
     ("many_threads", 8),
+    ("chdir", 1),
     ("clearenv", 1),
     ("overwritten", 1),
     // The driver's socket is outside of the new root.
