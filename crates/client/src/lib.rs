@@ -101,6 +101,7 @@ pub mod core {
     pub use crate::poll::{poll, Target};
     pub use crate::process::{
         after_fork, attach, before_fork, in_child, is_attached, is_driver_near, prepare, stays_on_kernel,
+        OfFork,
     };
     pub use crate::recv::side::Handout;
     pub use crate::send::side::Fill;

@@ -4,6 +4,7 @@ use libc::{
     aiocb, c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, msghdr, nfds_t, off_t, pollfd, sigevent,
     sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
+use pd_client::core::OfFork;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::OnceLock;
@@ -11,8 +12,6 @@ use std::sync::OnceLock;
 /// Finds the next function of a name that ends with a zero byte. Never null.
 pub(crate) type Next = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 
-/// Called around forks.
-pub(crate) type OfFork = Option<extern "C" fn()>;
 /// As `pthread_atfork`.
 pub(crate) type AtFork = unsafe extern "C" fn(OfFork, OfFork, OfFork) -> c_int;
 
