@@ -9,6 +9,7 @@ use crate::call::lock;
 use libc::c_long;
 use pd_client::core::{sleeps_for_driver, Socket};
 use pd_client::Path;
+use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Mutex;
@@ -22,6 +23,11 @@ const SMALL_BYTES: u64 = 16 << 10;
 const POOR_LOOKS: u32 = 5;
 const POOR_LOOKS_ANYWHERE: u32 = 2;
 
+thread_local! {
+    /// Calls of the thread that found nothing, on all its connections.
+    static FOUND_NOTHING: Cell<u32> = const { Cell::new(0) };
+}
+
 /// Counts of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Gain {
@@ -34,6 +40,8 @@ pub(crate) struct Gain {
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     thread: libc::pid_t,
+    /// Calls of the thread that found nothing, on all its connections.
+    calls: u32,
     /// Sleeps of the thread since it began.
     sleeps: c_long,
     /// Sleeps of the process until the driver had caught up. They are not the program's.
@@ -56,13 +64,16 @@ impl Look {
         };
         // SAFETY: only asks.
         let thread = unsafe { libc::gettid() };
-        Some(Self { thread, sleeps: usage.ru_nvcsw, for_driver: sleeps_for_driver(), bytes, poor: 0 })
+        let calls = FOUND_NOTHING.try_with(Cell::get).ok()?;
+        Some(Self { thread, calls, sleeps: usage.ru_nvcsw, for_driver: sleeps_for_driver(), bytes, poor: 0 })
     }
 
     /// Poor looks in a row, up to this one.
     fn after(self, last: Self) -> u32 {
         let for_driver = c_long::from(self.for_driver.wrapping_sub(last.for_driver));
-        let slept = self.sleeps - last.sleeps - for_driver >= c_long::from(CALLS / 2);
+        // Of a thread with many connections each sleep is for several of them.
+        let calls = c_long::from(self.calls.wrapping_sub(last.calls).max(CALLS));
+        let slept = self.sleeps - last.sleeps - for_driver >= calls / 2;
         let small = self.bytes.saturating_sub(last.bytes) < u64::from(CALLS) * SMALL_BYTES;
         if self.thread == last.thread && slept && small {
             last.poor.saturating_add(1)
@@ -76,6 +87,8 @@ impl Gain {
     /// Notes a call that has found nothing. True: it is time to look.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
+        // A thread that ends has no count any more. It makes no talk either.
+        let _ = FOUND_NOTHING.try_with(|calls| calls.set(calls.get().wrapping_add(1)));
         self.calls.fetch_add(1, Ordering::Relaxed) % CALLS == CALLS - 1
     }
 
@@ -92,5 +105,25 @@ impl Gain {
         *last = Look { poor: look.after(*last), ..look };
         let looks = if is_poor_anywhere { POOR_LOOKS_ANYWHERE } else { POOR_LOOKS };
         last.poor % looks == 0 && (last.poor / looks).is_power_of_two()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleeps_count_for_all_connections_of_a_thread() {
+        let last = Look { thread: 1, calls: u32::MAX - 8, poor: 3, ..Look::default() };
+        let look =
+            |calls: u32, sleeps| Look { calls: last.calls.wrapping_add(calls), sleeps, poor: 0, ..last };
+        assert_eq!(look(16, 8).after(last), 4, "one connection, half of whose calls sleep");
+        assert_eq!(look(16, 7).after(last), 0, "one connection, most of whose calls do not");
+        assert_eq!(look(160, 79).after(last), 0, "ten connections, and a sleep for several of them");
+        assert_eq!(look(160, 80).after(last), 4, "ten connections that take turns");
+        assert_eq!(look(2, 7).after(last), 0, "another thread has made the other calls");
+        assert_eq!(Look { for_driver: 1, ..look(16, 8) }.after(last), 0, "a sleep that was for the driver");
+        assert_eq!(Look { thread: 2, ..look(16, 16) }.after(last), 0, "another thread");
+        assert_eq!(Look { bytes: 1 << 20, ..look(16, 16) }.after(last), 0, "bulk");
     }
 }
