@@ -1,5 +1,6 @@
 //! Sending on the direct path: one copy into the own ring, or none if it is written in place.
 use super::outgoing::Outgoing;
+use super::setup::connections;
 use super::wait::{went_on, RECV, SEND};
 use super::ALIVE_BYTES;
 use crate::error::Result;
@@ -19,7 +20,7 @@ const PIECE_BYTES: u64 = 32 << 10;
 const AHEAD_BYTES: u64 = 512;
 
 /// A connection begins offloaded: a ring is made when so much was sent that it is worth the making, a message
-/// weighing one and each 4 KiB of it one more...
+/// weighing one and each 4 KiB of it one more, and messages less in a crowd...
 const RING_DUE: u64 = 64;
 /// ...and its bytes go there from a moment on when the driver has delivered all before. There has to be one by then.
 const RING_OVERDUE: u64 = 2 * RING_DUE;
@@ -27,7 +28,7 @@ impl SendSide {
     /// Nothing more is sent by the driver: the connection waits to go on directly.
     #[inline]
     pub(crate) fn is_overdue(&self) -> bool {
-        self.out.weight >= RING_OVERDUE && !self.out.has_ring() && self.link.goes_direct()
+        !self.out.has_ring() && self.out.weighs(RING_OVERDUE, connections()) && self.link.goes_direct()
     }
 
     /// Leaves the direct path if the connection does.
@@ -51,7 +52,7 @@ impl SendSide {
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         let has_own = || self.link.direct.as_ref().is_some_and(|shared| shared.has_own());
-        !self.out.has_ring() && (self.out.weight >= RING_DUE || has_own())
+        !self.out.has_ring() && (self.out.weighs(RING_DUE, connections()) || has_own())
     }
 
     /// Goes on directly if it is time, and nothing is on its way. Without memory for a ring it stays offloaded.

@@ -12,11 +12,20 @@ use pd_shm::memfd::{self, Pages};
 use pd_shm::{barrier, Own, Region, Theirs};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
+/// Connections of the process.
+static CONNECTIONS: AtomicU32 = AtomicU32::new(0);
+
+/// Returns the number of the process's connections. After a fork those of the parent are among them.
+#[inline]
+pub(crate) fn connections() -> u32 {
+    CONNECTIONS.load(Ordering::Relaxed)
+}
+
 /// The rings of a connection, as far as they are there. The sides of the socket keep what they use of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Direct {
     own: OnceLock<Ring<Own>>,
     peer: OnceLock<Ring<Theirs>>,
@@ -24,6 +33,26 @@ pub(crate) struct Direct {
     broken: AtomicBool,
     own_doorbell: Mutex<OwnDoorbell>,
     peer_doorbell: Mutex<PeerDoorbell>,
+}
+
+impl Default for Direct {
+    fn default() -> Self {
+        CONNECTIONS.fetch_add(1, Ordering::Relaxed);
+        Self {
+            own: OnceLock::new(),
+            peer: OnceLock::new(),
+            making: Mutex::default(),
+            broken: AtomicBool::new(false),
+            own_doorbell: Mutex::default(),
+            peer_doorbell: Mutex::default(),
+        }
+    }
+}
+
+impl Drop for Direct {
+    fn drop(&mut self) {
+        CONNECTIONS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Direct {

@@ -1,6 +1,7 @@
 //! The sending half of a socket: what was sent and is not yet delivered, on all paths.
 use crate::arena::Block;
 use crate::direct::outgoing::Outgoing;
+use crate::direct::setup::connections;
 use crate::error::{bad_socket, elsewhere, moved, not_connected, Error, Result};
 use crate::link::Link;
 use crate::turn::{HasTurn, Turn};
@@ -284,7 +285,7 @@ impl SendSide {
         self.posted += 1;
         self.bytes += len;
         self.sent += len;
-        self.out.weigh(len);
+        self.out.weigh(len, connections());
         self.flights.push_back((block, len as u32));
     }
 }
