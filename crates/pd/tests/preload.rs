@@ -70,6 +70,8 @@ enum With {
     Library,
     /// The preload library, in a tenant whose bytes the driver moves by policy.
     Mediated,
+    /// The library, in a tenant with a rate that is never reached.
+    Rated,
     /// The library, as one of a tenant's that has hardly any memory.
     Scarce,
     /// Both.
@@ -83,6 +85,7 @@ impl With {
         match self {
             With::Nothing | With::Library => None,
             With::Mediated => Some("mediated"),
+            With::Rated => Some("rated"),
             With::Scarce => Some("scarce"),
             With::ScarceMediated => Some("scarce_mediated"),
             With::Few => Some("few"),
@@ -121,6 +124,7 @@ impl Site {
             at("policy.toml")
         );
         let policy = "[[tenant]]\nname = \"mediated\"\n\
+                      [[tenant]]\nname = \"rated\"\nrate = { bytes_per_second = \"100GB\" }\n\
                       [[tenant]]\nname = \"few\"\nclients_max = 3\n\
                       [[tenant]]\nname = \"scarce\"\nmemory_bytes_max = \"8MiB\"\n\
                       [[tenant]]\nname = \"scarce_mediated\"\nmemory_bytes_max = \"8MiB\"\n\

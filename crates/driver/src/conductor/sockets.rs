@@ -498,8 +498,7 @@ impl Conductor {
         }
     }
 
-    /// Lets the connection of a twin go on in the kernel. Refuses a client's own choice to do so where the policy wants the driver to move
-    /// the bytes.
+    /// Lets the connection of a twin go on in the kernel. Refuses a client's own choice to do so where a rate or a mirror needs movers.
     fn step_aside(
         &mut self,
         (client, channel): (ClientId, usize),
@@ -508,7 +507,7 @@ impl Conductor {
     ) -> Result<(), Errno> {
         let mover = self.client(client).ok_or(Errno::BADF)?.mover_of(channel);
         let Connected { connection, side, .. } = self.connected(client, Slot::of(socket))?;
-        if request.value & STEP_ASIDE_BY_CHOICE != 0 && self.is_mediated_by_policy(connection) {
+        if request.value & STEP_ASIDE_BY_CHOICE != 0 && self.needs_mover(connection) {
             return Err(Errno::ACCESS);
         }
         let other = side.other();

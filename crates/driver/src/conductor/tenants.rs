@@ -402,9 +402,9 @@ impl Tenants {
         (path.unwrap_or(self.path), trust.unwrap_or(tenants[0] == tenants[1] && (named || kin)))
     }
 
-    /// Tells whether the policy has the driver move a connection's bytes. A rule says so, a rate needs it, or the policy wants it of all.
-    pub fn demands_driver(&self, tenants: [TenantId; 2], reached: SocketAddr) -> bool {
-        self.asked(tenants, reached).0 == Some(Path::Offloaded)
+    /// Tells whether one of a connection's tenants has a rate.
+    pub fn have_rates(&self, tenants: [TenantId; 2]) -> bool {
+        tenants.iter().any(|id| self.entries[id.index()].budget.limits != Limits::default())
     }
 
     /// Returns the path and the trust that the policy asks for, if it does.
@@ -413,8 +413,7 @@ impl Tenants {
         let (address, port) = (reached.ip().to_canonical(), reached.port());
         let attempt = Attempt { from: &from.name, to: &to.name, address, port };
         let rule = self.policy.decide(&attempt).1.map(|index| &self.policy.rules[index]);
-        let limited = [from, to].iter().any(|entry| entry.budget.limits != Limits::default());
-        let usual = if limited { Some(Path::Offloaded) } else { self.policy.path };
+        let usual = if self.have_rates(tenants) { Some(Path::Offloaded) } else { self.policy.path };
         (rule.and_then(|rule| rule.path).or(usual), rule.and_then(|rule| rule.trust))
     }
 
@@ -618,28 +617,23 @@ fn is_inside(cgroup: Option<&str>, group: Option<&str>) -> bool {
 mod tests {
     use super::*;
 
-    /// The driver's default path is no demand. The path of a rule, of a rate and of the policy is.
     #[test]
-    fn the_driver_is_demanded_by_policies_alone() {
-        let demanded = |text: &str| {
-            let mut tenants = Tenants::new(Path::Offloaded, None);
+    fn rates_and_paths_have_the_driver_move_bytes() {
+        let told = |text: &str| {
+            let mut tenants = Tenants::new(Path::Direct, None);
             let red = tenants.enroll("red").unwrap();
             tenants.apply(Policy::parse(text).unwrap());
-            let reached = "10.0.0.1:80".parse().unwrap();
             let both = [TenantId::default(), red];
-            assert_eq!(
-                tenants.path(both, false, reached).0 == Path::Direct,
-                text.contains("direct"),
-                "{text}"
-            );
-            tenants.demands_driver(both, reached)
+            let path = tenants.path(both, false, "10.0.0.1:80".parse().unwrap()).0;
+            (path == Path::Offloaded, tenants.have_rates(both))
         };
-        assert!(!demanded(""));
-        assert!(!demanded("path = \"direct\""));
-        assert!(demanded("path = \"offloaded\""));
-        assert!(demanded("[[tenant]]\nname = \"red\"\nrate = { bytes_per_second = \"1GB\" }"));
-        let rule = "[[rule]]\nport = 80\naction = \"allow\"\npath = ";
-        assert!(demanded(&format!("{rule}\"offloaded\"")));
-        assert!(!demanded(&format!("path = \"direct\"\n{rule}\"direct\"")));
+        let rate = "[[tenant]]\nname = \"red\"\nrate = { bytes_per_second = \"1GB\" }\n";
+        let rule = |path: &str| format!("[[rule]]\nport = 80\naction = \"allow\"\npath = {path:?}\n");
+        assert_eq!(told(""), (false, false));
+        assert_eq!(told("path = \"offloaded\""), (true, false));
+        assert_eq!(told(&rule("offloaded")), (true, false));
+        assert_eq!(told(rate), (true, true));
+        assert_eq!(told(&format!("{rate}{}", rule("direct"))), (false, true));
+        assert_eq!(told(&format!("path = \"offloaded\"\n{}", rule("direct"))), (false, false));
     }
 }

@@ -175,13 +175,12 @@ assert connection.recv(100) == b''
 print('all turns', flush=True)
 ";
 
-/// Each move is a request to the driver, so that the kernel is faster; if the policy has the driver move the bytes, the
-/// connection stays.
+/// Each move is a request to the driver, so that the kernel is faster. In a tenant with a rate the connection stays.
 #[test]
 fn a_connection_that_processes_use_in_turn_goes_on_in_the_kernel() {
     let site = Site::new(179);
     let ip = site.address(2);
-    for (with, is_left) in [(With::Library, true), (With::Mediated, false)] {
+    for (with, is_left) in [(With::Library, true), (With::Mediated, true), (With::Rated, false)] {
         let _ = std::fs::remove_file(site.log());
         let running = site.serve(with, &["python3", "-c", IN_TURN, PORT, "40"]);
         let answer = site.answer(with, &["python3", "-c", ASKS_IN_TURN, &ip, PORT, "40"]);

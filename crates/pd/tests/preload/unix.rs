@@ -52,7 +52,7 @@ fn talk(site: &Site, has: With, size: &str, place: &str) -> (usize, usize) {
 }
 
 /// The kernel is faster in waking a thread that sleeps before each small message. Connections with large messages stay, as do
-/// those whose bytes the driver moves by policy, and TCP on the direct path.
+/// those of tenants with a rate, and TCP on the direct path.
 #[test]
 fn small_talk_goes_on_in_the_kernel() {
     let site = Site::new(111);
@@ -71,7 +71,7 @@ fn small_talk_goes_on_in_the_kernel() {
         // three is to be undisturbed.
         let mut all_refused = Vec::new();
         while all_refused.len() < 3 && all_refused.last().is_none_or(|refused| *refused > 12) {
-            let (left, refused) = talk(With::Mediated, "64", place);
+            let (left, refused) = talk(With::Rated, "64", place);
             assert!(left == 0 && refused >= 1, "{place}: left {left}, refused {refused}");
             all_refused.push(refused);
         }

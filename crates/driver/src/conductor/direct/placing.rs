@@ -78,9 +78,11 @@ impl Conductor {
         (path == Path::Direct && sends != [false; 2]).then_some(Plan { trusted, sends })
     }
 
-    /// Tells whether the policy has the driver move the bytes of a connection.
-    pub(in crate::conductor) fn is_mediated_by_policy(&self, index: ConnectionId) -> bool {
-        self.connection(index).is_some_and(|it| self.tenants.demands_driver(it.tenants, it.reached))
+    /// Tells whether a rate or a mirror needs movers to carry the bytes of a connection.
+    pub(in crate::conductor) fn needs_mover(&self, index: ConnectionId) -> bool {
+        let needs =
+            |it: &Connection| self.tenants.have_rates(it.tenants) || self.is_shown(it.tenants, it.reached);
+        self.connection(index).is_some_and(needs)
     }
 
     /// Puts an open connection on the direct path.
