@@ -100,6 +100,8 @@ pub struct Ring {
     pub pages: u32,
     /// Bytes that the receiver asked for: the ring may be exchanged for a larger one.
     pub wished: u64,
+    /// Set for a ring that its flow begins with, and that is smaller than its share.
+    pub is_first: bool,
     /// The driver's mapping of the region.
     pub map: Arc<Mapping>,
 }

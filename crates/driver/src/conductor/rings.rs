@@ -15,7 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
-const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=8 << 20;
+const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=8 << 20;
+
+/// Size of the first ring of a flow of AF_UNIX. Many such connections carry little, and a ring of a flow's share takes longer to make than a
+/// process takes to start. The kernel's own buffers have less.
+const FIRST_UNIX_RING_BYTES: u64 = 128 << 10;
 
 /// Flows that are answered in one turn. An event may concern any number of flows.
 const WAITING_PER_TURN: usize = 16;
@@ -145,11 +149,24 @@ impl Conductor {
         let socket = receiver.and_then(|(_, slot)| self.client(id)?.socket(slot));
         // A flow to a closed socket needs no ring: its mover learns of the end.
         let Some(wished) = socket.map(|socket| socket.receive_ring_bytes) else { return true };
-        let Some(ring) = self.allocate_ring(id, wished.min(bytes_max)) else { return false };
+        let bytes_max = wished.min(bytes_max);
+        let is_first = bytes_max > FIRST_UNIX_RING_BYTES && self.is_first_of_unix(flow);
+        let bytes = if is_first { FIRST_UNIX_RING_BYTES } else { bytes_max };
+        let Some(ring) = self.allocate_ring(id, bytes) else { return false };
+        if let Some(twin) = self.connections.get_mut(flow.connection()).and_then(|entry| entry.twin.as_mut())
+        {
+            twin.has_had_ring[flow.side()] = true;
+        }
         if let Some(mover) = self.source_mover(flow) {
-            self.movers.send(mover, ToMover::Ring { flow, ring: Some(Ring { wished, ..ring }) });
+            self.movers.send(mover, ToMover::Ring { flow, ring: Some(Ring { wished, is_first, ..ring }) });
         }
         true
+    }
+
+    /// Tells whether a flow of AF_UNIX asks for its first ring.
+    fn is_first_of_unix(&self, flow: FlowId) -> bool {
+        let twin = self.connection(flow.connection()).and_then(|connection| connection.twin.as_ref());
+        twin.is_some_and(|twin| twin.is_unix() && !twin.has_had_ring[flow.side()])
     }
 
     /// Tells whether a flow waits for a region that is being made for its receiver.
@@ -414,7 +431,16 @@ impl Client {
             let page = space.take(pages / unit)? * unit;
             let map = Arc::clone(&region.map);
             let serial = self.serial;
-            Some(Ring { client, serial, region: number as u16, page, pages, wished: bytes, map })
+            Some(Ring {
+                client,
+                serial,
+                region: number as u16,
+                page,
+                pages,
+                wished: bytes,
+                is_first: false,
+                map,
+            })
         })
     }
 }

@@ -3,6 +3,9 @@
 //!
 //! Shares are those of [`super::division`]: a flow shares with the others of its payer.
 
+/// Bytes that a receiver has taken by a small first ring when the ring grows.
+const GROWS_AFTER_BYTES: u64 = 1 << 20;
+
 /// Least factor by which a ring that was full grows when there are fewer flows.
 const GROWTH: u64 = 4;
 
@@ -28,6 +31,8 @@ enum State {
     TooSmall,
     /// No more bytes go into the ring until it is empty.
     TooLarge,
+    /// A first ring, into which no more bytes go until it is empty.
+    Grows,
     /// The receiver did not empty the ring from one look to the next, and may wait for more bytes than there are. The ring stays.
     Kept,
 }
@@ -38,29 +43,35 @@ pub struct RingSizing {
     state: State,
     /// Set if the ring was full since the last look.
     filled: bool,
+    /// Set for a small first ring that has not grown.
+    is_first: bool,
     /// Bytes delivered until the last look.
     delivered: u64,
 }
 
 impl RingSizing {
-    pub fn note_full(&mut self) {
+    /// Notes that the ring is full. The receiver has taken `taken` bytes so far.
+    pub fn note_full(&mut self, taken: u64) {
         self.filled = true;
+        if self.is_first && taken >= GROWS_AFTER_BYTES {
+            (self.state, self.is_first) = (State::Grows, false);
+        }
     }
 
-    /// Begins with a ring that the flow has just got.
-    pub fn begin(&mut self) {
-        (self.state, self.filled) = (State::Fits, false);
+    /// Begins with a ring that the flow has just got. `is_first`: a small one.
+    pub fn begin(&mut self, is_first: bool) {
+        (self.state, self.filled, self.is_first) = (State::Fits, false, is_first);
     }
 
     /// Tells whether the ring is to be exchanged as soon as it is empty.
     #[inline]
     pub fn is_to_be_resized(&self) -> bool {
-        matches!(self.state, State::TooSmall | State::TooLarge)
+        matches!(self.state, State::TooSmall | State::TooLarge | State::Grows)
     }
 
     /// Tells whether bytes go into the ring only when it is empty.
     pub fn is_closed(&self) -> bool {
-        self.state == State::TooLarge
+        matches!(self.state, State::TooLarge | State::Grows)
     }
 
     /// Updates the state at each tick. The ring has `bytes`, its receiver wishes for `wished`, and `delivered` bytes have gone through it.
@@ -74,6 +85,7 @@ impl RingSizing {
             State::Fits if busy && bytes > shares.by_busy.next_power_of_two() => State::TooLarge,
             State::Fits if filled && bytes < wished && bytes <= shares.by_rings / GROWTH => State::TooSmall,
             State::TooLarge => State::Kept,
+            State::Grows => State::TooSmall,
             state => state,
         };
         busy
@@ -116,7 +128,7 @@ mod tests {
         let look = |was_full: bool, rings| {
             let mut sizing = RingSizing::default();
             if was_full {
-                sizing.note_full();
+                sizing.note_full(0);
             }
             sizing.look((256 << 10, 4 << 20), 0, Shares::new((RINGS_BYTES, rings), (RINGS_BYTES, 1)));
             (sizing.is_to_be_resized(), sizing.is_closed())
@@ -124,5 +136,26 @@ mod tests {
         assert_eq!(look(true, 4), (true, false), "takes bytes until it happens to be empty");
         assert_eq!(look(true, 5), (false, false));
         assert_eq!(look(false, 1), (false, false));
+    }
+
+    #[test]
+    fn a_first_ring_grows_when_it_is_full_after_a_megabyte() {
+        let look = |sizing: &mut RingSizing| {
+            sizing.look((128 << 10, 4 << 20), 0, Shares::new((RINGS_BYTES, 64), (RINGS_BYTES, 64)))
+        };
+        let mut sizing = RingSizing::default();
+        sizing.begin(true);
+        sizing.note_full(GROWS_AFTER_BYTES - 1);
+        assert!(!sizing.is_to_be_resized(), "the receiver has not taken as much");
+        sizing.note_full(GROWS_AFTER_BYTES);
+        assert!(sizing.is_to_be_resized() && sizing.is_closed());
+        look(&mut sizing);
+        assert!(
+            sizing.is_to_be_resized() && !sizing.is_closed(),
+            "a receiver that waits for more bytes gets them"
+        );
+        sizing.begin(false);
+        sizing.note_full(8 * GROWS_AFTER_BYTES);
+        assert!(!sizing.is_to_be_resized(), "no first ring");
     }
 }

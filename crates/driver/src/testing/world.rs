@@ -207,7 +207,16 @@ impl World {
         let map = Arc::clone(&self.parties[client.index()].receive);
         // Smaller than wished, so that a full ring is exchanged, for one in the same place.
         let wished = 2 * RING_BYTES;
-        let ring = Some(Ring { client, serial: 0, region: 1, page, pages: RING_PAGES, wished, map });
+        let ring = Some(Ring {
+            client,
+            serial: 0,
+            region: 1,
+            page,
+            pages: RING_PAGES,
+            wished,
+            is_first: false,
+            map,
+        });
         self.inbox.send(ToMover::Ring { flow, ring });
     }
 

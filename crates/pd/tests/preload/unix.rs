@@ -94,3 +94,29 @@ fn small_talk_by_the_driver_goes_on_in_the_kernel() {
     }
     assert_eq!(site.counter("connections_direct"), 0);
 }
+
+/// As with the kernel, a sender whose peer does not read is soon told to wait. One whose peer has read much has a large ring.
+#[test]
+fn connections_take_little_before_anybody_has_read() {
+    let site = Site::new(242);
+    let program = programs().join("unread.py");
+    let program = program.to_str().unwrap();
+    let path = site.folder.path().join("unread");
+    let path = path.to_str().unwrap();
+    let unread = |has| {
+        let _ = std::fs::remove_file(path);
+        let running = site.serve(has, &["python3", program, "server", path]);
+        let answer = site.answer(has, &["python3", program, "client", path]);
+        drop(running);
+        let numbers: Vec<u64> = answer.split_whitespace().map(|number| number.parse().unwrap()).collect();
+        <[u64; 2]>::try_from(numbers).unwrap()
+    };
+    assert!(unread(With::Nothing)[0] < 1 << 20);
+    for has in [With::Library, With::Mediated] {
+        let [first, later] = unread(has);
+        // A window of a megabyte, and a small ring.
+        assert!((64 << 10..1280 << 10).contains(&first), "{has:?}: {first} bytes");
+        // On the direct path there is a ring of its own.
+        assert!(has == With::Library || later >= 2 << 20, "{later} bytes");
+    }
+}

@@ -99,6 +99,6 @@ impl Conductor {
             return None;
         }
         let map = Arc::clone(&region.map);
-        Some(Ring { client: id, serial, region: number, page, pages, wished, map })
+        Some(Ring { client: id, serial, region: number, page, pages, wished, is_first: false, map })
     }
 }

@@ -65,6 +65,9 @@ pub struct Twin {
     unmarked: [bool; 2],
     /// Sides that more than one client has had. Their processes know nothing of each other.
     passed: [bool; 2],
+    /// Sides whose sends have had a receive ring. Not handed over: the next ring is the first again then.
+    #[serde(skip)]
+    pub(in crate::conductor) has_had_ring: [bool; 2],
     /// News for the claimer if the other side has ended: its sends reach nobody.
     send_end: Option<u32>,
 }
@@ -83,6 +86,7 @@ impl Twin {
             over: [false; 2],
             unmarked: [false; 2],
             passed: [false; 2],
+            has_had_ring: [false; 2],
             send_end: None,
         }
     }
@@ -93,6 +97,11 @@ impl Twin {
             Key::Unix(_) => SendEnd::by(word),
             _ => SendEnd::of_stream(word),
         }
+    }
+
+    /// Tells whether the kernel's connection is one of AF_UNIX.
+    pub(in crate::conductor) fn is_unix(&self) -> bool {
+        matches!(self.key, Key::Unix(_))
     }
 
     pub(super) fn key(&self) -> &Key {

@@ -152,13 +152,13 @@ impl Sink {
         memory.publish_u32(slot, socket_status::RING_REGION, ring.region.into());
         memory.publish_u32(slot, socket_status::RING_PAGE, ring.page);
         memory.publish_u32(slot, socket_status::RING_PAGES, ring.pages);
+        self.sizing.begin(ring.is_first);
         self.ring = Some(ring);
         self.asked = false;
-        self.sizing.begin();
     }
 
     pub fn take_ring(&mut self) -> Option<Ring> {
-        self.sizing.begin();
+        self.sizing.begin(false);
         self.ring.take()
     }
 
@@ -252,7 +252,7 @@ impl Sink {
             room = place.bytes - (self.reserved - self.consumed);
         }
         if room == 0 {
-            self.sizing.note_full();
+            self.sizing.note_full(self.consumed);
             return Ok(None);
         }
         let position = self.reserved & (place.bytes - 1);
