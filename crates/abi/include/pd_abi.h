@@ -112,7 +112,7 @@
 #define PD_ABI_CLOSE_RESETS 1ull
 /* value of Operation::Close: the connection goes on in the kernel in both directions, for all processes that hold it. */
 #define PD_ABI_CLOSE_LEFT 2ull
-/* value of Operation::StepAside: the kernel would only be faster. Refused with EACCES where the policy has the driver move the connection's bytes. */
+/* value of Operation::StepAside: the kernel would only be faster. Refused with EACCES where a rate or a mirror needs the driver to move the connection's bytes. */
 #define PD_ABI_STEP_ASIDE_BY_CHOICE 1ull
 /* value of Operation::StepAside: the socket's process looks at both streams, so that a peer that follows sends no mark over the kernel's connection. Without effect if the peer has left before. */
 #define PD_ABI_STEP_ASIDE_UNMARKED 2ull

@@ -169,8 +169,8 @@ constants! {
     CLOSE_RESETS: u32 = 1;
     /// `value` of [`Operation::Close`]: the connection goes on in the kernel in both directions, for all processes that hold it.
     CLOSE_LEFT: u32 = 2;
-    /// `value` of [`Operation::StepAside`]: the kernel would only be faster. Refused with `EACCES` where the policy has the driver
-    /// move the connection's bytes.
+    /// `value` of [`Operation::StepAside`]: the kernel would only be faster. Refused with `EACCES` where a rate or a mirror needs the
+    /// driver to move the connection's bytes.
     STEP_ASIDE_BY_CHOICE: u32 = 1;
     /// `value` of [`Operation::StepAside`]: the socket's process looks at both streams, so that a peer that follows sends no mark
     /// over the kernel's connection. Without effect if the peer has left before.
