@@ -6,6 +6,9 @@
 #define NUMBERS 3
 #define SETTLES_WITHIN_MS 20000
 
+// Bit of a registration that no events have.
+#define WATCHED (1u << 27)
+
 // A side of a connection, as both processes know it.
 struct end {
     bool open, nonblocking, times_out, shut_in, shut_out, lingers, small;
@@ -13,7 +16,7 @@ struct end {
     bool ended, refused, broken;
     unsigned numbers, pending, pieces;
     uint64_t sent, received;
-    // In the side's epoll instance, and the events since the last look.
+    // Events of the registration in the side's epoll instance, with `WATCHED`, and what came since the last look.
     uint32_t watched;
     bool news, armed, fresh;
 };

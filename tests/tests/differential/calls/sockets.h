@@ -156,7 +156,11 @@ static void shut(unsigned c, unsigned actor) {
         result(shutdown(fd, how), -1);
         finish();
     }
-    if (how != SHUT_RD) own->shut_out = true, peer->ended = peer->news = true;
+    if (how != SHUT_RD) {
+        // A second end is no news.
+        peer->news |= !own->shut_out;
+        own->shut_out = peer->ended = true;
+    }
     if (how != SHUT_WR) {
         own->shut_in = own->news = true;
         if (connections[c].is_unix) peer->refused = true;

@@ -52,7 +52,7 @@ static void watch(unsigned c, unsigned actor) {
     }
     if (operation == EPOLL_CTL_DEL) own->watched = 0;
     else if ((operation == EPOLL_CTL_ADD) == !own->watched) {
-        own->watched = events | 1u << 31;
+        own->watched = events | WATCHED;
         own->fresh = own->armed = true;
     }
 }
