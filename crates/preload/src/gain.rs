@@ -20,7 +20,7 @@ const CALLS: u32 = 16;
 const SMALL_BYTES: u64 = 16 << 10;
 /// Poor looks in a row after which the connection leaves. A connection that the driver keeps asks after twice as many again. The direct path
 /// is no gain either to AF_UNIX in `epoll_wait`, so such a connection leaves before it gets rings for it, which cost more than a thousand messages.
-const POOR_LOOKS: u32 = 5;
+const POOR_LOOKS: u32 = 3;
 const POOR_LOOKS_ANYWHERE: u32 = 2;
 
 thread_local! {
