@@ -62,8 +62,14 @@ static int by_connection(const void *left, const void *right) {
     return (int)one->data.u32 - (int)other->data.u32;
 }
 
+// Tells whether news of a connection may come a wait late, beside others': libpd_preload(7).
+static bool may_be_late(unsigned c, const struct end *own) {
+    return connections[c].has_departed && own->watched & (EPOLLET | EPOLLONESHOT);
+}
+
 static void wait_for_any(unsigned actor) {
     struct epoll_event events[8];
+    uint32_t late[CONNECTIONS] = {0};
     for (unsigned round = 0; round < 2; round++) {
         int found = actor == side ? epoll_wait(epoll, events, 8, 0) : 0;
         if (actor == side) {
@@ -80,11 +86,21 @@ static void wait_for_any(unsigned actor) {
                 if (!own->fresh) told &= own->news ? ~EPOLLOUT : 0;
                 if (!told) continue;
             }
+            if (c < CONNECTIONS && may_be_late(c, own)) {
+                late[c] |= told;
+                continue;
+            }
             SAY(" %u: %s", c, words(text, told));
             said = true;
         }
         for (unsigned c = 0; c < CONNECTIONS; c++) {
             struct end *own = &connections[c].ends[actor];
+            char text[200];
+            if (round == 0 && may_be_late(c, own)) continue;
+            if (late[c]) {
+                SAY(" late %u: %s", c, words(text, late[c]));
+                said = true;
+            }
             own->fresh = own->news = false;
         }
         if (actor == side) {
