@@ -6,6 +6,9 @@ pub mod lead;
 use crate::clock::Clock;
 use crate::conductor::Inboxes;
 use crate::cores::Watch;
+use crate::crash::keeping::{Keeping, StoreThread};
+use crate::crash::kept::{self, Kept, Storing};
+use crate::crash::store::{self, Manager};
 use crate::door::{self, Door, Loan};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
@@ -51,6 +54,27 @@ pub struct Driver {
     nic: NicThread,
     /// Ends after all other threads.
     keeper: Option<KeeperThread>,
+    /// Stores what the driver leaves to the one after a crash. Ends last: an orderly end leaves nothing.
+    store: Option<StoreThread>,
+}
+
+/// Driver whose state this one goes on with.
+enum Before {
+    /// No driver.
+    Nobody,
+    /// A driver that runs.
+    Running(Predecessor),
+    /// A driver that was killed.
+    Killed(Kept),
+}
+
+impl Before {
+    fn running(&mut self) -> Option<&mut Predecessor> {
+        match self {
+            Self::Running(predecessor) => Some(predecessor),
+            Self::Nobody | Self::Killed(_) => None,
+        }
+    }
 }
 
 /// The thread of the agent of pipes, once there is one.
@@ -132,15 +156,31 @@ fn spawn(
 }
 
 impl Driver {
-    /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. Its threads
+    /// Starts a driver: one thread for the door, one for the conductor and the first mover, and one for each further mover. It goes on where one
+    /// that was killed has ended, if the service manager has kept the state of that one. Its threads
     /// keep only the rights and system calls that they need. The calling process is confined likewise if the settings say so.
     ///
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings, clock: Arc<dyn Clock>, engine: &dyn Engine) -> Result<Self, StartError> {
         prepare(&settings)?;
-        let sockets = door::listen(&settings)?;
-        Self::start_with(settings, clock, engine, sockets, None)
+        let manager = if settings.crash_store { Manager::of_environment() } else { None };
+        let inherited = store::inherited();
+        let Some(manager) = manager else {
+            let sockets = door::listen(&settings)?;
+            return Self::start_with(settings, clock, engine, sockets, (Before::Nobody, None));
+        };
+        let (storing, sockets, kept) = kept::sort(manager, inherited, &settings)?;
+        let sockets = match sockets {
+            Some(sockets) => sockets,
+            None => {
+                let sockets = door::listen(&settings)?;
+                storing.store_sockets(&sockets)?;
+                sockets
+            }
+        };
+        let before = kept.map_or(Before::Nobody, Before::Killed);
+        Self::start_with(settings, clock, engine, sockets, (before, Some(storing)))
     }
 
     /// Starts a driver in the place of the one that runs on the same sockets. Its clients, their sockets and connections, its policy and
@@ -156,7 +196,7 @@ impl Driver {
         prepare(&settings)?;
         let (predecessor, sockets) = Predecessor::ask(&mut settings)?;
         taking::announce(&sockets)?;
-        Self::start_with(settings, clock, engine, sockets, Some(predecessor))
+        Self::start_with(settings, clock, engine, sockets, (Before::Running(predecessor), None))
     }
 
     fn start_with(
@@ -164,10 +204,10 @@ impl Driver {
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         sockets: door::Sockets,
-        predecessor: Option<Predecessor>,
+        before: (Before, Option<Storing>),
     ) -> Result<Self, StartError> {
         let confined = settings.confined;
-        let start = || Self::start_confined(settings, clock, engine, sockets, predecessor);
+        let start = || Self::start_confined(settings, clock, engine, sockets, before);
         match confined {
             Confined::Process => start(),
             // New threads inherit the filters and rights of the thread that makes them.
@@ -185,12 +225,12 @@ impl Driver {
         clock: Arc<dyn Clock>,
         engine: &dyn Engine,
         sockets: door::Sockets,
-        mut predecessor: Option<Predecessor>,
+        (mut before, storing): (Before, Option<Storing>),
     ) -> Result<Self, StartError> {
         let inboxes = Inboxes::new()?;
         // Until the take-over is complete, the gate's entries belong to the predecessor.
-        let handed_over = Arc::new(AtomicBool::new(predecessor.is_some()));
-        let (gate, keeper) = match open_gate(&settings, &*clock, &inboxes, predecessor.as_mut())? {
+        let handed_over = Arc::new(AtomicBool::new(before.running().is_some()));
+        let (gate, keeper) = match open_gate(&settings, &*clock, &inboxes, before.running())? {
             Ok((gate, keeper)) => {
                 let thread = KeeperThread::start(keeper, settings.confined, Arc::clone(&handed_over))?;
                 (Ok(gate), Some(thread))
@@ -202,24 +242,40 @@ impl Driver {
         let parts = assemble(&settings, Arc::clone(&clock), engine, sockets, holds, (inboxes, gate))?;
         let nic = start_nic_later(&parts, &clock, settings.spin);
         let Parts { mut lead, mut door, readers, counters, inbox: conductor, crew, door_inbox, .. } = parts;
-        if predecessor.is_none() {
+        if matches!(before, Before::Nobody) {
             lead.conductor.put_first_in_force()?;
+        }
+        if let Some(storing) = &storing {
+            lead.conductor.mark_at_movers(&storing.marks);
+            door.set_marks(Arc::clone(&storing.marks));
         }
         let cores = watch_cores();
         filter::install(settings.confined).map_err(StartError::Filter)?;
         readers.prepare()?;
-        let taken = match predecessor {
-            Some(predecessor) => {
-                let policy = std::mem::take(&mut settings.policy);
+        let policy = std::mem::take(&mut settings.policy);
+        let taken = match (before, &storing) {
+            (Before::Running(predecessor), _) => {
                 Some(Taken::from(&predecessor, policy, &mut lead.conductor, &mut door, &handed_over)?)
             }
-            None => None,
+            (Before::Killed(kept), Some(storing)) => {
+                Some(Taken::from_killed(&kept, policy, &mut lead.conductor, &mut door, storing)?)
+            }
+            (Before::Killed(_) | Before::Nobody, _) => None,
+        };
+        let (store, keeping) = match storing {
+            Some(Storing { manager, marks, former }) => {
+                lead.conductor.begin_to_mark(&marks);
+                let (thread, keeping) = Keeping::start(manager, marks, former)?;
+                (Some(thread), Some(keeping))
+            }
+            None => (None, None),
         };
         if !settings.movers_auto {
             lead.conductor.start_movers()?;
         }
         let (stop, broken) = (Arc::clone(&crew.stop), Arc::clone(&crew.broken));
-        let leading = Leading { lead, door: door_inbox, crew, taken, handed_over: Arc::clone(&handed_over) };
+        let handed = Arc::clone(&handed_over);
+        let leading = Leading { lead, door: door_inbox, crew, taken, handed_over: handed, keeping };
         let mut threads = vec![
             spawn("pd-driver", &stop, |stop| leading.run(stop))?,
             spawn("pd-door", &stop, |stop| run_door(Box::new(door), stop))?,
@@ -228,7 +284,19 @@ impl Driver {
             let conductor = Arc::clone(&conductor);
             threads.push(spawn("pd-cores", &stop, move |stop| cores.run(stop, &conductor))?);
         }
-        Ok(Self { stop, broken, handed_over, threads, readers, settings, counters, conductor, nic, keeper })
+        Ok(Self {
+            stop,
+            broken,
+            handed_over,
+            threads,
+            readers,
+            settings,
+            counters,
+            conductor,
+            nic,
+            keeper,
+            store,
+        })
     }
 
     /// Tells whether another driver has taken this one's place. The caller then only has to end the process.
@@ -257,6 +325,7 @@ impl Driver {
             && self.threads.iter().all(|t| !t.is_finished())
             && !self.nic().as_ref().is_some_and(|nic| nic.is_finished())
             && self.keeper.as_ref().is_none_or(KeeperThread::is_running)
+            && self.store.as_ref().is_none_or(StoreThread::is_running)
     }
 }
 

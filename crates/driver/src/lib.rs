@@ -19,6 +19,7 @@ mod clock;
 mod conductor;
 pub mod containers;
 mod cores;
+mod crash;
 mod door;
 mod driver;
 mod filter;

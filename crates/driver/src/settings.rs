@@ -53,6 +53,8 @@ pub struct Settings {
     pub policy: Policy,
     /// File of that policy, for reports.
     pub policy_file: Option<PathBuf>,
+    /// Tells whether connections outlive a crash, if the service manager stores descriptors.
+    pub crash_store: bool,
 }
 
 impl Default for Settings {
@@ -80,6 +82,7 @@ impl Default for Settings {
             path: Path::default(),
             policy: Policy::default(),
             policy_file: None,
+            crash_store: true,
         }
     }
 }

@@ -41,6 +41,11 @@ pub enum StartError {
     /// The running driver keeps its place, for this reason.
     #[error("the running driver goes on: {0}")]
     TakeOver(String),
+    /// The state of a driver that was killed is wrong, for this reason. The next start is without it.
+    #[error(
+        "cannot go on where the driver before has ended: {0}; start it again, which resets all connections"
+    )]
+    Recovery(String),
     /// The filter of system calls cannot be installed.
     #[error("cannot confine the driver to its system calls: {0}; use a kernel with CONFIG_SECCOMP_FILTER on x86-64, ARM64 or RISC-V")]
     Filter(Errno),

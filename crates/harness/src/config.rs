@@ -81,6 +81,8 @@ pub struct DriverConfig {
     pub connections_max: u64,
     /// Processes that are served.
     pub namespaces: Namespaces,
+    /// Connections outlive a crash, if the service manager stores descriptors.
+    pub crash_store: bool,
 }
 
 /// Number of movers of a driver.
@@ -230,6 +232,7 @@ impl Default for DriverConfig {
             idle_ring_ms: 1_000,
             connections_max: 65_536,
             namespaces: Namespaces::All,
+            crash_store: true,
         }
     }
 }
@@ -355,6 +358,7 @@ impl Config {
             hugepages: self.memory.hugepages,
             ring_bytes_default: self.memory.ring_bytes_default.0,
             namespaces: self.driver.namespaces,
+            crash_store: self.driver.crash_store,
             movers: self.driver.movers.count(std::thread::available_parallelism().map_or(1, usize::from)),
             movers_auto: self.driver.movers == Movers::Auto,
             mover_cores: self.driver.mover_cores.clone(),

@@ -313,20 +313,20 @@ impl Conductor {
         clients.dedup();
         for id in clients {
             let channels: Vec<_> = places.iter().filter(|place| place.0 == id).map(|place| place.1).collect();
-            let Some(client) = self.client_mut(id) else { continue };
+            let Some(client) = self.clients.get_mut(id) else { continue };
             client.set_mover_of(&channels, to);
             let home = client.mover;
             let sides: Vec<_> = client.connected_on(&channels).collect();
             self.families.set_mover(family, home);
             // A flow that has ended does not go: its number is used where the socket is served.
             for (connection, side) in sides {
-                if let Some(connection) = self.connections.get_mut(connection) {
+                if let Some(connection) = self.connections.get_mut_unmarked(connection) {
                     connection.movers[side] = to;
                 }
             }
         }
         for flow in flows {
-            if let Some(connection) = self.connections.get_mut(flow.connection()) {
+            if let Some(connection) = self.connections.get_mut_unmarked(flow.connection()) {
                 connection.movers[flow.side()] = to;
             }
         }
@@ -348,7 +348,7 @@ impl Conductor {
             }
         }
         let until = self.clock.now() + TOGETHER;
-        if let Some(client) = self.client_mut(id) {
+        if let Some(client) = self.clients.get_mut(id) {
             client.bound_until = until;
         }
         true

@@ -4,6 +4,7 @@ use super::ending::{Event, Life};
 use super::table::Table;
 use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
+use crate::crash::marks::Marks;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::mirror::Subject;
@@ -16,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Connections {
     table: Table<ConnectionId, Connection>,
     free: Free,
+    /// Notes for the driver after a crash.
+    marks: Option<Arc<Marks>>,
 }
 
 /// Free numbers. A reservation that is dropped returns its number here.
@@ -123,8 +126,27 @@ impl Connections {
         self.table.get(id)
     }
 
+    /// Returns a connection to be changed.
     pub fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.mark(id);
         self.table.get_mut(id)
+    }
+
+    /// Returns a connection of which nothing is to be changed that the driver after a crash needs: counts, movers.
+    pub fn get_mut_unmarked(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.table.get_mut(id)
+    }
+
+    /// Marks what changes from now on.
+    pub fn set_marks(&mut self, marks: Arc<Marks>) {
+        self.marks = Some(marks);
+    }
+
+    /// Marks a change of a connection.
+    pub fn mark(&self, id: ConnectionId) {
+        if let Some(marks) = &self.marks {
+            marks.mark_connection(id);
+        }
     }
 
     /// Returns the number of places in the table, free ones included.
@@ -141,6 +163,7 @@ impl Connections {
         self.table.iter()
     }
 
+    /// Iterates over connections, as [`Self::get_mut_unmarked`] returns them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut Connection)> {
         self.table.iter_mut()
     }
@@ -160,6 +183,10 @@ impl Connections {
     pub fn begin(&mut self, mut reserved: Reservation, new: NewConnection) {
         reserved.free = None;
         let id = reserved.id;
+        self.mark(id);
+        if let Some(marks) = &self.marks {
+            Side::BOTH.into_iter().for_each(|side| marks.set_sends(id.flow(side), 0));
+        }
         // Only the accepting side of a twin has no client.
         let life = new.sides.map(|side| if side.is_some() { Life::OPEN } else { Life::UNCLAIMED });
         self.table.put(id, Connection::new(new, life, false));
@@ -179,6 +206,7 @@ impl Connections {
 
     /// Removes a connection that is over, and frees its number.
     pub fn remove(&mut self, id: ConnectionId) -> Option<Connection> {
+        self.mark(id);
         let connection = self.table.remove(id)?;
         self.free.lock().push(id);
         Some(connection)

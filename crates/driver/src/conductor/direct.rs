@@ -504,7 +504,8 @@ impl Conductor {
     /// Passes on the bytes and messages that the sides of a direct connection claim to have sent since the last time.
     pub(super) fn report_sides(&mut self, index: ConnectionId) {
         let now = self.clock.now();
-        let Some(Connection { direct: Some(direct), movers, .. }) = self.connections.get_mut(index) else {
+        let connection = self.connections.get_mut_unmarked(index);
+        let Some(Connection { direct: Some(direct), movers, .. }) = connection else {
             return;
         };
         let most = (now.saturating_sub(direct.since).as_secs() + 1).saturating_mul(BYTES_PER_SECOND_MAX);

@@ -105,7 +105,7 @@ impl Conductor {
         }
         let subject = known.or_else(|| Some(Subject::new([self.connecting_address(sides)?, reached])));
         let Some(subject) = subject else { return };
-        if let Some(connection) = self.connections.get_mut(index) {
+        if let Some(connection) = self.connections.get_mut_unmarked(index) {
             connection.subject = Some(Arc::clone(&subject));
         }
         let begins = begins && side == Side::Connecting;

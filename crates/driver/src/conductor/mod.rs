@@ -23,6 +23,7 @@ mod networks;
 mod payers;
 mod pipes;
 mod queues;
+mod recovery;
 mod report;
 mod review;
 mod rings;
@@ -41,10 +42,12 @@ mod twins;
 mod unix;
 
 pub use movers::{Crew, Movers};
+pub use recovery::Doubts;
 pub use takeover::ConductorState;
 
 use crate::admin::TakenOver;
 use crate::clock::Clock;
+use crate::crash::marks::Marks;
 use crate::door::{FromDoor, ToDoor};
 use crate::gate::Gate;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
@@ -145,6 +148,8 @@ pub struct Conductor {
     taken_over: Option<TakenOver>,
     /// Counts of services that have come from another driver, until service begins.
     counts_taken: Option<SlotsState>,
+    /// Notes for the driver after a crash.
+    marks: Option<Arc<Marks>>,
 }
 
 /// Mailboxes of the conductor.
@@ -250,6 +255,7 @@ impl Conductor {
             successor: None,
             taken_over: None,
             counts_taken: None,
+            marks: None,
             cores_scarce: false,
         };
         this.movers.own().watch(&this.epoll)?;
@@ -405,8 +411,16 @@ impl Conductor {
         self.clients.get(id)
     }
 
+    /// Returns a client to be changed.
     fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
+        self.mark_client(id);
         self.clients.get_mut(id)
+    }
+
+    fn mark_client(&self, id: ClientId) {
+        if let Some(marks) = &self.marks {
+            marks.mark_client(id);
+        }
     }
 
     fn connection(&self, index: ConnectionId) -> Option<&Connection> {
@@ -567,6 +581,7 @@ impl Conductor {
 
     /// Removes a client that no mover remembers.
     fn forget(&mut self, id: ClientId) {
+        self.mark_client(id);
         let Some(client) = self.clients.remove(id) else { return };
         let filled = client.regions.into_values().map(|(region, _)| region);
         let regions = filled.chain(client.emptied.into_values()).collect();

@@ -219,7 +219,8 @@ impl Movers {
         self.all().into_iter().map(|mover| mover.give(pack)).collect()
     }
 
-    fn all(&mut self) -> Vec<&mut Mover> {
+    /// Returns all movers, which stand still.
+    pub fn all(&mut self) -> Vec<&mut Mover> {
         let mut all = vec![&mut **self.own.get_mut()];
         all.extend(self.others.iter_mut().filter_map(|seat| seat.mover.as_deref_mut()));
         all

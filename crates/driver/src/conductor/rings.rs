@@ -157,6 +157,8 @@ impl Conductor {
         {
             twin.has_had_ring[flow.side()] = true;
         }
+        // The space of a client's regions is that of its connections' rings.
+        self.connections.mark(flow.connection());
         if let Some(mover) = self.source_mover(flow) {
             self.movers.send(mover, ToMover::Ring { flow, ring: Some(Ring { wished, is_first, ..ring }) });
         }
@@ -251,7 +253,7 @@ impl Conductor {
         let most = self.fair_ring_bytes(id).min(self.client(id)?.growth.bytes_max());
         let mut bytes = wanted.min(most).next_power_of_two().max(PAGE_BYTES as u64);
         while bytes >= PAGE_BYTES as u64 {
-            let client = self.client_mut(id)?;
+            let client = self.clients.get_mut(id)?;
             if let Some(ring) = client.carve(id, bytes) {
                 return Some(ring);
             }
@@ -324,6 +326,9 @@ impl Conductor {
             let idle = client.regions.iter();
             let idle = idle.filter(|(_, (region, space))| space.taken() == 0 && region.is_emptiable());
             for number in idle.map(|(&number, _)| number).collect::<Vec<_>>() {
+                if let Some(marks) = &self.marks {
+                    marks.mark_client(id);
+                }
                 let Some((region, _)) = client.regions.remove(&number) else { continue };
                 let region = Box::new(region);
                 self.waiting.found_idle = Some(self.clock.now());
@@ -348,6 +353,7 @@ impl Conductor {
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
+        self.mark_client(id);
         let Some(client) = self.clients.get_mut(id) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };
@@ -385,7 +391,8 @@ impl Conductor {
 
     /// Takes back the ring of a flow.
     pub(super) fn free_ring(&mut self, ring: &Ring) {
-        let Some(client) = self.client_mut(ring.client).filter(|c| c.serial == ring.serial) else { return };
+        let client = self.clients.get_mut(ring.client).filter(|client| client.serial == ring.serial);
+        let Some(client) = client else { return };
         if let Some((region, space)) = client.regions.get_mut(&ring.region.into()) {
             let unit = units(region);
             space.give(ring.page / unit, ring.pages / unit);

@@ -125,9 +125,12 @@ impl Conductor {
         for id in self.clients.ids() {
             let Some(client) = self.client(id) else { continue };
             let tenant = self.tenant_of(&client.identity);
-            if let Some(client) = self.client_mut(id) {
+            if let Some(client) = self.clients.get_mut(id) {
                 let was = std::mem::replace(&mut client.tenant, tenant);
                 if was != tenant {
+                    if let Some(marks) = &self.marks {
+                        marks.mark_client(id);
+                    }
                     let (movers, payer) = (client.movers(), client.payer());
                     let (namespace, is_present) = (client.identity.namespace, client.is_present());
                     if is_present {
@@ -207,7 +210,7 @@ impl Conductor {
 
     /// Adds the traffic of a connection to its tenants' accounts.
     pub(super) fn settle_traffic(&mut self, index: ConnectionId) {
-        if let Some(connection) = self.connections.get_mut(index) {
+        if let Some(connection) = self.connections.get_mut_unmarked(index) {
             self.tenants.settle(index, connection, self.metrics.region());
         }
     }

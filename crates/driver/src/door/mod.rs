@@ -30,6 +30,7 @@ pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, To
 pub use takeover::DoorState;
 
 use crate::clock::Clock;
+use crate::crash::marks::Marks;
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::Pool;
@@ -102,6 +103,8 @@ pub struct Door {
     loan: Option<Loan>,
     /// Writing end of the pipe that hangs up when the driver ends.
     _alive: OwnedFd,
+    /// Notes for the driver after a crash.
+    marks: Option<Arc<Marks>>,
 }
 
 impl Door {
@@ -151,7 +154,19 @@ impl Door {
             next_sweep: now + SWEEP,
             loan: None,
             _alive: end,
+            marks: None,
         })
+    }
+
+    /// Marks what changes from now on.
+    pub fn set_marks(&mut self, marks: Arc<Marks>) {
+        self.marks = Some(marks);
+    }
+
+    fn mark_client(&self, id: ClientId) {
+        if let Some(marks) = &self.marks {
+            marks.mark_client(id);
+        }
     }
 
     /// Takes one turn. Sleeps for `idle` at most when there is nothing to do.
@@ -228,6 +243,7 @@ impl Door {
     /// Stops serving a guest.
     fn close(&mut self, client: ClientId) {
         let begun = self.clock.now();
+        self.mark_client(client);
         if let Some(guest) = self.guests.leave(client) {
             let payer = guest.payer();
             let _ = epoll::delete(&self.epoll, &*guest.socket);

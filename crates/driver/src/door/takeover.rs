@@ -35,6 +35,13 @@ struct GuestState {
     send_regions: Vec<(RegionState, bool)>,
 }
 
+impl DoorState {
+    /// Forgets processes that were accepted and not looked at. After a crash they may have attached long since.
+    pub fn forget_knocking(&mut self) {
+        self.knocking.clear();
+    }
+}
+
 /// Sealed send regions of clients, by number.
 pub type Mapped = HashMap<ClientId, HashMap<u16, Arc<Mapping>>>;
 

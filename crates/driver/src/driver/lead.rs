@@ -2,6 +2,8 @@
 use super::STOP_POLL;
 use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew};
+use crate::crash::keeping::Keeping;
+use crate::crash::kept::{Kept, Storing};
 use crate::door::{Door, Loan, ToDoor};
 use crate::ids::MoverId;
 use crate::mailbox::Mailbox;
@@ -12,9 +14,9 @@ use crate::takeover::giving::{Outcome, Successor};
 use crate::takeover::taking::{self, Begun, Predecessor};
 use crate::takeover::warming::warm;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The conductor and the first mover, which take turns on one thread.
 pub struct Lead {
@@ -55,7 +57,7 @@ impl Lead {
 }
 
 /// Runs until it is to stop, or another driver has taken over.
-fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
+fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool, mut keeping: Option<Keeping>) -> Outcome {
     let inboxes = lead.conductor.inboxes().clone();
     let mut successor: Option<Successor> = None;
     while !stop.load(Ordering::Acquire) {
@@ -63,15 +65,29 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
             if let Some(waits) = successor.as_ref().and_then(Successor::waits) {
                 by = by.min(lead.clock.now() + waits);
             }
+            if let Some(due) = keeping.as_ref().and_then(Keeping::due_in) {
+                by = by.min(lead.clock.now() + due);
+            }
             let mover = lead.conductor.mover();
             mover.idle(Some(by), |asleep| inboxes.set_asleep(asleep), || inboxes.are_filled());
+        }
+        if let Some(keeping) = keeping.as_mut().filter(|keeping| keeping.due_in() == Some(Duration::ZERO)) {
+            let begun = Instant::now();
+            with_all(lead, door, stop, |conductor, door| {
+                keeping.take(begun, conductor, door);
+                Outcome::Stays
+            });
         }
         if let Some((stream, early)) = lead.conductor.take_successor() {
             successor = Some(Successor::new(stream, early));
         }
         if let Some(waiting) = successor.as_mut().filter(|successor| successor.waits().is_none()) {
-            match hand_over(lead, door, waiting) {
-                Outcome::Gone => return Outcome::Gone,
+            waiting.begin();
+            match with_all(lead, door, stop, |conductor, door| waiting.attempt(conductor, door)) {
+                Outcome::Gone => {
+                    keeping.iter().for_each(Keeping::hand_over);
+                    return Outcome::Gone;
+                }
                 Outcome::Again => {}
                 Outcome::Stays => successor = None,
             }
@@ -80,14 +96,26 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool) -> Outcome {
     Outcome::Stays
 }
 
-/// Holds all agents in this thread, and gives them to another driver if it takes them.
-fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor) -> Outcome {
+/// Holds all agents in this thread, and calls `look` with them. They go on unless another driver has taken them. Does nothing if the driver
+/// is to stop.
+fn with_all(
+    lead: &mut Lead,
+    door: &Mailbox<ToDoor>,
+    stop: &AtomicBool,
+    look: impl FnOnce(&mut Conductor, &mut Door) -> Outcome,
+) -> Outcome {
     let ((to, lent), (give_back, back)) = (channel(), channel());
-    successor.begin();
     door.send(ToDoor::Lend(Loan { to, back }));
-    let Ok(mut door) = lent.recv() else { return Outcome::Stays };
+    let mut door = loop {
+        match lent.recv_timeout(STOP_POLL) {
+            Ok(door) => break door,
+            // The door's thread may have ended before it saw the message.
+            Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Acquire) => {}
+            Err(_) => return Outcome::Stays,
+        }
+    };
     let outcome = match lead.conductor.hold() {
-        true => successor.attempt(&mut lead.conductor, &mut door),
+        true => look(&mut lead.conductor, &mut door),
         false => Outcome::Stays,
     };
     if outcome != Outcome::Gone {
@@ -100,7 +128,8 @@ fn hand_over(lead: &mut Lead, door: &Mailbox<ToDoor>, successor: &mut Successor)
 
 /// The state of another driver, taken.
 pub(super) struct Taken {
-    begun: Begun,
+    /// Facts of a take-over; none: the other driver was killed.
+    begun: Option<Begun>,
     cold: Vec<Cold>,
 }
 
@@ -119,12 +148,34 @@ impl Taken {
         let (ready, begun) = predecessor.take(policy, conductor, door)?;
         handed_over.store(false, Ordering::Release);
         let cold = taking::begin(ready, conductor, door);
-        Ok(Self { begun, cold })
+        Ok(Self { begun: Some(begun), cold })
+    }
+
+    /// Takes the state of a driver that was killed, and begins with what is left of it.
+    ///
+    /// # Errors
+    /// The fault in the state, which is then given up.
+    pub(super) fn from_killed(
+        kept: &Kept,
+        policy: Policy,
+        conductor: &mut Conductor,
+        door: &mut Door,
+        storing: &Storing,
+    ) -> Result<Self, StartError> {
+        match taking::recover(kept, policy, conductor, door, &storing.marks) {
+            Ok(cold) => Ok(Self { begun: None, cold }),
+            Err(wrong) => {
+                storing.give_up();
+                Err(StartError::Recovery(wrong.to_string()))
+            }
+        }
     }
 
     /// Records the take-over, and enters the pages of the clients' memory in a thread of its own.
     fn report(self, conductor: &mut Conductor, stop: &Arc<AtomicBool>) {
-        conductor.note_taken_over(self.begun.now());
+        if let Some(begun) = self.begun {
+            conductor.note_taken_over(begun.now());
+        }
         // Not before: a thread that enters pages makes those wait that start.
         let (cold, stop) = (self.cold, Arc::clone(stop));
         let started = std::thread::Builder::new().name("pd-warm".into()).spawn(move || warm(cold, &stop));
@@ -143,17 +194,19 @@ pub(super) struct Leading {
     pub(super) taken: Option<Taken>,
     /// Set when another driver has taken this one's place.
     pub(super) handed_over: Arc<AtomicBool>,
+    /// Snapshots for the driver after a crash.
+    pub(super) keeping: Option<Keeping>,
 }
 
 impl Leading {
     /// Runs until `stop`, or until another driver has taken over.
     pub(super) fn run(self, stop: &AtomicBool) {
-        let Self { mut lead, door, crew, taken, handed_over } = self;
+        let Self { mut lead, door, crew, taken, handed_over, keeping } = self;
         crew.pin(MoverId::default());
         if let Some(taken) = taken {
             taken.report(&mut lead.conductor, &crew.stop);
         }
-        if run(&mut lead, &door, stop) == Outcome::Gone {
+        if run(&mut lead, &door, stop, keeping) == Outcome::Gone {
             handed_over.store(true, Ordering::Release);
             crew.stop.store(true, Ordering::Release);
         }

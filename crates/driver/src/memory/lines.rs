@@ -186,6 +186,17 @@ impl ClientMemory {
         Ok((Consumer::resume(requests, read), Producer::resume(events, written)))
     }
 
+    /// Returns the number of events of a channel that the client was told of.
+    pub fn events_published(&self, index: usize) -> u64 {
+        self.status.load_u64(channel_offset(index) + channel_status::EVENT_PRODUCER, Relaxed)
+    }
+
+    /// Returns the request before number `read` of a channel, as the client has it by now.
+    pub fn last_request(&self, index: usize, read: u64) -> Request {
+        let place = (read.wrapping_sub(1) & (REQUEST_RING_ENTRIES - 1)) as usize;
+        self.control.read(channel_offset(index) + channel_control::REQUESTS + place * size_of::<Request>())
+    }
+
     fn channel_cells(&self, index: usize) -> Result<(RequestCells, EventCells)> {
         let at = channel_offset(index);
         may(Call::Populate)?;

@@ -73,6 +73,14 @@ pub struct ChannelState {
     waiting: Vec<Vec<u8>>,
 }
 
+impl ChannelState {
+    /// Sets the number of requests read, the send that may still grow, and the number of events written. No event waits.
+    pub fn set_positions(&mut self, (read, open): (u64, Option<Vec<u8>>), written: u64) {
+        (self.read, self.open, self.written) = (read, open, written);
+        self.waiting.clear();
+    }
+}
+
 impl Channel {
     /// Returns the state that another driver goes on with.
     ///
@@ -243,6 +251,12 @@ impl Channel {
         Ok(Some(request))
     }
 
+    /// Returns the number of requests read, and the second number of the last one if it may grow; 0: it may not.
+    #[inline]
+    pub fn progress(&self) -> (u64, u64) {
+        (self.requests.position(), self.open.map_or(0, |open| open.numbers().1))
+    }
+
     /// Adds to the cost of the channel.
     #[inline]
     pub fn add_cost(&mut self, bytes: u64) {
@@ -264,8 +278,14 @@ impl Channel {
         let grown = std::mem::take(&mut self.grown);
         self.growths = if taken == 1 && (1..PIECE_BYTES).contains(&grown) { self.growths + 1 } else { 0 };
         self.rest_until = if self.growths >= STREAM_TURNS { now + REST } else { Duration::ZERO };
+        if taken > 0 {
+            self.release();
+        }
+    }
+
+    /// Gives the places of requests back that were read, except that of a send that may grow.
+    pub fn release(&mut self) {
         match self.open {
-            _ if taken == 0 => {}
             Some(_) => self.requests.release_but_last(),
             None => self.requests.release(),
         }

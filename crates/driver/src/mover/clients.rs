@@ -33,10 +33,6 @@ impl Clients {
         self.0.get_mut(id.index())?.as_mut()
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Client> {
-        self.0.iter_mut().flatten()
-    }
-
     #[inline]
     pub fn channel(&mut self, id: ClientId, channel: usize) -> Option<&mut Channel> {
         self.get_mut(id)?.channel(channel)

@@ -272,6 +272,8 @@ impl Mover {
     pub(super) fn take_file_send(&mut self, client: ClientId, request: &Request) -> Result<(), Violation> {
         let (offset, len) = request.numbers();
         let id = FileId(request.tag);
+        // The count of a file's sends is in no shared word.
+        self.mark_client(client);
         let state = self.clients.get_mut(client).ok_or(Violation::File)?;
         let slot = state.files().slots.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
         let FileSlot { generation, state: State::Open { file, taken, last_used } } = slot else {
@@ -291,7 +293,11 @@ impl Mover {
     /// Closes files that were not sent for a while. Returns whether any stays open.
     pub(super) fn close_idle_files(&mut self) -> bool {
         let now = self.now;
-        self.clients.iter_mut().fold(false, |any, client| close_idle(client, now) | any)
+        let marks = self.marks.as_deref();
+        self.clients.with_ids().fold(false, |any, (id, client)| {
+            let closes = || marks.into_iter().for_each(|marks| marks.mark_client(id));
+            close_idle(client, now, closes) | any
+        })
     }
 
     /// Has the reader read bytes that a flow found to be on a disk.
@@ -336,12 +342,13 @@ fn place_for_file(client: &mut Client) -> rustix::io::Result<(usize, Lease)> {
     Ok((at, lease))
 }
 
-fn close_idle(client: &mut Client, now: Duration) -> bool {
+fn close_idle(client: &mut Client, now: Duration, closes: impl Fn()) -> bool {
     let mut any = false;
     let (files, memory) = client.files_and_memory();
     for (at, slot) in files.slots.iter_mut().enumerate() {
         let State::Open { taken, last_used, .. } = slot.state else { continue };
         if now.saturating_sub(last_used) > FILE_IDLE {
+            closes();
             memory.set_file(at, 0);
             // SYNC POINT: file-dekker
             fence(Ordering::SeqCst);

@@ -11,7 +11,7 @@ mod takeover;
 
 pub use allowance::Allowance;
 pub use migration::Impossible;
-pub use takeover::FlowState;
+pub use takeover::{FlowState, Moving, Said};
 
 use super::ring_sizing::Shares;
 use super::scheduler::PayerId;

@@ -19,6 +19,7 @@ mod migration;
 mod mirrors;
 mod outbox;
 mod price;
+mod recovery;
 mod requests;
 mod ring_sizing;
 mod scheduler;
@@ -34,7 +35,8 @@ pub mod transfer;
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
-use crate::ids::MoverId;
+use crate::crash::marks::Marks;
+use crate::ids::{ClientId, MoverId};
 use crate::mailbox::{self, Mailbox};
 use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
@@ -116,6 +118,8 @@ pub struct Mover {
     scans: Vec<u64>,
     /// Space for the commands that are carried out next.
     commands: VecDeque<ToMover>,
+    /// Notes for the driver after a crash.
+    marks: Option<Arc<Marks>>,
 }
 
 impl Mover {
@@ -159,7 +163,29 @@ impl Mover {
             called_back: false,
             scans: Vec::new(),
             commands: VecDeque::new(),
+            marks: None,
         })
+    }
+
+    /// Marks what changes from now on.
+    pub fn set_marks(&mut self, marks: Arc<Marks>) {
+        self.marks = Some(marks);
+    }
+
+    /// Marks a change of a client.
+    fn mark_client(&self, id: ClientId) {
+        if let Some(marks) = &self.marks {
+            marks.mark_client(id);
+        }
+    }
+
+    /// Returns a number for the sleep that begins.
+    fn number_sleep(&mut self) -> u32 {
+        let number = self.doorbells.number_sleep();
+        if let Some(marks) = &self.marks {
+            marks.set_sleeps(self.settings.id, number);
+        }
+        number
     }
 
     /// Tells whether the thread is to give the mover back to the conductor. True once.
@@ -298,7 +324,7 @@ impl Mover {
 
     /// Asks all clients that are looked at to ring, and blocked receivers to report room. Returns whether each ring would be noticed.
     fn arm(&mut self) -> bool {
-        let number = self.doorbells.number_sleep();
+        let number = self.number_sleep();
         let mut all_watched = true;
         for (id, index) in self.scheduler.channels() {
             let Some(client) = self.clients.get_mut(id) else { continue };

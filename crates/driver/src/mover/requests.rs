@@ -60,8 +60,15 @@ impl Mover {
             match channel.next_request() {
                 Ok(Some(request)) => {
                     taken += 1;
+                    let (read, open) = channel.progress();
+                    if let Some(marks) = &self.marks {
+                        marks.begin_request(client, index, read);
+                    }
                     if let Err(violation) = self.take_request(client, index, &request) {
                         break Err(violation);
+                    }
+                    if let Some(marks) = &self.marks {
+                        marks.end_request(client, index, read, open);
                     }
                     if taken == REQUESTS_PER_TURN {
                         break Ok(());
@@ -122,7 +129,7 @@ impl Mover {
 
     /// Stops looking at a quiet channel, which has to ring from now on, unless it has requests after all. Returns whether it did.
     pub(super) fn look_away(&mut self, client: ClientId, index: usize) -> bool {
-        let number = self.doorbells.number_sleep();
+        let number = self.number_sleep();
         let Some(state) = self.clients.get_mut(client) else { return true };
         if let Some(channel) = state.channel(index) {
             if !self.doorbells.take_channel(client, index, channel) {
@@ -153,6 +160,7 @@ impl Mover {
             Operation::Send => self.take_send(client, request),
             Operation::SendFile => self.take_file_send(client, request),
             Operation::OpenFile => {
+                self.mark_client(client);
                 self.open_file(client, index, request);
                 Ok(())
             }
@@ -165,10 +173,12 @@ impl Mover {
                 Ok(())
             }
             Operation::Left => {
+                self.mark_client(client);
                 self.take_left(client, request);
                 Ok(())
             }
             _ => {
+                self.mark_client(client);
                 let (channel, request) = (index, *request);
                 let permit = match self.outbox.kept() {
                     Some(_) => {
@@ -284,6 +294,9 @@ impl Mover {
             flow = again;
         }
         take(flow)?;
+        if let Some(marks) = &self.marks {
+            marks.set_sends(id, flow.sends().0);
+        }
         if flow.pending() == 0 {
             self.touch(id);
         } else if flow.schedule.is_idle() {
@@ -295,6 +308,7 @@ impl Mover {
     pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
         let Some(state) = self.clients.get_mut(client) else { return };
         if !state.cut_off() {
+            self.mark_client(client);
             self.tell_conductor(ToConductor::Violation { client, violation });
         }
     }

@@ -5,13 +5,16 @@ use super::files::{Files, FilesState, GivenFiles};
 use super::flow::Flow;
 pub use super::flow::FlowState;
 use super::flows::Place;
+use super::recovery::catch_up;
 use super::{counting, Mover};
+use crate::crash::marks::Marks;
 use crate::ids::{ClientId, FlowId, MoverId, Slot, TenantId};
 use crate::memory::{Account, ClientMemory};
 use crate::messages::{Endpoint, NewFlow, Payer, Ring};
 use crate::reader::{OpenFile, Readers};
 use crate::takeover::pack::{Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::{CHANNELS_MAX, REGIONS_MAX, SOCKETS_MAX};
+use pd_abi::SocketId;
 use pd_shm::Mapping;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -145,7 +148,8 @@ impl Mover {
         Err(Hindrance::passing("an engine has not ended its copies"))
     }
 
-    /// Takes over a client that another driver has given. The client may be known here already, from another mover of that driver.
+    /// Takes over a client that another driver has given. The client may be known here already, from another mover of that driver. Returns
+    /// sockets of which a driver that was killed, and has left these `marks`, may have carried out a request in part.
     ///
     /// # Errors
     /// The fault in it.
@@ -154,8 +158,10 @@ impl Mover {
         state: ClientState,
         known: &mut Known,
         fds: &mut Unpacked,
-    ) -> Result<(), Wrong> {
+        marks: Option<&Marks>,
+    ) -> Result<Vec<SocketId>, Wrong> {
         let id = state.client;
+        let mut doubts = Vec::new();
         let wrong = |what: &str| Wrong::of(format!("client {id}: {what}"));
         if self.clients.get(id).is_none() {
             let payer = self.scheduler.enter(known.payer);
@@ -181,7 +187,14 @@ impl Mover {
             if index >= known.channels.min(CHANNELS_MAX) || self.clients.channel(id, index).is_some() {
                 return Err(wrong("a channel that is not there, or twice"));
             }
+            let mut channel = channel;
+            if let Some(marks) = marks {
+                doubts.extend(channel.catch_up(index, &known.memory, marks.progress(id, index)));
+            }
             let mut channel = Channel::resume(channel, index, &known.memory, fds)?;
+            if marks.is_some() {
+                channel.release();
+            }
             let watched = self.doorbells.add(id, index, channel.doorbell());
             channel.set_watched(watched.is_ok());
             if channel.is_overflowing() {
@@ -192,7 +205,7 @@ impl Mover {
             }
         }
         if state.files.is_empty() {
-            return Ok(());
+            return Ok(doubts);
         }
         let payer = (&known.account, known.payer);
         let (files, open) = Files::resume(state.files, payer, &self.readers, self.clock.now(), fds)?;
@@ -204,10 +217,11 @@ impl Mover {
         client.set_files(files);
         known.files = open;
         self.ticks.want();
-        Ok(())
+        Ok(doubts)
     }
 
-    /// Takes over a flow that another driver has given, to be served from [`Self::begin`] on. `files`: open files of its source.
+    /// Takes over a flow that another driver has given, to be served from [`Self::begin`] on. `files`: open files of its source. Returns false
+    /// if a driver that was killed, and has left these `marks`, may have lost bytes of it.
     ///
     /// # Errors
     /// The fault in it.
@@ -216,9 +230,13 @@ impl Mover {
         state: FlowState,
         known: KnownFlow,
         files: &[Arc<OpenFile>],
-    ) -> Result<(), Wrong> {
-        let FlowState { id, ends: _, tenant: _, send_ring_bytes, moving } = state;
+        marks: Option<&Marks>,
+    ) -> Result<bool, Wrong> {
+        let FlowState { id, ends: _, tenant: _, send_ring_bytes, mut moving } = state;
         let KnownFlow { tenant, lasts, ends, ring, serial } = known;
+        let is_proved = marks.is_none_or(|marks| {
+            catch_up(&mut moving, send_ring_bytes, &ends, ring.as_ref(), marks.sends(id))
+        });
         if !matches!(self.flows.place(id), Place::Free) {
             return Err(Wrong::of(format!("flow {id} is there twice")));
         }
@@ -235,7 +253,7 @@ impl Mover {
                 send_ring_bytes,
                 serial,
             }));
-            return Ok(());
+            return Ok(is_proved);
         };
         let (client, has_ring, now) = (ends[0].client, ring.is_some(), self.clock.now());
         let of = self.clients.get(client);
@@ -252,7 +270,7 @@ impl Mover {
             self.division.take(&mut self.scheduler, payer);
         }
         *self.flows.place(id) = Place::Flow(Box::new(flow));
-        Ok(())
+        Ok(is_proved)
     }
 
     /// Begins to look at channels and flows, with all state there. `states`: the highest numbers of sleeps of the previous movers.

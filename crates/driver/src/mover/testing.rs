@@ -80,7 +80,7 @@ impl Mover {
         let ids: Vec<_> = self.flows.ids().collect();
         let flows = ids.into_iter().filter(|&id| self.flows.get(id).is_some()).count();
         let counts = [
-            ("clients", self.clients.iter_mut().count()),
+            ("clients", self.clients.with_ids().count()),
             ("flows", flows),
             ("payers", self.payer_count() - 1),
             ("copies", self.engines.in_flight()),

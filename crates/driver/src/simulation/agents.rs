@@ -149,7 +149,8 @@ impl Running {
         let listening = listening.try_into().expect("two sockets");
         let mut next = Self::assemble(make, listening, self.address.clone(), shelves);
         let Parts { lead, door, .. } = &mut next.parts;
-        let ready = taking::take(state, policy, &mut Unpacked::new(fds, rings), &mut lead.conductor, door)?;
+        let ready =
+            taking::take(state, policy, &mut Unpacked::new(fds, rings), &mut lead.conductor, door, None)?;
         taking::begin(ready, &mut lead.conductor, door);
         next.start_movers(settings);
         Ok(next)

@@ -4,7 +4,9 @@ use super::offer::{self, Offer, Word};
 use super::pack::{make_room, Unpacked, Wrong};
 use super::state::{now, State, Stops};
 use crate::admin::{Answer, Ask, TakenOver};
-use crate::conductor::Conductor;
+use crate::conductor::{Conductor, Doubts};
+use crate::crash::kept::Kept;
+use crate::crash::marks::Marks;
 use crate::door::{Door, Sockets};
 use crate::gate::Lasting;
 use crate::memory::Cold;
@@ -39,7 +41,12 @@ pub struct Predecessor {
 
 /// Clients and flows to be begun.
 #[derive(Debug)]
-pub struct Ready(Vec<u32>);
+pub struct Ready {
+    /// Highest numbers of sleeps.
+    sleeps: Vec<u32>,
+    /// Parts that a driver that was killed may have changed after the state. Empty if it was taken over.
+    doubts: Doubts,
+}
 
 /// Facts of a take-over that is complete but for the first turn of the driver.
 #[derive(Debug)]
@@ -93,13 +100,8 @@ impl Predecessor {
         let (Some(attach), Some(admin), maps) = (fds.next(), fds.next(), fds.collect()) else {
             return Err(refused("the running driver offers no sockets".to_owned()));
         };
-        for (socket, kind) in [(&attach, SocketType::SEQPACKET), (&admin, SocketType::STREAM)] {
-            let is_it = sockopt::socket_domain(socket)? == AddressFamily::UNIX
-                && sockopt::socket_type(socket)? == kind
-                && sockopt::socket_acceptconn(socket)?;
-            if !is_it {
-                return Err(refused("the running driver offers other sockets".to_owned()));
-            }
+        if !is_listener(&attach, SocketType::SEQPACKET) || !is_listener(&admin, SocketType::STREAM) {
+            return Err(refused("the running driver offers other sockets".to_owned()));
         }
         if let Some(text) = &policy {
             settings.policy = Policy::parse(text)?;
@@ -183,11 +185,11 @@ impl Predecessor {
         let is_same = state.policy == self.policy;
         Wrong::unless(is_same, || "another policy was put in force meanwhile; try again".to_owned())?;
         let stops = state.stops;
-        Ok((take(state, policy, &mut Unpacked::new(fds, early), conductor, door)?, stops))
+        Ok((take(state, policy, &mut Unpacked::new(fds, early), conductor, door, None)?, stops))
     }
 }
 
-/// Loads a state into the agents, which have no clients and no policy. They go on with [`begin`].
+/// Loads a state into the agents, which have no clients and no policy. They go on with [`begin`]. `marks`: those of a driver that was killed.
 ///
 /// # Errors
 /// The fault in the state. The agents are of no use then.
@@ -197,6 +199,7 @@ pub fn take(
     fds: &mut Unpacked,
     conductor: &mut Conductor,
     door: &mut Door,
+    marks: Option<&Marks>,
 ) -> Result<Ready, Wrong> {
     let State { stops: _, policy: _, conductor: of_conductor, movers, door: of_door } = state;
     let came = conductor.take(of_conductor, policy, fds)?;
@@ -223,11 +226,35 @@ pub fn take(
             known.regions = regions;
         }
     }
-    conductor.take_movers(movers, known, fds).map(Ready)
+    let (sleeps, doubts) = conductor.take_movers(movers, known, fds, marks)?;
+    Ok(Ready { sleeps, doubts })
+}
+
+/// Takes and begins the state of a driver that was killed. What is not proved to be as it was is reset.
+///
+/// # Errors
+/// The fault in it. The agents are of no use then.
+pub fn recover(
+    kept: &Kept,
+    policy: Policy,
+    conductor: &mut Conductor,
+    door: &mut Door,
+    marks: &Arc<Marks>,
+) -> Result<Vec<Cold>, Wrong> {
+    let (bytes, fds) = kept.read()?;
+    make_room(fds.len() as u32);
+    let mut state = State::from_bytes(&bytes)?;
+    state.door.forget_knocking();
+    let fds = &mut Unpacked::new(fds, early::Rings::new());
+    let mut ready = take(state, policy.clone(), fds, conductor, door, Some(marks))?;
+    let doubts = std::mem::take(&mut ready.doubts);
+    let cold = begin(ready, conductor, door);
+    conductor.begin_after_crash(policy, doubts, marks, kept.epoch());
+    Ok(cold)
 }
 
 /// Begins to serve clients: everything is this driver's. Returns the memory for [`super::warming::warm`].
-pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) -> Vec<Cold> {
+pub fn begin(Ready { sleeps, doubts: _ }: Ready, conductor: &mut Conductor, door: &mut Door) -> Vec<Cold> {
     conductor.begin(&sleeps);
     door.begin();
     conductor.cold_regions().chain(door.cold_regions()).collect()
@@ -239,6 +266,13 @@ pub fn begin(Ready(sleeps): Ready, conductor: &mut Conductor, door: &mut Door) -
 /// Errors of `listen`.
 pub fn announce(sockets: &Sockets) -> rustix::io::Result<()> {
     [&sockets.attach, &sockets.admin].into_iter().try_for_each(|socket| listen(socket, 1024))
+}
+
+/// Tells whether this is a Unix socket of a kind that listens.
+pub fn is_listener(socket: &OwnedFd, kind: SocketType) -> bool {
+    sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+        && sockopt::socket_type(socket) == Ok(kind)
+        && sockopt::socket_acceptconn(socket) == Ok(true)
 }
 
 /// Checks the owner of the state, which is trusted: root, or the user of this process.

@@ -1,5 +1,7 @@
 //! Movers that another driver has given, with their flows.
+use crate::conductor::recovery::Doubts;
 use crate::conductor::Conductor;
+use crate::crash::marks::Marks;
 use crate::ids::{ClientId, FlowId, MoverId, Side};
 use crate::messages::{Endpoint, Ring};
 use crate::mover::takeover::{FlowState, Known, KnownFlow, MoverState};
@@ -9,8 +11,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 impl Conductor {
-    /// Takes over movers that another driver has given, all of them into the first mover. `known`: facts of clients. Returns the argument
-    /// of [`Self::begin`].
+    /// Takes over movers that another driver has given, all of them into the first mover. `known`: facts of clients, `marks`: those of a
+    /// driver that was killed. Returns the argument of [`Self::begin`], and what that driver may have changed after its state.
     ///
     /// # Errors
     /// The fault in it.
@@ -19,15 +21,19 @@ impl Conductor {
         states: Vec<MoverState>,
         mut known: HashMap<ClientId, Known>,
         fds: &mut Unpacked,
-    ) -> Result<Vec<u32>, Wrong> {
-        let sleeps = states.iter().map(MoverState::sleeps).collect();
+        marks: Option<&Marks>,
+    ) -> Result<(Vec<u32>, Doubts), Wrong> {
+        let of_killed = marks.map(|marks| marks.sleeps());
+        let sleeps = states.iter().map(MoverState::sleeps).chain(of_killed).collect();
+        let mut doubts = Doubts::default();
         let mut flows = Vec::new();
         for state in states {
             for client in state.clients {
                 let id = client.client;
                 let known = known.get_mut(&id);
                 let known = known.ok_or_else(|| Wrong::of(format!("client {id} of a mover is not there")))?;
-                self.movers.own().take_client(client, known, fds)?;
+                let sockets = self.movers.own().take_client(client, known, fds, marks)?;
+                doubts.sockets.extend(sockets.into_iter().map(|socket| (id, socket)));
             }
             flows.extend(state.flows);
         }
@@ -36,7 +42,10 @@ impl Conductor {
             there.insert(flow.id);
             let known_flow = self.flow_of(&flow)?;
             let files = known.get(&known_flow.ends[0].client).map_or(&[][..], |client| &client.files);
-            self.movers.own().take_flow(flow, known_flow, files)?;
+            let id = flow.id.connection();
+            if !self.movers.own().take_flow(flow, known_flow, files, marks)? {
+                doubts.connections.insert(id);
+            }
         }
         for (id, connection) in self.connections.iter() {
             for (side, life) in Side::BOTH.into_iter().zip(connection.life()) {
@@ -45,7 +54,7 @@ impl Conductor {
                 })?;
             }
         }
-        Ok(sleeps)
+        Ok((sleeps, doubts))
     }
 
     /// Returns the facts of a flow that another driver has given.

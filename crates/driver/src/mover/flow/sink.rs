@@ -49,7 +49,7 @@ pub struct Sink {
 }
 
 /// A sink without copies under way, as another driver goes on with it.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SinkState {
     /// Region, first page, pages, and the bytes that the receiver wishes for.
@@ -60,6 +60,34 @@ pub struct SinkState {
     taken: bool,
     gone: bool,
     end_published: bool,
+}
+
+impl SinkState {
+    /// Tells whether the receiver was told of the end of the stream.
+    pub fn is_end_published(&self) -> bool {
+        self.end_published
+    }
+
+    /// Tells whether so many bytes were delivered.
+    pub fn is_at(&self, delivered: u64) -> bool {
+        self.delivered == delivered
+    }
+
+    /// Brings the state up to what a receiver was told and has given back, with a ring of `room` bytes; none: there is no receiver, or it has
+    /// not begun. Returns whether that can be.
+    pub fn catch_up(&mut self, delivered: Option<u64>, consumed: Option<u64>, room: u64) -> bool {
+        let before = self.consumed;
+        self.delivered = delivered.unwrap_or(self.delivered);
+        self.consumed = consumed.unwrap_or(before);
+        // The receiver is told once more.
+        self.announced = 0;
+        let unread = self.delivered.checked_sub(self.consumed).filter(|_| self.consumed >= before);
+        let fits = unread.is_some_and(|unread| unread <= room || self.gone);
+        if !fits {
+            self.consumed = self.delivered;
+        }
+        fits
+    }
 }
 
 /// The receive ring, while bytes are put into it.

@@ -40,6 +40,28 @@ pub struct SourceState {
     done: u64,
 }
 
+impl SourceState {
+    /// Returns the state of a source that has sent nothing.
+    pub fn fresh(bytes_max: u64) -> Self {
+        let (blocks, origins) = Default::default();
+        Self { bytes_max, first: 0, blocks, origins, allowed: 0, oldest_delivered: 0, accepted: 0, done: 0 }
+    }
+
+    /// Tells whether so many sends were accepted, and so many are done; none: as many as there are.
+    pub fn is_at(&self, accepted: u64, done: Option<u64>) -> bool {
+        (accepted, done.unwrap_or(self.done)) == (self.accepted, self.done)
+    }
+
+    /// Brings the state up to these numbers, with nothing to deliver. Returns whether all sends are done.
+    pub fn catch_up(&mut self, accepted: u64, done: Option<u64>) -> bool {
+        // A line that is another connection's by now may say anything.
+        let said = done.unwrap_or(accepted);
+        let done = said.min(accepted);
+        *self = Self { first: self.first, accepted, done, ..Self::fresh(self.bytes_max) };
+        accepted == said
+    }
+}
+
 /// Memory or file that a block lies in.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
