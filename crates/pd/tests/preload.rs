@@ -19,6 +19,8 @@ mod begins_late;
 mod calls;
 #[path = "preload/claim.rs"]
 mod claim;
+#[path = "preload/crash.rs"]
+mod crash;
 #[path = "preload/endings.rs"]
 mod endings;
 #[path = "preload/epoll.rs"]
