@@ -1,7 +1,8 @@
 //! Flows: frames of a port that a pipe receives.
+use std::cmp::Reverse;
 
 /// An IPv4 network: an address, and the number of its bits that count. No bits: any address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Net {
     /// The network's address; bits that do not count are 0.
     pub address: [u8; 4],
@@ -11,7 +12,7 @@ pub struct Net {
 
 /// A 5-tuple of IPv4 with wildcards. Among several pipes of a port the one with the most specific flow receives a frame, and pipes with
 /// the same flow share its frames. The default matches any frame, also of other protocols than IPv4.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow {
     /// Protocol of IPv4; 0 for any.
     pub protocol: u8,
@@ -19,6 +20,22 @@ pub struct Flow {
     pub addresses: [Net; 2],
     /// Ports of UDP or TCP, of the source and of the destination; 0 for any. Ports need a protocol.
     pub ports: [u16; 2],
+}
+
+/// Fields that a flow names: protocol, bits of the addresses, and ports. The most specific come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fields {
+    specificity: Reverse<u32>,
+    prefixes: [u8; 2],
+    has_protocol: bool,
+    has_ports: [bool; 2],
+}
+
+impl Fields {
+    /// Returns whether flows with these fields have frames rather than flows with `other` ones.
+    pub(crate) fn are_more_specific(&self, other: &Self) -> bool {
+        self.specificity < other.specificity
+    }
 }
 
 /// Protocols that have ports.
@@ -103,12 +120,19 @@ impl Flow {
         Some((flow, both.is_some()))
     }
 
-    /// Returns whether both flows name the same fields: protocol, bits of the addresses, and ports.
+    /// Returns whether both flows name the same fields.
     pub fn is_like(&self, other: &Self) -> bool {
-        let fields = |flow: &Self| {
-            (flow.protocol != 0, flow.addresses.map(|net| net.prefix), flow.ports.map(|port| port != 0))
-        };
-        fields(self) == fields(other)
+        self.fields() == other.fields()
+    }
+
+    /// Returns the fields that the flow names.
+    pub fn fields(&self) -> Fields {
+        Fields {
+            specificity: Reverse(self.specificity()),
+            prefixes: self.addresses.map(|net| net.prefix),
+            has_protocol: self.protocol != 0,
+            has_ports: self.ports.map(|port| port != 0),
+        }
     }
 
     /// Returns what tells flows that name the same fields apart.

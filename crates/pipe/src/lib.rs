@@ -60,7 +60,7 @@ pub use agent::{
 };
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Broker, Frame, Frames, Messages, Pipe, Prefix};
-pub use flow::{Flow, Net};
+pub use flow::{Fields, Flow, Net};
 pub use memory::{Eventfds, Files, Made, Mapped, Offer, PeerOffer};
 pub use port::{
     Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,

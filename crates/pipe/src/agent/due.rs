@@ -12,6 +12,8 @@ const LOOKS: usize = 32;
 #[derive(Debug, Default)]
 pub(super) struct Due {
     numbers: Vec<usize>,
+    /// By number: set if the pipe is among these. A pipe that is closed stays until the next turn.
+    are_due: Vec<bool>,
     /// Number of the pipe that is looked at next, due or not.
     next: usize,
 }
@@ -19,19 +21,24 @@ pub(super) struct Due {
 impl Due {
     /// Adds the pipe of a slot, if its program only receives and it is not there already.
     #[inline]
-    pub fn add(&mut self, number: usize, slot: &mut Slot) {
-        if !slot.is_due && !slot.end.shape().sends() {
-            slot.is_due = true;
+    pub fn add(&mut self, number: usize, slot: &Slot) {
+        if slot.end.shape().sends() {
+            return;
+        }
+        if number >= self.are_due.len() {
+            self.are_due.resize(number + 1, false);
+        }
+        if !std::mem::replace(&mut self.are_due[number], true) {
             self.numbers.push(number);
         }
     }
 
-    /// Removes a pipe.
+    /// Removes a pipe that [`Self::take`] has taken.
     pub fn forget(&mut self, number: usize) {
-        self.numbers.retain(|&other| other != number);
+        self.are_due[number] = false;
     }
 
-    /// Takes all. The caller adds those that stay.
+    /// Takes all. The caller forgets those that do not stay, and puts back the others.
     pub fn take(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.numbers)
     }

@@ -1,40 +1,46 @@
 //! Choice of the pipe for a frame, among those that receive from a port.
 //!
-//! Pipes with the same flow are a group. A search looks through few groups. Many have an index: a map for each combination of fields that
-//! flows name, so that the cost of a frame does not grow with the number of flows.
-use crate::flow::Flow;
+//! Pipes with the same flow are a group. There is a map of groups for each combination of fields that flows name, so that neither a frame nor a
+//! pipe that comes or goes costs more with the number of flows.
+use super::steps::step;
+use crate::flow::{Fields, Flow};
 use foldhash::fast::RandomState;
-use std::collections::HashMap;
-
-/// Fewest groups for each map of an index: a look into a map costs as much as comparisons with some flows.
-const GROUPS_FOR_A_MAP: usize = 4;
+use std::collections::{BTreeMap, HashMap};
 
 /// Pipes with the same flow.
 #[derive(Debug)]
 struct Group {
-    flow: Flow,
+    /// Number of the group among all that there were: of flows as specific as each other, the oldest has a frame.
+    since: u64,
     pipes: Vec<usize>,
 }
 
-/// Places of the groups whose flows name the same fields.
+/// Groups whose flows name the same fields.
 #[derive(Debug)]
 struct Map {
     /// A flow with these fields.
     like: Flow,
-    /// Place of the first.
-    first: usize,
     /// By [`Flow::key`]. Clients choose the keys, and do not know the seed of their hash.
-    places: HashMap<(u64, u64), usize, RandomState>,
+    groups: HashMap<(u64, u64), Group, RandomState>,
 }
 
-/// Pipes that receive from a port, and have started; the most specific flows first.
+/// Place of a pipe.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    flow: Flow,
+    /// Place in its group.
+    at: usize,
+}
+
+/// Pipes that receive from a port, and have started.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    all: Vec<Group>,
-    /// Maps in the order of their first places; none where a search is as quick, or where the groups have changed.
-    maps: Vec<Map>,
-    /// Set if the groups have changed since the last [`Self::index`].
-    has_changed: bool,
+    maps: BTreeMap<Fields, Map>,
+    members: HashMap<usize, Member, RandomState>,
+    /// The only pipe, if all frames are its own.
+    only: Option<usize>,
+    /// Groups that were made.
+    made: u64,
 }
 
 /// Pipe for a frame.
@@ -49,106 +55,104 @@ pub(super) enum Choice {
 
 impl Groups {
     pub fn is_empty(&self) -> bool {
-        self.all.is_empty()
+        self.members.is_empty()
     }
 
-    /// Returns the flows, the most specific first.
+    /// Returns the flows.
     pub fn flows(&self) -> Vec<Flow> {
-        self.all.iter().map(|group| group.flow).collect()
+        let first = |group: &Group| group.pipes.first().and_then(|pipe| self.members.get(pipe));
+        let groups = self.maps.values().flat_map(|map| map.groups.values());
+        groups.inspect(|_| step()).filter_map(first).map(|member| member.flow).collect()
     }
 
-    /// Adds a pipe that receives from now on.
-    pub fn admit(&mut self, pipe: usize, flow: Flow) {
-        match self.all.iter_mut().find(|group| group.flow == flow) {
-            Some(group) if group.pipes.contains(&pipe) => {}
-            Some(group) => group.pipes.push(pipe),
-            None => {
-                let specificity = flow.specificity();
-                let at = self.all.partition_point(|group| group.flow.specificity() >= specificity);
-                self.all.insert(at, Group { flow, pipes: vec![pipe] });
-                self.change();
+    /// Adds a pipe that receives from now on. Returns whether its flow is a new one.
+    pub fn admit(&mut self, pipe: usize, flow: Flow) -> bool {
+        if self.members.contains_key(&pipe) {
+            return false;
+        }
+        step();
+        let made = &mut self.made;
+        let map =
+            self.maps.entry(flow.fields()).or_insert_with(|| Map { like: flow, groups: HashMap::default() });
+        let group = map.groups.entry(flow.key()).or_insert_with(|| {
+            *made += 1;
+            Group { since: *made, pipes: Vec::new() }
+        });
+        self.members.insert(pipe, Member { flow, at: group.pipes.len() });
+        group.pipes.push(pipe);
+        let is_new = group.pipes.len() == 1;
+        self.find_only();
+        is_new
+    }
+
+    /// Removes a pipe. Returns whether no other has its flow.
+    pub fn leave(&mut self, pipe: usize) -> bool {
+        let Some(Member { flow, at }) = self.members.remove(&pipe) else { return false };
+        step();
+        let (fields, key) = (flow.fields(), flow.key());
+        let Some(map) = self.maps.get_mut(&fields) else { return false };
+        let Some(group) = map.groups.get_mut(&key) else { return false };
+        group.pipes.swap_remove(at);
+        if let Some(moved) = group.pipes.get(at).and_then(|moved| self.members.get_mut(moved)) {
+            moved.at = at;
+        }
+        let was_last = group.pipes.is_empty();
+        if was_last {
+            map.groups.remove(&key);
+            if map.groups.is_empty() {
+                self.maps.remove(&fields);
             }
         }
+        self.find_only();
+        was_last
     }
 
-    /// Removes a pipe.
-    pub fn leave(&mut self, pipe: usize) {
-        let before = self.all.len();
-        self.all.iter_mut().for_each(|group| group.pipes.retain(|&other| other != pipe));
-        self.all.retain(|group| !group.pipes.is_empty());
-        if self.all.len() != before {
-            self.change();
-        }
+    fn find_only(&mut self) {
+        let any = Flow::default();
+        let of_any = || self.maps.get(&any.fields()).and_then(|map| map.groups.get(&any.key()));
+        let group = if self.members.len() == 1 { of_any() } else { None };
+        self.only = group.map(|group| group.pipes[0]);
     }
 
-    /// Searches from now on, until the groups are indexed again.
-    fn change(&mut self) {
-        self.maps.clear();
-        self.has_changed = true;
-    }
-
-    /// Makes an index where one pays. Called once a turn, so that many changes cost one.
-    pub fn index(&mut self) {
-        if !std::mem::take(&mut self.has_changed) {
-            return;
-        }
-        for (place, group) in self.all.iter().enumerate() {
-            let flow = group.flow;
-            let known = self.maps.iter().position(|map| map.like.is_like(&flow));
-            let at = known.unwrap_or(self.maps.len());
-            if known.is_none() {
-                self.maps.push(Map { like: flow, first: place, places: HashMap::default() });
-                if self.maps.len() * GROUPS_FOR_A_MAP > self.all.len() {
-                    self.maps.clear();
-                    return;
-                }
-            }
-            self.maps[at].places.insert(flow.key(), place);
-        }
-    }
-
-    /// Returns the place of the first group whose flow matches a frame.
-    fn find(&self, header: &[u8]) -> Option<usize> {
+    /// Returns the first group whose flow matches a frame: of the most specific flows the oldest.
+    fn find(&self, header: &[u8]) -> Option<&Group> {
         let frame = Flow::of(header);
-        if self.maps.is_empty() {
-            return self.all.iter().position(|group| group.flow.has(frame.as_ref()));
-        }
-        let mut found = None;
-        for map in &self.maps {
-            if found.is_some_and(|found| found < map.first) {
+        let mut found: Option<(&Fields, &Group)> = None;
+        for (fields, map) in &self.maps {
+            if found.is_some_and(|(found, _)| found.are_more_specific(fields)) {
                 break;
             }
             let flow = match &frame {
                 Some((frame, has_ports)) => frame.reduced(&map.like, *has_ports),
                 None => map.like.is_any().then_some(map.like),
             };
-            let place = flow.and_then(|flow| map.places.get(&flow.key())).copied();
-            found = found.into_iter().chain(place).min();
+            let group = flow.and_then(|flow| map.groups.get(&flow.key()));
+            let is_first = |group: &&Group| found.is_none_or(|(_, found)| group.since < found.since);
+            if let Some(group) = group.filter(is_first) {
+                found = Some((fields, group));
+            }
         }
-        found
+        found.map(|(_, group)| group)
     }
 
     /// Returns the only pipe that receives, if all frames are its own.
     pub fn only_receiver(&self) -> Option<usize> {
-        match &self.all[..] {
-            [only] if only.pipes.len() == 1 && only.flow.is_any() => Some(only.pipes[0]),
-            _ => None,
-        }
+        self.only
     }
 
     /// Finds the pipe for a frame. `header` is called only where it matters.
     #[inline]
     pub fn choose<'a>(&self, header: impl FnOnce() -> &'a [u8]) -> Choice {
-        match &self.all[..] {
-            [] => Choice::Wait,
-            [only] if only.pipes.len() == 1 && only.flow.is_any() => Choice::Pipe(only.pipes[0]),
-            groups => {
-                let header = header();
-                match self.find(header).map(|place| &groups[place]) {
-                    Some(group) => Choice::Pipe(group.pipes[spread(header, group.pipes.len())]),
-                    None => Choice::Nobody,
-                }
-            }
+        if let Some(only) = self.only {
+            return Choice::Pipe(only);
+        }
+        if self.is_empty() {
+            return Choice::Wait;
+        }
+        let header = header();
+        match self.find(header) {
+            Some(group) => Choice::Pipe(group.pipes[spread(header, group.pipes.len())]),
+            None => Choice::Nobody,
         }
     }
 }
@@ -229,41 +233,84 @@ mod tests {
         frame
     }
 
-    proptest! {
-        /// Model: a search.
-        #[test]
-        fn an_index_finds_what_a_search_finds(
-            fields in prop::collection::vec(0..256u32, 1..12),
-            flows in prop::collection::vec((any::<prop::sample::Index>(), any::<u32>()), 1..200),
-            frames in prop::collection::vec(any::<u64>(), 100),
-            left in prop::collection::vec(any::<prop::sample::Index>(), 0..10),
-        ) {
-            let mut groups = Groups::default();
-            for (pipe, (of, value)) in flows.iter().enumerate() {
-                groups.admit(pipe, flow((fields[of.index(fields.len())], *value)));
+    /// A port's pipes as a list, which is searched: the most specific flows first, and of those the oldest.
+    #[derive(Default)]
+    struct Model(Vec<(Flow, Vec<usize>)>);
+
+    impl Model {
+        fn admit(&mut self, pipe: usize, flow: Flow) {
+            match self.0.iter_mut().find(|(of, _)| *of == flow) {
+                Some((_, pipes)) => pipes.push(pipe),
+                None => {
+                    let specificity = flow.specificity();
+                    let at = self.0.partition_point(|(of, _)| of.specificity() >= specificity);
+                    self.0.insert(at, (flow, vec![pipe]));
+                }
             }
-            left.iter().for_each(|pipe| groups.leave(pipe.index(flows.len())));
-            let frames: Vec<_> = frames.into_iter().map(frame).collect();
-            let found = |groups: &Groups| frames.iter().map(|frame| groups.choose(|| frame)).collect::<Vec<_>>();
-            let searched = found(&groups);
-            prop_assert!(groups.maps.is_empty());
-            groups.index();
-            prop_assert_eq!(found(&groups), searched);
+        }
+
+        fn leave(&mut self, pipe: usize) {
+            for (_, pipes) in &mut self.0 {
+                let at = pipes.iter().position(|&other| other == pipe);
+                at.into_iter().for_each(|at| {
+                    pipes.swap_remove(at);
+                });
+            }
+            self.0.retain(|(_, pipes)| !pipes.is_empty());
+        }
+
+        fn choose(&self, header: &[u8]) -> Choice {
+            match self.0.iter().find(|(flow, _)| flow.matches(header)) {
+                Some((_, pipes)) => Choice::Pipe(pipes[spread(header, pipes.len())]),
+                None if self.0.is_empty() => Choice::Wait,
+                None => Choice::Nobody,
+            }
+        }
+
+        fn only(&self) -> Option<usize> {
+            match &self.0[..] {
+                [(flow, pipes)] if flow.is_any() && pipes.len() == 1 => Some(pipes[0]),
+                _ => None,
+            }
         }
     }
 
-    #[test]
-    fn many_flows_have_an_index_and_few_do_not() {
-        let udp = |port| Flow { protocol: 17, ports: [0, port], ..Flow::default() };
-        let mut groups = Groups::default();
-        for port in 1..=1024 {
-            groups.admit(port.into(), udp(port));
+    proptest! {
+        /// Pipes come and go in any order. Model: a search.
+        #[test]
+        fn maps_find_what_a_search_finds_whatever_comes_and_goes(
+            fields in prop::collection::vec(0..256u32, 1..12),
+            flows in prop::collection::vec((any::<prop::sample::Index>(), any::<u32>()), 1..200),
+            changes in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..400),
+            frames in prop::collection::vec(any::<u64>(), 20),
+        ) {
+            let (mut groups, mut model) = (Groups::default(), Model::default());
+            let frames: Vec<_> = frames.into_iter().map(frame).collect();
+            let mut is_there = vec![false; flows.len()];
+            for (comes, pipe) in changes {
+                let pipe = pipe.index(flows.len());
+                let (of, value) = &flows[pipe];
+                let flow = flow((fields[of.index(fields.len())], *value));
+                let was = std::mem::replace(&mut is_there[pipe], comes);
+                let known: Vec<_> = model.0.iter().map(|(flow, _)| *flow).collect();
+                let changes = if comes { groups.admit(pipe, flow) } else { groups.leave(pipe) };
+                match (was, comes) {
+                    (false, true) => model.admit(pipe, flow),
+                    (true, false) => model.leave(pipe),
+                    _ => {}
+                }
+                let mut now: Vec<_> = model.0.iter().map(|(flow, _)| *flow).collect();
+                prop_assert_eq!(changes, known != now);
+                let by_fields = |flow: &Flow| (flow.fields(), flow.key());
+                now.sort_by_key(by_fields);
+                let mut told = groups.flows();
+                told.sort_by_key(by_fields);
+                prop_assert_eq!(told, now);
+                prop_assert_eq!(groups.only_receiver(), model.only());
+                for frame in &frames {
+                    prop_assert_eq!(groups.choose(|| frame), model.choose(frame));
+                }
+            }
         }
-        groups.admit(0, Flow::default());
-        groups.index();
-        assert_eq!(groups.maps.len(), 2);
-        (1..1020).for_each(|port| groups.leave(port));
-        groups.index();
-        assert!(groups.maps.is_empty());
     }
 }

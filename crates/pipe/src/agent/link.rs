@@ -5,8 +5,11 @@
 //!
 //! A program that waits in `poll` or `epoll` is woken there by an eventfd, which the agent makes with the offer. One that begins to is recalled, and
 //! offered another path.
-use super::shares::WAKE_COST;
-use super::{Agent, PipeId, Slot};
+//!
+//! A link has a way from either end to the other, of which each has one path at most. A change that matters to a way marks it, so that no other is judged.
+use super::shares::{LOOK_COST, WAKE_COST};
+use super::steps::step;
+use super::{Agent, PipeId, PortId, Slot};
 use crate::memory::{Eventfds, PeerOffer};
 use crate::port::Port;
 use crate::shape::Direction;
@@ -14,6 +17,7 @@ use crate::violation::Violation;
 use pd_abi::pipe::{LinkPath, LINK_NUMBER_MAX};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 
 /// Most frames or bytes that a receiver's counts grow by between two looks. More is no count.
@@ -23,8 +27,7 @@ const COUNT_MAX: u64 = 1 << 48;
 #[derive(Debug)]
 struct Pair {
     number: u32,
-    /// Ports at which the one sends and the other receives.
-    near: usize,
+    /// Port at which the receiver receives.
     far: usize,
     /// None: it has gone.
     sender: Option<usize>,
@@ -70,36 +73,57 @@ impl Lent {
     }
 }
 
-/// The direct paths of an agent.
+/// The direct paths of an agent. A way is known by the port at which it begins.
 #[derive(Debug, Default)]
 pub(super) struct Links {
-    pairs: Vec<Pair>,
+    pairs: BTreeMap<usize, Pair>,
     number: u32,
-    /// Set if something has changed that paths depend on.
-    is_stale: bool,
-}
-
-impl Links {
-    /// Has the agent judge all links in its next turn.
-    pub(super) fn judge(&mut self) {
-        self.is_stale = true;
-    }
+    /// Ways for which something has changed that their paths depend on.
+    stale: BTreeSet<usize>,
+    /// Ways without a path for want of descriptors. One is judged anew when a pipe goes.
+    starved: BTreeSet<usize>,
+    /// Ways with pairs, in a turn.
+    ways: Vec<usize>,
 }
 
 impl Agent {
     /// Sets the owner of a pipe. Pipes of the same owner trust each other: a link may have a direct path between them.
     pub fn set_owner(&mut self, id: PipeId, owner: Option<u64>) {
+        self.judge_pipe(id.slot);
         if let Some(slot) = self.slot(id) {
             slot.owner = owner;
-            self.links.judge();
         }
+    }
+
+    /// Has the next turn judge both ways of the link that a port is an end of.
+    pub(super) fn judge_port(&mut self, port: usize) {
+        if let Port::Link(peer) = self.ports[port].port {
+            self.links.stale.extend([port, peer]);
+        }
+    }
+
+    /// Has the next turn judge the links that a pipe reaches.
+    pub(super) fn judge_pipe(&mut self, pipe: usize) {
+        let slot = self.pipes.get(pipe).and_then(Option::as_ref);
+        let ports = slot.map(|slot| slot.ports.clone()).unwrap_or_default();
+        ports.into_iter().for_each(|port| self.judge_port(port));
+    }
+
+    /// Returns the way on whose path a pipe is, or which is offered to it.
+    fn way_of(&self, pipe: usize) -> Option<usize> {
+        let own = self.pipes[pipe].as_ref()?.ports[0];
+        let Port::Link(peer) = self.ports[own].port else { return None };
+        [own, peer].into_iter().find(|near| self.links.pairs.get(near).is_some_and(|pair| pair.has(pipe)))
+    }
+
+    fn offer_to(&self, pipe: usize) -> Option<&Pair> {
+        self.links.pairs.get(&self.way_of(pipe)?).filter(|pair| pair.path == LinkPath::Offered)
     }
 
     /// Returns the pipe at the other end of a link, while the direct path is offered to a pipe.
     pub fn partner(&mut self, id: PipeId) -> Option<PipeId> {
         self.slot(id)?;
-        let pair =
-            self.links.pairs.iter().find(|pair| pair.path == LinkPath::Offered && pair.has(id.slot))?;
+        let pair = self.offer_to(id.slot)?;
         let other = if pair.receiver == id.slot { pair.sender? } else { pair.receiver };
         let generation = self.pipes[other].as_ref()?.generation;
         Some(PipeId { slot: other, generation })
@@ -111,8 +135,7 @@ impl Agent {
     /// `EAGAIN` without an offer; `EMFILE`.
     pub fn eventfds(&mut self, id: PipeId) -> Result<Eventfds> {
         self.slot(id).ok_or(Errno::AGAIN)?;
-        let offered = |pair: &&Pair| pair.path == LinkPath::Offered && pair.has(id.slot);
-        let pair = self.links.pairs.iter().find(offered).ok_or(Errno::AGAIN)?;
+        let pair = self.offer_to(id.slot).ok_or(Errno::AGAIN)?;
         let dup = |fd: &Option<OwnedFd>| fd.as_ref().map(|fd| fcntl_dupfd_cloexec(fd, 0)).transpose();
         let [sender, receiver] = [dup(&pair.eventfds[0])?, dup(&pair.eventfds[1])?];
         Ok(match pair.receiver == id.slot {
@@ -133,51 +156,64 @@ impl Agent {
 
     /// Returns whether a pipe is on the direct path.
     pub fn is_direct(&self, id: PipeId) -> bool {
-        self.links.pairs.iter().any(|pair| pair.is_direct() && pair.has(id.slot))
+        let way = self.pipes.get(id.slot).and_then(|_| self.way_of(id.slot));
+        way.is_some_and(|near| self.links.pairs[&near].is_direct())
     }
 
     /// Returns whether frames of a port are on the direct path.
-    pub fn is_port_direct(&self, id: super::PortId) -> bool {
-        let of = |pair: &Pair| [pair.near, pair.far].contains(&id.slot());
-        self.links.pairs.iter().any(|pair| pair.is_direct() && of(pair))
+    pub fn is_port_direct(&self, id: PortId) -> bool {
+        let own = id.slot();
+        let Port::Link(peer) = self.ports[own].port else { return false };
+        [own, peer].iter().any(|near| self.links.pairs.get(near).is_some_and(Pair::is_direct))
     }
 
     /// Brings the counts of the pipes and ports of all direct paths up to date. Those of the two ends of a path agree.
     pub fn count_links(&mut self) {
-        (0..self.links.pairs.len()).for_each(|index| self.count(index));
+        let ways: Vec<_> = self.links.pairs.keys().copied().collect();
+        ways.into_iter().for_each(|near| self.count(near));
     }
 
     /// Brings the counts of the direct path of a pipe up to date, if it has one.
     pub fn count_link(&mut self, id: PipeId) {
-        if let Some(index) = self.links.pairs.iter().position(|pair| pair.has(id.slot)) {
-            self.count(index);
+        if let Some(near) = self.slot(id).is_some().then(|| self.way_of(id.slot)).flatten() {
+            self.count(near);
         }
     }
 
     /// Offers, grants, recalls and ends direct paths. Returns whether there was work.
     pub(super) fn turn_links(&mut self) -> bool {
-        let mut busy = false;
-        if std::mem::take(&mut self.links.is_stale) {
-            self.judge_links();
-            busy = true;
+        let mut busy = self.judge_links();
+        let mut ways = std::mem::take(&mut self.links.ways);
+        ways.extend(self.links.pairs.keys());
+        for &near in &ways {
+            busy |= self.turn_link(near);
         }
-        for index in (0..self.links.pairs.len()).rev() {
-            busy |= self.turn_link(index);
-        }
+        ways.clear();
+        self.links.ways = ways;
         // A path that has ended makes place for another.
-        if std::mem::take(&mut self.links.is_stale) {
-            self.judge_links();
+        self.judge_links();
+        busy
+    }
+
+    fn judge_links(&mut self) -> bool {
+        let busy = !self.links.stale.is_empty();
+        while let Some(near) = self.links.stale.pop_first() {
+            self.judge_way(near);
         }
         busy
     }
 
-    fn turn_link(&mut self, index: usize) -> bool {
-        let pair = &mut self.links.pairs[index];
+    fn turn_link(&mut self, near: usize) -> bool {
+        let Some(pair) = self.links.pairs.get_mut(&near) else { return false };
         let number = pair.number;
         let Some(receiver) = self.pipes[pair.receiver].as_ref() else { return false };
+        if self.shares.credit(receiver.account) <= 0 {
+            return false;
+        }
+        self.shares.charge(receiver.account, LOOK_COST);
         if let Some(lent) = pair.lent {
             let given = receiver.end.given_back_directly();
-            return given != lent.given && self.take_back(index, lent.at(given));
+            return given != lent.given && self.take_back(near, lent.at(given));
         }
         if pair.path == LinkPath::Offered {
             let Some(sender) = pair.sender else { return false };
@@ -198,10 +234,10 @@ impl Agent {
             self.pipes[sender] = Some(slot);
             return true;
         }
-        let Some(left) = receiver.end.left(number) else { return self.wake_without_eventfd(index) };
+        let Some(left) = receiver.end.left(number) else { return self.wake_without_eventfd(near) };
         let given = receiver.end.given_back_directly();
-        self.count(index);
-        let mut pair = self.links.pairs.swap_remove(index);
+        self.count(near);
+        let Some(mut pair) = self.links.pairs.remove(&near) else { return false };
         let lent = pair.lent_at(given, left);
         // A receiver that leaves unasked has its reasons, and is not offered that sender's ring again.
         let of_sender = pair.sender.and_then(|sender| Some(self.pipes[sender].as_ref()?.generation));
@@ -222,18 +258,18 @@ impl Agent {
                 // Of a sender that has gone, or whose ring has other frames there by now, nothing is kept back.
                 pair.sender = pair.sender.filter(|_| is_held);
                 (pair.path, pair.lent) = (LinkPath::Agent, Some(lent));
-                self.links.pairs.push(pair);
+                self.links.pairs.insert(near, pair);
             }
             Ok((_, None)) => {}
         }
-        self.links.judge();
+        self.judge_port(near);
         true
     }
 
     /// Wakes a sender that has begun to wait in `poll` on a path that gave it no eventfd, and that its receiver has not left yet. The receiver's
     /// payer pays, since its word asks for each wake-up.
-    fn wake_without_eventfd(&mut self, index: usize) -> bool {
-        let pair = &mut self.links.pairs[index];
+    fn wake_without_eventfd(&mut self, near: usize) -> bool {
+        let Some(pair) = self.links.pairs.get_mut(&near) else { return false };
         let (Some(sender), LinkPath::Recalled, false) = (pair.sender, pair.path, pair.polls[0]) else {
             return false;
         };
@@ -253,15 +289,15 @@ impl Agent {
     }
 
     /// Gives the sender the space of frames that were lent when its receiver has left the path, as far as they were given back.
-    fn take_back(&mut self, index: usize, lent: std::result::Result<Option<Lent>, Violation>) -> bool {
-        let pair = &mut self.links.pairs[index];
+    fn take_back(&mut self, near: usize, lent: std::result::Result<Option<Lent>, Violation>) -> bool {
+        let Some(pair) = self.links.pairs.get_mut(&near) else { return false };
         let (sender, receiver) = (pair.sender, pair.receiver);
         pair.lent = lent.ok().flatten();
         let is_over = pair.lent.is_none();
         let from = pair.lent.map(|lent| lent.given);
         if is_over {
-            self.links.pairs.swap_remove(index);
-            self.links.judge();
+            self.links.pairs.remove(&near);
+            self.judge_port(near);
         }
         if let Some(slot) = sender.and_then(|sender| self.pipes[sender].as_mut()) {
             slot.end.lend(from);
@@ -276,67 +312,60 @@ impl Agent {
         true
     }
 
-    /// Withdraws and recalls paths that may not be, and offers those that may.
-    fn judge_links(&mut self) {
-        let mut senders = vec![0; self.ports.len()];
-        let open = |slot: &&Slot| slot.end.ended().is_none();
-        for slot in self.pipes.iter().flatten().filter(open).filter(|slot| slot.end.shape().sends()) {
-            slot.ports.iter().for_each(|&port| senders[port] += 1);
-        }
-        for index in (0..self.links.pairs.len()).rev() {
-            let pair = &self.links.pairs[index];
-            let (number, path, sender, receiver) = (pair.number, pair.path, pair.sender, pair.receiver);
-            let Some(sender) = sender.filter(|_| matches!(path, LinkPath::Offered | LinkPath::Direct)) else {
-                continue;
+    /// Withdraws or recalls the path of a way if it may not be, and offers one that may.
+    fn judge_way(&mut self, near: usize) {
+        step();
+        let may = self.ends_of(near);
+        if let Some(pair) = self.links.pairs.get(&near) {
+            let (number, path, receiver, polls) = (pair.number, pair.path, pair.receiver, pair.polls);
+            let Some(sender) = pair.sender.filter(|_| matches!(path, LinkPath::Offered | LinkPath::Direct))
+            else {
+                return;
             };
-            let may_stay = self.receiver_of(sender, &senders) == Some((pair.near, pair.far, receiver));
+            let may_stay = may == Some((pair.far, sender, receiver));
             // A program that waits in `poll` since then has no eventfd.
-            if may_stay && self.polls(sender, receiver) == pair.polls {
-                continue;
+            if may_stay && self.polls(sender, receiver) == polls {
+                return;
             }
-            match path {
-                LinkPath::Offered => {
-                    self.links.pairs.swap_remove(index);
-                    self.set_link(sender, number, LinkPath::Agent);
-                    self.set_link(receiver, number, LinkPath::Agent);
-                }
-                _ => {
-                    self.links.pairs[index].path = LinkPath::Recalled;
-                    self.set_link(receiver, number, LinkPath::Recalled);
-                    // The sender looks at what was given back before the receiver knew.
-                    self.pipes[sender].iter().for_each(|slot| slot.end.wake());
-                }
+            if path == LinkPath::Direct {
+                self.links.pairs.get_mut(&near).into_iter().for_each(|pair| pair.path = LinkPath::Recalled);
+                self.set_link(receiver, number, LinkPath::Recalled);
+                // The sender looks at what was given back before the receiver knew.
+                self.pipes[sender].iter().for_each(|slot| slot.end.wake());
+                return;
             }
+            self.links.pairs.remove(&near);
+            self.set_link(sender, number, LinkPath::Agent);
+            self.set_link(receiver, number, LinkPath::Agent);
         }
-        for sender in 0..self.pipes.len() {
-            let Some((near, far, receiver)) = self.receiver_of(sender, &senders) else { continue };
-            if self.links.pairs.iter().any(|pair| pair.has(sender) || pair.has(receiver)) {
-                continue;
-            }
-            let polls = self.polls(sender, receiver);
-            // Without descriptors the agent passes frames on.
-            let (Ok(from), Ok(to)) = (make_eventfd(polls[0]), make_eventfd(polls[1])) else { continue };
-            self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
-            let number = self.links.number;
-            let Some(slot) = &self.pipes[sender] else { continue };
-            self.links.pairs.push(Pair {
-                number,
-                near,
-                far,
-                sender: Some(sender),
-                receiver,
-                path: LinkPath::Offered,
-                polls,
-                eventfds: [from, to],
-                given: 0,
-                from: 0,
-                ring_bytes: slot.end.shape().ring_bytes(),
-                grain: slot.end.shape().grain(),
-                lent: None,
-            });
-            self.set_link(sender, number, LinkPath::Offered);
-            self.set_link(receiver, number, LinkPath::Offered);
-        }
+        let Some((far, sender, receiver)) = may else { return };
+        let Some(slot) = &self.pipes[sender] else { return };
+        let (ring_bytes, grain) = (slot.end.shape().ring_bytes(), slot.end.shape().grain());
+        let polls = self.polls(sender, receiver);
+        // Without descriptors the agent passes frames on.
+        let (Ok(from), Ok(to)) = (make_eventfd(polls[0]), make_eventfd(polls[1])) else {
+            self.links.starved.insert(near);
+            return;
+        };
+        self.links.number = self.links.number % LINK_NUMBER_MAX + 1;
+        let number = self.links.number;
+        let pair = Pair {
+            number,
+            far,
+            sender: Some(sender),
+            receiver,
+            path: LinkPath::Offered,
+            polls,
+            eventfds: [from, to],
+            given: 0,
+            from: 0,
+            ring_bytes,
+            grain,
+            lent: None,
+        };
+        self.links.pairs.insert(near, pair);
+        self.set_link(sender, number, LinkPath::Offered);
+        self.set_link(receiver, number, LinkPath::Offered);
     }
 
     /// Returns which of the two wait in `poll` or `epoll`.
@@ -350,35 +379,34 @@ impl Agent {
         }
     }
 
-    /// Returns the ports and the pipe to which a pipe may send directly. `senders`: number of pipes that may send to each port.
-    fn receiver_of(&self, sender: usize, senders: &[usize]) -> Option<(usize, usize, usize)> {
+    /// Returns the port at which a way ends, and the two pipes that may have a direct path on it.
+    fn ends_of(&self, near: usize) -> Option<(usize, usize, usize)> {
         let needs_no_agent = |slot: &Slot| slot.end.is_open() && !self.taps.are_of_pipe(slot.generation);
-        let slot =
-            self.pipes[sender].as_ref().filter(|slot| slot.end.shape().direction() == Direction::Send)?;
-        let [near] = slot.ports[..] else { return None };
         let Port::Link(far) = self.ports[near].port else { return None };
         let needs_agent = |port| self.taps.are_of(port) || self.mirrors.are_of(port);
-        let receiver = self.ports[far].only_receiver()?;
-        let other = self.pipes[receiver].as_ref()?;
+        let (sender, receiver) = (self.ports[near].only_sender()?, self.ports[far].only_receiver()?);
+        let (slot, other) = (self.pipes[sender].as_ref()?, self.pipes[receiver].as_ref()?);
         let may = needs_no_agent(slot)
             && needs_no_agent(other)
+            && slot.ports == [near]
             && (slot.lease, slot.purse) == (None, None)
-            && senders[near] == 1
             && !needs_agent(near)
             && !needs_agent(far)
+            && slot.end.shape().direction() == Direction::Send
             && other.end.shape().direction() == Direction::Receive
             && other.stays != Some(slot.generation)
             && slot.owner.is_some()
             && slot.owner == other.owner;
-        may.then_some((near, far, receiver))
+        may.then_some((far, sender, receiver))
     }
 
     /// Takes a pipe that goes out of its direct path.
     pub(super) fn unlink(&mut self, pipe: usize) {
-        self.links.judge();
-        let Some(index) = self.links.pairs.iter().position(|pair| pair.has(pipe)) else { return };
-        self.count(index);
-        let pair = &mut self.links.pairs[index];
+        self.judge_pipe(pipe);
+        self.links.stale.extend(self.links.starved.pop_first());
+        let Some(near) = self.way_of(pipe) else { return };
+        self.count(near);
+        let Some(pair) = self.links.pairs.get_mut(&near) else { return };
         let (number, path, from, receiver) = (pair.number, pair.path, pair.from, pair.receiver);
         if pair.lent.is_some() {
             if receiver != pipe {
@@ -386,7 +414,7 @@ impl Agent {
                 pair.sender = None;
                 return;
             }
-            let sender = self.links.pairs.swap_remove(index).sender;
+            let sender = self.links.pairs.remove(&near).and_then(|pair| pair.sender);
             let sender = sender.and_then(|sender| self.pipes[sender].as_mut());
             sender.into_iter().for_each(|slot| slot.end.lend(None));
             return;
@@ -397,8 +425,8 @@ impl Agent {
             self.set_link(receiver, number, LinkPath::Last);
             return;
         }
-        let pair = self.links.pairs.swap_remove(index);
         let other = if receiver == pipe { pair.sender } else { Some(receiver) };
+        self.links.pairs.remove(&near);
         let Some(slot) = other.and_then(|other| self.pipes[other].as_mut()) else { return };
         match path {
             LinkPath::Offered => slot.end.set_link(number, LinkPath::Agent),
@@ -408,8 +436,8 @@ impl Agent {
     }
 
     /// Adds what the receiver of a path has counted since the last time.
-    fn count(&mut self, index: usize) {
-        let Pair { near, far, sender, receiver, path, .. } = self.links.pairs[index];
+    fn count(&mut self, near: usize) {
+        let Some(&Pair { far, sender, receiver, path, .. }) = self.links.pairs.get(&near) else { return };
         let Some(slot) = self.pipes[receiver].as_mut().filter(|_| path != LinkPath::Offered) else { return };
         let now = slot.end.link_counts();
         let was = std::mem::replace(&mut slot.link_counts, now);

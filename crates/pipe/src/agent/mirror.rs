@@ -46,10 +46,13 @@ impl Mirrors {
         self.mirrors.push((of, mirror, 0));
     }
 
-    /// Removes ports that have gone.
-    pub(super) fn remove(&mut self, gone: &[usize]) {
+    /// Removes ports that have gone. Returns the ports that mirrors among them have copied.
+    pub(super) fn remove(&mut self, gone: &[usize]) -> Vec<usize> {
+        let copied = self.mirrors.iter().filter(|(_, mirror, _)| gone.contains(mirror)).map(|(of, ..)| *of);
+        let copied = copied.collect();
         self.mirrors.retain(|(of, mirror, _)| !gone.contains(of) && !gone.contains(mirror));
         self.frames.retain(|(mirror, _)| !gone.contains(mirror));
+        copied
     }
 
     /// Copies a frame that went through `port`, for its mirrors.

@@ -15,6 +15,7 @@ mod link;
 mod mirror;
 mod ports;
 mod shares;
+mod steps;
 mod tap;
 mod turns;
 
@@ -29,7 +30,7 @@ use self::end::End;
 use self::link::Links;
 use self::mirror::Mirrors;
 use self::ports::PortSlot;
-use self::shares::Shares;
+use self::shares::{Shares, CHANGE_COST};
 use self::tap::Taps;
 use crate::flow::Flow;
 use crate::memory::{Files, Made, Offer};
@@ -52,7 +53,7 @@ const SCRATCH_BYTES: usize = 64 << 10;
 const NOBODY: u64 = u64::MAX;
 
 /// A pipe of an agent. The id of a closed pipe names none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeId {
     slot: usize,
     generation: u64,
@@ -146,8 +147,8 @@ struct Slot {
     stays: Option<u64>,
     /// The program's counts of direct paths, as far as they are among `counts`.
     link_counts: [u64; 4],
-    /// Set while the pipe is among those that [`Due`] has.
-    is_due: bool,
+    /// Place among the agent's senders.
+    sender: usize,
     /// Set if the program's words were looked at in this turn because there was no room.
     has_looked: bool,
 }
@@ -171,6 +172,8 @@ impl Slot {
 pub struct Agent {
     ports: Vec<PortSlot>,
     pipes: Vec<Option<Slot>>,
+    /// Numbers of closed pipes.
+    free: Vec<usize>,
     generation: u64,
     doorbells: Doorbells,
     taps: Taps,
@@ -203,6 +206,7 @@ impl Agent {
         Ok(Self {
             ports: Vec::new(),
             pipes: Vec::new(),
+            free: Vec::new(),
             generation: 0,
             doorbells: Doorbells::new()?,
             taps: Taps::default(),
@@ -256,12 +260,10 @@ impl Agent {
     /// `ENOSPC` where the port cannot tell one more flow apart. `EMFILE` at [`PIPES_MAX`]. Errors of `epoll_ctl`.
     pub fn adopt(&mut self, made: Made, route: &Route) -> Result<PipeId> {
         let Made { shape, memory, doorbell } = made;
-        let (free, ports) = self.place(shape, route)?;
+        let (number, ports) = self.place(shape, route)?;
         self.doorbells.add(&doorbell)?;
-        self.settle(shape, &ports);
         self.generation += 1;
-        self.links.judge();
-        self.ports[ports[0]].enter(shape);
+        self.ports[ports[0]].enter(shape, route.flow);
         let account = self.shares.enter(NOBODY);
         let slot = Slot {
             end: End::new(shape, memory, ports.len() as u16),
@@ -278,27 +280,31 @@ impl Agent {
             owner: None,
             stays: None,
             link_counts: [0; 4],
-            is_due: false,
+            sender: self.senders.len(),
             has_looked: false,
         };
         if shape.sends() {
-            self.senders.push(free);
+            self.senders.push(number);
         }
-        if free == self.pipes.len() {
+        if number == self.pipes.len() {
             self.pipes.push(Some(slot));
         } else {
-            self.pipes[free] = Some(slot);
+            self.free.pop();
+            self.pipes[number] = Some(slot);
         }
-        Ok(PipeId { slot: free, generation: self.generation })
+        let id = PipeId { slot: number, generation: self.generation };
+        self.reach(number, true);
+        self.judge_pipe(id.slot);
+        Ok(id)
     }
 
     /// Returns a free place for a pipe, and the slots of its ports.
     fn place(&self, shape: Shape, route: &Route) -> Result<(usize, Vec<usize>)> {
         let ports: Vec<usize> = [route.port].iter().chain(&route.others).map(|id| id.slot()).collect();
         self.check(shape, &ports, route)?;
-        match self.pipes.iter().position(Option::is_none).unwrap_or(self.pipes.len()) {
+        match self.free.last().copied().unwrap_or(self.pipes.len()) {
             PIPES_MAX.. => Err(Errno::MFILE),
-            free => Ok((free, ports)),
+            number => Ok((number, ports)),
         }
     }
 
@@ -328,54 +334,28 @@ impl Agent {
         if bytes && own.is_taken(shape) {
             return Err(Errno::ADDRINUSE);
         }
-        if shape.receives()
-            && own.flows_max() < PIPES_MAX
-            && self.flows_beside(ports[0], flow) >= own.flows_max()
-        {
+        if shape.receives() && !own.has_place_for(flow) {
             return Err(Errno::NOSPC);
         }
         Ok(())
     }
 
-    /// Returns the number of other flows that pipes of a port receive or are to receive.
-    fn flows_beside(&self, port: usize, flow: &Flow) -> usize {
-        let receives = |slot: &&Slot| slot.ports[0] == port && slot.end.shape().receives();
-        let mut flows: Vec<&Flow> = Vec::new();
-        for slot in self.pipes.iter().flatten().filter(|slot| slot.end.ended().is_none()).filter(receives) {
-            if slot.flow != *flow && !flows.contains(&&slot.flow) {
-                flows.push(&slot.flow);
-            }
-        }
-        flows.len()
-    }
-
-    /// Sets the unit of the ports that a pipe reaches to the pipe's unit.
-    fn settle(&mut self, shape: Shape, ports: &[usize]) {
-        for &number in ports {
-            self.ports[number].unit = Some(shape.unit());
-            if let Port::Link(peer) = self.ports[number].port {
-                self.ports[peer].unit = Some(shape.unit());
-            }
-        }
-    }
-
-    /// Forgets the unit of ports that no pipe but `leaving` reaches, so that the next one settles it.
-    fn unsettle(&mut self, leaving: usize) {
-        let mut are_reached = vec![false; self.ports.len()];
-        for (number, slot) in self.pipes.iter().enumerate() {
-            let Some(slot) = slot.as_ref().filter(|slot| number != leaving && slot.end.ended().is_none())
-            else {
-                continue;
+    /// Tells the ports that a pipe reaches, and the other ends of links, whether it does.
+    fn reach(&mut self, number: usize, reaches: bool) {
+        let Some(slot) = &self.pipes[number] else { return };
+        let shape = slot.end.shape();
+        for &port in &slot.ports {
+            let peer = match self.ports[port].port {
+                Port::Link(peer) => Some(peer),
+                _ => None,
             };
-            for &port in &slot.ports {
-                are_reached[port] = true;
-                if let Port::Link(peer) = self.ports[port].port {
-                    are_reached[peer] = true;
+            for reached in [Some(port), peer].into_iter().flatten() {
+                match reaches {
+                    true => self.ports[reached].reach(shape.unit()),
+                    false => self.ports[reached].reach_no_more(),
                 }
             }
-        }
-        for (port, _) in self.ports.iter_mut().zip(are_reached).filter(|(_, is_reached)| !is_reached) {
-            port.unit = None;
+            self.ports[port].set_sends(number, reaches && shape.sends());
         }
     }
 
@@ -399,17 +379,19 @@ impl Agent {
     /// # Errors
     /// `EBADF` for a pipe that was closed; the reason of the end of one that has ended.
     pub fn start(&mut self, id: PipeId) -> Result<()> {
-        self.links.judge();
+        self.judge_pipe(id.slot);
         let slot = self.slot(id).ok_or(Errno::BADF)?;
         if let Some(errno) = slot.end.ended() {
             return Err(errno);
         }
         slot.end.start();
+        let account = slot.account;
         if slot.end.shape().receives() {
             let (port, flow) = (slot.ports[0], slot.flow);
             self.ports[port].admit(id.slot, flow);
             self.look_who_watches(port);
         }
+        self.shares.charge(account, CHANGE_COST);
         Ok(())
     }
 
@@ -426,7 +408,7 @@ impl Agent {
     /// Sets the agent's end of a pair ([`pd_shm::wake::pair`]) by which a pipe wakes a program that waits in `poll` or `epoll`. A byte is sent with
     /// each ring of the program's doorbell.
     pub fn set_wake_fd(&mut self, id: PipeId, wake_fd: Arc<WakeEnd>) {
-        self.links.judge();
+        self.judge_pipe(id.slot);
         if let Some(slot) = self.slot(id) {
             slot.end.set_wake_fd(wake_fd);
         }
@@ -439,7 +421,7 @@ impl Agent {
 
     /// Sets the source addresses of frames that a pipe sends from now on; none: any.
     pub fn set_lease(&mut self, id: PipeId, lease: Option<Lease>) {
-        self.links.judge();
+        self.judge_pipe(id.slot);
         if let Some(slot) = self.slot(id) {
             slot.lease = lease;
         }
@@ -447,7 +429,7 @@ impl Agent {
 
     /// Sets the purse that pays for a pipe's sends; none: they are unlimited.
     pub fn set_purse(&mut self, id: PipeId, purse: Option<usize>) {
-        self.links.judge();
+        self.judge_pipe(id.slot);
         if let Some(slot) = self.slot(id) {
             slot.purse = purse;
         }
@@ -490,8 +472,12 @@ impl Agent {
             self.leave(id.slot);
             if let Some(slot) = self.pipes[id.slot].take() {
                 self.shares.leave(slot.account);
-                self.senders.retain(|&number| number != id.slot);
-                self.due.forget(id.slot);
+                if slot.end.shape().sends() {
+                    self.senders.swap_remove(slot.sender);
+                    let moved = self.senders.get(slot.sender).and_then(|&moved| self.pipes[moved].as_mut());
+                    moved.into_iter().for_each(|moved| moved.sender = slot.sender);
+                }
+                self.free.push(id.slot);
                 self.doorbells.remove(&slot.doorbell);
             }
             self.taps.end(|of| of == Tapped::Pipe(id));
@@ -518,11 +504,12 @@ impl Agent {
         let Some(slot) = self.pipes[number].as_ref().filter(|slot| slot.end.ended().is_none()) else {
             return;
         };
-        let (port, shape) = (slot.ports[0], slot.end.shape());
+        let (port, shape, flow, account) = (slot.ports[0], slot.end.shape(), slot.flow, slot.account);
         self.unlink(number);
-        self.ports[port].leave(number, shape);
-        self.unsettle(number);
+        self.ports[port].leave(number, shape, flow);
+        self.reach(number, false);
         self.look_who_watches(port);
+        self.shares.charge(account, CHANGE_COST);
     }
 
     fn look_who_watches(&mut self, port: usize) {
@@ -539,3 +526,6 @@ impl Agent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,16 @@
 //! Ports of an agent: choice of the pipe for a frame, and counts.
 use super::groups::{Choice, Groups};
-use super::{Agent, PipeId, Tapped};
+use super::{Agent, PipeId, Tapped, PIPES_MAX};
 use crate::flow::Flow;
 use crate::port::{Device, Port, Taken};
 use crate::shape::{Shape, Unit};
+use foldhash::fast::RandomState;
 use rustix::io::{Errno, Result};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 
 /// A port of an agent. The id of a port that was removed may name another later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortId(usize);
 
 impl PortId {
@@ -43,6 +46,12 @@ pub(super) struct PortSlot {
     groups: Groups,
     /// Numbers of the port's receiving pipes, started or not, and of its sending pipes.
     ends: [usize; 2],
+    /// Pipes that have not ended and reach the port, also from the other end of a link; one that reaches it twice counts twice.
+    reached: usize,
+    /// Pipes that have not ended and may send to the port.
+    senders: BTreeSet<usize>,
+    /// Flows of the port's receiving pipes, started or not, and the number of these.
+    flows: HashMap<Flow, usize, RandomState>,
     counts: PortCounts,
     /// Set when the port was removed.
     free: bool,
@@ -57,6 +66,9 @@ impl PortSlot {
             unit: None,
             groups: Groups::default(),
             ends: [0; 2],
+            reached: 0,
+            senders: BTreeSet::new(),
+            flows: HashMap::default(),
             counts: PortCounts::default(),
             free: false,
             has_gone: false,
@@ -68,10 +80,41 @@ impl PortSlot {
     }
 
     /// Counts a pipe of this port.
-    pub(super) fn enter(&mut self, shape: Shape) {
+    pub(super) fn enter(&mut self, shape: Shape, flow: Flow) {
         for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
             *count += usize::from(has);
         }
+        if shape.receives() {
+            *self.flows.entry(flow).or_default() += 1;
+        }
+    }
+
+    /// Counts a pipe of this unit that reaches the port.
+    pub(super) fn reach(&mut self, unit: Unit) {
+        self.unit = Some(unit);
+        self.reached += 1;
+    }
+
+    /// Counts a pipe less that reaches the port. The next after the last settles the unit.
+    pub(super) fn reach_no_more(&mut self) {
+        self.reached -= 1;
+        if self.reached == 0 {
+            self.unit = None;
+        }
+    }
+
+    /// Sets whether a pipe may send to the port.
+    pub(super) fn set_sends(&mut self, pipe: usize, sends: bool) {
+        if sends {
+            self.senders.insert(pipe);
+        } else {
+            self.senders.remove(&pipe);
+        }
+    }
+
+    /// Returns the only pipe that may send to the port.
+    pub(super) fn only_sender(&self) -> Option<usize> {
+        self.senders.first().copied().filter(|_| self.senders.len() == 1)
     }
 
     /// Returns whether an unmarked stream of this shape has an end here already.
@@ -81,23 +124,25 @@ impl PortSlot {
 
     /// Adds a pipe that receives from now on.
     pub(super) fn admit(&mut self, pipe: usize, flow: Flow) {
-        self.groups.admit(pipe, flow);
-        self.bind();
+        if self.groups.admit(pipe, flow) {
+            self.bind();
+        }
     }
 
-    /// Tells a port that leads out the flows of its pipes.
+    /// Tells a port that leads out, and can choose, the flows of its pipes, which are few.
     fn bind(&mut self) {
-        if let Some(device) = self.port.device() {
+        if let Some(device) = self.port.device().filter(|device| device.flows_max() < PIPES_MAX) {
             device.bind(&self.groups.flows());
         }
     }
 
-    /// Returns the most flows of the port's pipes.
-    pub(super) fn flows_max(&self) -> usize {
-        match &self.port {
+    /// Returns whether the port can tell the flow of one more receiving pipe apart.
+    pub(super) fn has_place_for(&self, flow: &Flow) -> bool {
+        let most = match &self.port {
             Port::Device(device) => device.flows_max(),
             _ => usize::MAX,
-        }
+        };
+        self.flows.len() < most || self.flows.contains_key(flow)
     }
 
     /// Returns whether the port is a mirror, to which nothing can be sent.
@@ -148,22 +193,24 @@ impl PortSlot {
     }
 
     /// Removes a pipe from this port.
-    pub(super) fn leave(&mut self, pipe: usize, shape: Shape) {
-        self.groups.leave(pipe);
-        self.bind();
+    pub(super) fn leave(&mut self, pipe: usize, shape: Shape, flow: Flow) {
+        if self.groups.leave(pipe) {
+            self.bind();
+        }
         for (count, has) in self.ends.iter_mut().zip([shape.receives(), shape.sends()]) {
             *count -= usize::from(has);
+        }
+        if let Entry::Occupied(mut pipes) = self.flows.entry(flow) {
+            *pipes.get_mut() -= usize::from(shape.receives());
+            if *pipes.get() == 0 {
+                pipes.remove();
+            }
         }
     }
 
     /// Returns the only pipe that receives from the port, if all frames are its own.
     pub(super) fn only_receiver(&self) -> Option<usize> {
         self.groups.only_receiver()
-    }
-
-    /// Prepares for a turn.
-    pub(super) fn begin_turn(&mut self) {
-        self.groups.index();
     }
 
     /// Finds the pipe for a frame. `header` is called only where it matters.
@@ -281,7 +328,7 @@ impl Agent {
             return Err(Errno::INVAL);
         }
         self.mirrors.check()?;
-        self.links.judge();
+        self.judge_port(of.0);
         let id = self.add(|_| Port::Mirror);
         self.mirrors.add(of.0, id.0);
         Ok(id)
@@ -321,8 +368,9 @@ impl Agent {
             .map(|(slot, pipe)| PipeId { slot, generation: pipe.generation })
             .collect();
         ends.into_iter().for_each(|pipe| self.end(pipe, Errno::NODEV));
-        self.mirrors.remove(&gone);
-        self.links.judge();
+        for of in self.mirrors.remove(&gone) {
+            self.judge_port(of);
+        }
         self.taps.end(|of| matches!(of, Tapped::Port(id) if gone.contains(&id.slot())));
         for &number in &gone {
             self.ports[number].free = true;

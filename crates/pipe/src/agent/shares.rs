@@ -4,6 +4,9 @@
 //! Each turn gives each payer the same credit. Credit that is left over is lost, and a debt is paid back by later turns: until then the
 //! agent neither looks at the payer's pipes nor takes their frames. A payer alone has no limit.
 
+use foldhash::fast::RandomState;
+use std::collections::HashMap;
+
 /// Credit of a payer for a turn: some 100 µs. A payer with one pipe of small frames uses less.
 pub const TURN_COST: i64 = 512 << 10;
 /// Most debt. What comes in from a port is charged to its receiver, who does not choose when.
@@ -16,6 +19,8 @@ pub const NEWS_COST: i64 = 512;
 pub const FRAME_COST: i64 = 512;
 /// Cost of a wake-up of a program: a system call.
 pub const WAKE_COST: i64 = 8 << 10;
+/// Cost of a pipe that starts, and of one that ends: tables, and system calls for its descriptors.
+pub const CHANGE_COST: i64 = 32 << 10;
 
 /// A payer's account.
 #[derive(Clone, Debug)]
@@ -30,27 +35,35 @@ struct Account {
 #[derive(Clone, Debug, Default)]
 pub struct Shares {
     accounts: Vec<Account>,
+    /// Places of the accounts with pipes, by payer, and of those without.
+    places: HashMap<u64, usize, RandomState>,
+    free: Vec<usize>,
 }
 
 impl Shares {
     /// Counts one more pipe of a payer. Returns the place of the payer's account.
     pub fn enter(&mut self, payer: u64) -> usize {
-        let known = self.accounts.iter().position(|account| account.pipes > 0 && account.payer == payer);
-        let free = || self.accounts.iter().position(|account| account.pipes == 0);
-        let fresh = Account { payer, pipes: 0, credit: TURN_COST };
-        let at = known.or_else(free).unwrap_or(self.accounts.len());
-        match self.accounts.get_mut(at) {
-            None => self.accounts.push(fresh),
-            Some(account) if account.pipes == 0 => *account = fresh,
-            Some(_) => {}
-        }
+        let at = *self.places.entry(payer).or_insert_with(|| {
+            let at = self.free.pop().unwrap_or(self.accounts.len());
+            let fresh = Account { payer, pipes: 0, credit: TURN_COST };
+            match self.accounts.get_mut(at) {
+                None => self.accounts.push(fresh),
+                Some(account) => *account = fresh,
+            }
+            at
+        });
         self.accounts[at].pipes += 1;
         at
     }
 
     /// Counts one pipe less.
     pub fn leave(&mut self, at: usize) {
-        self.accounts[at].pipes -= 1;
+        let account = &mut self.accounts[at];
+        account.pipes -= 1;
+        if account.pipes == 0 {
+            self.places.remove(&account.payer);
+            self.free.push(at);
+        }
     }
 
     /// Begins a turn, with credit for all.

@@ -212,7 +212,7 @@ impl Agent {
             return Err(Errno::MFILE);
         }
         self.doorbells.add(&doorbell)?;
-        self.links.judge();
+        self.judge_tapped(of);
         let mut end = End::new(shape, memory, 1);
         end.start();
         self.taps.last += 1;
@@ -229,9 +229,16 @@ impl Agent {
     pub fn remove_tap(&mut self, id: TapId) {
         let of = self.taps.taps.iter().find(|tap| tap.id == id).map(|tap| tap.of);
         self.taps.remove(id, &self.doorbells);
-        self.links.judge();
+        of.into_iter().for_each(|of| self.judge_tapped(of));
         if let Some(Tapped::Port(port)) = of {
             self.look_who_watches(port.slot());
+        }
+    }
+
+    fn judge_tapped(&mut self, of: Tapped) {
+        match of {
+            Tapped::Port(port) => self.judge_port(port.slot()),
+            Tapped::Pipe(pipe) => self.judge_pipe(pipe.slot),
         }
     }
 

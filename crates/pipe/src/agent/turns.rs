@@ -1,7 +1,6 @@
 //! Turns of the agent: each looks at programs and ports, moves frames, and notifies; and the sleep between turns.
 use super::end::{Appended, End, HEADER_BYTES};
 use super::groups::Choice;
-use super::ports::PortSlot;
 use super::shares::{Shares, FRAME_COST, LOOK_COST, NEWS_COST, WAKE_COST};
 use super::tap::Way;
 use super::{Agent, Slot};
@@ -48,7 +47,6 @@ impl Agent {
     /// Looks at all programs and ports once, and moves all that can be moved. Returns whether there was work.
     pub fn turn(&mut self) -> bool {
         self.shares.begin_turn();
-        self.ports.iter_mut().for_each(PortSlot::begin_turn);
         let mut busy = self.turn_links();
         for number in self.due.patrol(self.pipes.len()) {
             let receives = |slot: &Slot| !slot.end.shape().sends();
@@ -83,6 +81,9 @@ impl Agent {
             busy |= self.look(number);
             let (announced, stays) = self.tell(number);
             busy |= announced;
+            if !stays {
+                self.due.forget(number);
+            }
             due[stay] = number;
             stay += usize::from(stays);
         }
@@ -104,8 +105,7 @@ impl Agent {
             self.shares.charge(slot.account, WAKE_COST);
         }
         slot.has_looked = false;
-        slot.is_due &= slot.end.is_open() && slot.end.waits();
-        (told.announced, slot.is_due)
+        (told.announced, slot.end.is_open() && !slot.end.shape().sends() && slot.end.waits())
     }
 
     fn look(&mut self, number: usize) -> bool {

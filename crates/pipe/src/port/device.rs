@@ -45,7 +45,8 @@ pub trait Device: std::fmt::Debug + Send {
     /// Returns the descriptors whose edges mean that frames may have arrived.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Limits the device to frames of these flows from now on. A device that cannot choose takes all.
+    /// Limits the device to frames of these flows from now on. A device that cannot choose takes all, and one that names no
+    /// [`Self::flows_max`] is not told.
     fn bind(&mut self, _flows: &[Flow]) {}
 
     /// Returns the most flows that the device can tell apart.
