@@ -120,11 +120,6 @@ impl Flow {
         Some((flow, both.is_some()))
     }
 
-    /// Returns whether both flows name the same fields.
-    pub fn is_like(&self, other: &Self) -> bool {
-        self.fields() == other.fields()
-    }
-
     /// Returns the fields that the flow names.
     pub fn fields(&self) -> Fields {
         Fields {

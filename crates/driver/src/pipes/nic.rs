@@ -3,7 +3,9 @@
 //! The agent takes commands from its mailbox, fills the purses of tenants with rates, and takes a turn. With nothing to do it sleeps on
 //! the doorbells of pipes and on its mailbox. The agent alone reads clients' memory ([`pd_pipe::Agent`]).
 mod accounts;
+mod receivers;
 
+use self::receivers::{count_down, Conflict, Receivers, KINDS_MAX};
 use super::messages::{NewPort, NewTap, Opening, PipeName, TenantNow, ToNic};
 use super::report::{is_port_name, TapOf, TenantCounts, NAME_BYTES_MAX};
 use super::taps::Taps;
@@ -19,11 +21,11 @@ use crate::policy::budget::Budget;
 use crate::policy::rate::Meter;
 use pd_abi::pipe::{PipeRequest, PIPE_PORTS_MAX};
 use pd_pipe::{
-    Agent, Eventfds, Flow, Net, PipeCounts, PipeId, PortId, Route, Shape, Tapped, Tokens, Unit, PIPES_MAX,
+    Agent, Eventfds, Flow, Net, PipeCounts, PipeId, PortId, Route, Shape, Tapped, Tokens, PIPES_MAX,
 };
 use pd_shm::Spin;
 use rustix::io::Errno;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
@@ -31,9 +33,8 @@ use std::time::Duration;
 
 /// Most ports of a driver.
 const PORTS_MAX: usize = 1024;
-/// Most combinations of fields that a payer's flows of a port name. Each costs every frame of the port a comparison or a look into a map, whoever
-/// receives it.
-const KINDS_MAX: usize = 16;
+/// Most commands of a turn, so that frames of others wait for few pipes that come or go.
+const COMMANDS_MAX: usize = 8;
 
 #[derive(Debug)]
 struct Port {
@@ -58,6 +59,8 @@ struct Pipe {
     serial: u64,
     payer: Payer,
     ports: Vec<String>,
+    /// The first of these.
+    port: PortId,
     flow: Flow,
     /// Set if pipes of other clients may have a share of the flow's frames.
     shares: bool,
@@ -80,6 +83,8 @@ struct Tenant {
     granted: Option<Tokens>,
     /// Bytes sent beyond the granted tokens.
     debt: u64,
+    /// Pipes that were not closed.
+    pipes: usize,
     account: TenantCounts,
     opened: u64,
     refused: u64,
@@ -92,10 +97,17 @@ pub struct Nic {
     clock: Arc<dyn Clock>,
     inbox: Arc<Mailbox<ToNic>>,
     door: Arc<Mailbox<ToDoor>>,
+    /// Commands that later turns carry out.
+    commands: VecDeque<ToNic>,
     binds: Binds,
     tenants: Vec<Tenant>,
     ports: BTreeMap<String, Port>,
     pipes: BTreeMap<(ClientId, u32), Pipe>,
+    /// Names of pipes.
+    names: HashMap<PipeId, (ClientId, u32)>,
+    /// Numbers of payers' pipes.
+    payers: HashMap<Payer, usize>,
+    receivers: Receivers,
     taps: Taps,
     /// Tenants with pipes and rates.
     rated: BTreeSet<TenantId>,
@@ -121,10 +133,14 @@ impl Nic {
             clock,
             inbox,
             door,
+            commands: VecDeque::new(),
             binds: Binds::default(),
             tenants: Vec::new(),
             ports: BTreeMap::new(),
             pipes: BTreeMap::new(),
+            names: HashMap::new(),
+            payers: HashMap::new(),
+            receivers: Receivers::default(),
             taps: Taps::default(),
             rated: BTreeSet::new(),
             log: Limiter::default(),
@@ -167,8 +183,9 @@ impl Nic {
         self.taps.look(&mut self.agent, || clock.now());
         busy |= self.agent.turn();
         for broken in self.agent.take_broken() {
-            let of = self.pipes.iter().find(|(_, pipe)| pipe.id == broken).map(|(key, _)| *key);
-            of.into_iter().for_each(|(client, number)| self.settle(client, number));
+            if let Some(&(client, number)) = self.names.get(&broken) {
+                self.settle(client, number);
+            }
         }
         for gone in self.agent.take_gone() {
             self.remove_gone(gone);
@@ -177,13 +194,15 @@ impl Nic {
     }
 
     fn take_commands(&mut self) -> bool {
-        if !self.inbox.is_filled() {
-            return false;
+        if self.commands.is_empty() && self.inbox.is_filled() {
+            self.inbox.drain(&mut self.commands);
         }
-        let mut commands = VecDeque::new();
-        self.inbox.drain(&mut commands);
-        commands.into_iter().for_each(|command| self.apply_command(command));
-        true
+        let busy = !self.commands.is_empty();
+        for _ in 0..COMMANDS_MAX {
+            let Some(command) = self.commands.pop_front() else { break };
+            self.apply_command(command);
+        }
+        busy
     }
 
     fn apply_command(&mut self, command: ToNic) {
@@ -225,19 +244,24 @@ impl Nic {
             ToNic::Close { client, number } => self.close(client, number),
             ToNic::LetGo { payer, memory } => self.door.send(ToDoor::PipesClosed { payer, memory }),
             ToNic::Left { client } => {
-                self.of(client).into_iter().for_each(|number| self.close(client, number))
+                let mut numbers = self.of(client);
+                let (first, more) = (numbers.next(), numbers.next().is_some());
+                drop(numbers);
+                first.into_iter().for_each(|number| self.close(client, number));
+                // A client may have many pipes, and what follows in the mailbox is about their memory.
+                if more {
+                    self.commands.push_front(ToNic::Left { client });
+                }
             }
             ToNic::SetPayer { client, left, payer } => {
                 if left != payer {
                     self.end_shown(left);
                 }
                 self.agent.count_links();
-                for number in self.of(client) {
+                let numbers: Vec<_> = self.of(client).collect();
+                for number in numbers {
                     self.settle(client, number);
-                    if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
-                        pipe.payer = payer;
-                        self.agent.set_owner(pipe.id, Some(accounts::number_of(payer)));
-                    }
+                    self.move_pipe(client, number, payer);
                     self.judge_again(client, number);
                 }
             }
@@ -245,8 +269,47 @@ impl Nic {
     }
 
     /// Returns the numbers of a client's pipes.
-    fn of(&self, client: ClientId) -> Vec<u32> {
-        self.pipes.range((client, 0)..=(client, u32::MAX)).map(|((_, number), _)| *number).collect()
+    fn of(&self, client: ClientId) -> impl Iterator<Item = u32> + '_ {
+        self.pipes.range((client, 0)..=(client, u32::MAX)).map(|((_, number), _)| *number)
+    }
+
+    /// Moves a pipe to another payer.
+    fn move_pipe(&mut self, client: ClientId, number: u32, payer: Payer) {
+        let Some(pipe) = self.pipes.get_mut(&(client, number)) else { return };
+        if pipe.ended.is_none() {
+            self.receivers.remove(client, pipe);
+        }
+        let (left, id) = (std::mem::replace(&mut pipe.payer, payer), pipe.id);
+        if pipe.ended.is_none() {
+            self.receivers.add(client, pipe);
+        }
+        self.count_out(left);
+        self.count_in(payer);
+        self.agent.set_owner(id, Some(accounts::number_of(payer)));
+    }
+
+    /// Counts a pipe more of a payer.
+    fn count_in(&mut self, payer: Payer) {
+        *self.payers.entry(payer).or_default() += 1;
+        self.tenant(payer.0).pipes += 1;
+    }
+
+    /// Counts a pipe less of a payer. No tokens are drawn for a tenant without pipes.
+    fn count_out(&mut self, payer: Payer) {
+        count_down(&mut self.payers, &payer);
+        self.tenant(payer.0).pipes -= 1;
+        if self.tenant(payer.0).pipes == 0 {
+            self.rated.remove(&payer.0);
+        }
+    }
+
+    /// Notes the reason of a pipe's end, the first if there are several. It receives no more.
+    fn note_end(&mut self, client: ClientId, number: u32, why: String) {
+        let pipe = self.pipes.get_mut(&(client, number)).filter(|pipe| pipe.ended.is_none());
+        if let Some(pipe) = pipe {
+            pipe.ended = Some(why);
+            self.receivers.remove(client, pipe);
+        }
     }
 
     fn add_port(&mut self, name: &str, kind: &'static str, port: NewPort) -> Result<(), String> {
@@ -322,11 +385,12 @@ impl Nic {
         if let Some((mirror, _)) = self.ports.iter().find(|(_, port)| copies(port)) {
             return Err(format!("port {mirror} copies its frames: remove that one first"));
         }
-        for ((_, number), pipe) in &mut self.pipes {
-            if pipe.ended.is_none() && pipe.ports.iter().any(|port| ends.contains(port)) {
-                tracing::debug!(number, name, "a pipe ends with its port");
-                pipe.ended = Some("its port was removed".to_owned());
-            }
+        let ending = |pipe: &Pipe| pipe.ended.is_none() && pipe.ports.iter().any(|port| ends.contains(port));
+        let ending: Vec<_> =
+            self.pipes.iter().filter(|(_, pipe)| ending(pipe)).map(|(key, _)| *key).collect();
+        for (client, number) in ending {
+            tracing::debug!(number, name, "a pipe ends with its port");
+            self.note_end(client, number, "its port was removed".to_owned());
         }
         let names: Vec<_> = gone.iter().map(|(end, _)| (*end).clone()).collect();
         // Removing the first end of a link removes both.
@@ -419,7 +483,8 @@ impl Nic {
         self.check_share(payer)?;
         let shape = made.shape();
         if shape.receives() {
-            self.check_flow((client, serial), payer, names[0], &flow, request.shares)?;
+            let checked = self.receivers.check((client, serial), payer, ids[0], &flow, request.shares);
+            checked.map_err(|conflict| refused(conflict, names[0]))?;
         }
         let route = Route { port: ids[0], others: ids[1..].to_vec(), flow, lease };
         let id = self.agent.adopt(made, &route).map_err(|errno| (errno, advice(errno).to_owned()))?;
@@ -428,61 +493,14 @@ impl Nic {
         let ports = names.iter().map(|&name| name.to_owned()).collect();
         let settled = PipeCounts::default();
         let shares = request.shares;
-        let pipe =
-            Pipe { id, serial, payer, ports, flow, shares, shape, settled, ended: None, is_shown: false };
+        let port = ids[0];
+        let (ended, is_shown) = (None, false);
+        let pipe = Pipe { id, serial, payer, ports, port, flow, shares, shape, settled, ended, is_shown };
+        self.receivers.add(client, &pipe);
+        self.names.insert(id, (client, number));
         self.pipes.insert((client, number), pipe);
+        self.count_in(payer);
         Ok(())
-    }
-
-    /// Tells whether a client's pipe may receive frames of a flow. One that another tenant has is never shared with it. Another process of the
-    /// tenant, started by mistake, would take a part of the frames unseen: both have to want it.
-    fn check_flow(
-        &self,
-        (client, serial): (ClientId, u64),
-        payer: Payer,
-        port: &str,
-        flow: &Flow,
-        shares: bool,
-    ) -> Result<(), (Errno, String)> {
-        let has = |pipe: &Pipe| {
-            pipe.ended.is_none() && pipe.shape.receives() && pipe.ports[0] == port && pipe.flow == *flow
-        };
-        for (&(other, _), pipe) in self.pipes.iter().filter(|(_, pipe)| has(pipe)) {
-            if pipe.payer != payer {
-                return Err((Errno::ADDRINUSE, format!("another tenant has these frames of port {port}")));
-            }
-            // A stream has one receiver anyway.
-            let is_own = (other, pipe.serial) == (client, serial) || pipe.shape.unit() == Unit::Bytes;
-            if !(is_own || shares && pipe.shares) {
-                let why = "another process has these frames; to share them: Options::shares, PD_PIPE_SHARE";
-                return Err((Errno::ADDRINUSE, why.to_owned()));
-            }
-        }
-        self.check_kinds(payer, port, flow)
-    }
-
-    /// Tells whether a payer's flows of a port may name one more combination of fields, if `flow` does.
-    fn check_kinds(&self, payer: Payer, port: &str, flow: &Flow) -> Result<(), (Errno, String)> {
-        let of_payer = |pipe: &&Pipe| {
-            pipe.ended.is_none() && pipe.shape.receives() && pipe.payer == payer && pipe.ports[0] == port
-        };
-        let mut kinds: Vec<&Flow> = Vec::new();
-        for pipe in self.pipes.values().filter(of_payer) {
-            if pipe.flow.is_like(flow) {
-                return Ok(());
-            }
-            if !kinds.iter().any(|kind| kind.is_like(&pipe.flow)) {
-                kinds.push(&pipe.flow);
-            }
-        }
-        if kinds.len() < KINDS_MAX {
-            return Ok(());
-        }
-        let why = format!(
-            "the tenant's flows on port {port} name {KINDS_MAX} combinations of protocol, prefix lengths and ports, which is the most: use \
-             one of them"
-        );
-        Err((Errno::NOSPC, why))
     }
 
     /// Starts a pipe, unless it has ended since it was opened: by a policy, with its port, or with its tenant.
@@ -499,23 +517,26 @@ impl Nic {
     fn show_peer(&mut self, client: ClientId, number: u32) -> Option<(PipeName, Eventfds)> {
         let own = self.pipes.get(&(client, number))?.id;
         let (id, eventfds) = (self.agent.partner(own)?, self.agent.eventfds(own).ok()?);
-        let (&(client, number), pipe) = self.pipes.iter_mut().find(|(_, pipe)| pipe.id == id)?;
+        let (client, number) = *self.names.get(&id)?;
+        let pipe = self.pipes.get_mut(&(client, number))?;
         pipe.is_shown = true;
         Some(((client, pipe.serial, number), eventfds))
     }
 
     /// Ends pipes of a payer that a client leaves, if others may have mapped what is sent by them: also a client that has no pipe any more.
     fn end_shown(&mut self, left: Payer) {
-        let is_shown = |pipe: &&mut Pipe| pipe.payer == left && pipe.is_shown && pipe.shape.sends();
-        for pipe in self.pipes.values_mut().filter(is_shown) {
-            self.agent.end(pipe.id, Errno::ACCESS);
-            pipe.ended.get_or_insert_with(|| "a client with its memory has left the tenant".to_owned());
+        let is_shown = |pipe: &Pipe| pipe.payer == left && pipe.is_shown && pipe.shape.sends();
+        let shown: Vec<_> =
+            self.pipes.iter().filter(|(_, pipe)| is_shown(pipe)).map(|(key, _)| *key).collect();
+        for key in shown {
+            self.agent.end(self.pipes[&key].id, Errno::ACCESS);
+            self.note_end(key.0, key.1, "a client with its memory has left the tenant".to_owned());
         }
     }
 
     /// Tells whether a payer may have one more pipe: at most half of the pipes that others leave.
     fn check_share(&self, payer: Payer) -> Result<(), (Errno, String)> {
-        let own = self.pipes.values().filter(|pipe| pipe.payer == payer).count();
+        let own = self.payers.get(&payer).copied().unwrap_or_default();
         let others = self.pipes.len() - own;
         if own + 1 > (PIPES_MAX - others) / 2 {
             return Err((
@@ -533,7 +554,11 @@ impl Nic {
         self.settle(client, number);
         if let Some(pipe) = self.pipes.remove(&(client, number)) {
             self.agent.close(pipe.id);
-            self.forget_rates();
+            self.names.remove(&pipe.id);
+            if pipe.ended.is_none() {
+                self.receivers.remove(client, &pipe);
+            }
+            self.count_out(pipe.payer);
         }
     }
 
@@ -548,7 +573,6 @@ impl Nic {
         for (client, number) in all {
             self.judge_again(client, number);
         }
-        self.forget_rates();
     }
 
     /// Ends a pipe that the policy denies now. Otherwise updates its lease of source addresses.
@@ -565,9 +589,7 @@ impl Nic {
             }
             Err(why) => {
                 self.agent.end(id, Errno::ACCESS);
-                if let Some(pipe) = self.pipes.get_mut(&(client, number)) {
-                    pipe.ended.get_or_insert(why.to_string());
-                }
+                self.note_end(client, number, why.to_string());
             }
         }
     }
@@ -595,6 +617,24 @@ fn no_port(name: &str) -> String {
 fn flow(request: &PipeRequest) -> Flow {
     let addresses = request.addresses.map(|(address, prefix)| Net { address, prefix });
     Flow { protocol: request.protocol, addresses, ports: request.ports }
+}
+
+fn refused(conflict: Conflict, port: &str) -> (Errno, String) {
+    match conflict {
+        Conflict::Payer => (Errno::ADDRINUSE, format!("another tenant has these frames of port {port}")),
+        // Started by mistake, it would take a part of the frames unseen: both have to want it.
+        Conflict::Client => {
+            let why = "another process has these frames; to share them: Options::shares, PD_PIPE_SHARE";
+            (Errno::ADDRINUSE, why.to_owned())
+        }
+        Conflict::Kinds => {
+            let why = format!(
+                "the tenant's flows on port {port} name {KINDS_MAX} combinations of protocol, prefix lengths and ports, which is the most: \
+                 use one of them"
+            );
+            (Errno::NOSPC, why)
+        }
+    }
 }
 
 fn advice(errno: Errno) -> &'static str {

@@ -22,12 +22,6 @@ impl Nic {
         self.agent.set_payer(id, number_of(payer));
     }
 
-    /// Draws no tokens for tenants without pipes.
-    pub(super) fn forget_rates(&mut self) {
-        let pipes = &self.pipes;
-        self.rated.retain(|&tenant| pipes.values().any(|pipe| pipe.payer.0 == tenant));
-    }
-
     /// Adds the traffic of a pipe since the last time to its tenant's account.
     pub(super) fn settle(&mut self, client: ClientId, number: u32) {
         let Some(pipe) = self.pipes.get_mut(&(client, number)) else { return };
@@ -35,10 +29,10 @@ impl Nic {
         let was = std::mem::replace(&mut pipe.settled, now);
         let violation = self.agent.violation(pipe.id);
         let broke = pipe.ended.is_none().then_some(violation).flatten();
-        if let Some(violation) = broke {
-            pipe.ended = Some(violation.to_string());
-        }
         let payer = pipe.payer;
+        if let Some(violation) = broke {
+            self.note_end(client, number, violation.to_string());
+        }
         let tenant = self.tenant(payer.0);
         add(&mut tenant.account, &counts(&now), &counts(&was));
         if let Some(violation) = broke {

@@ -104,6 +104,11 @@ impl Stand {
         })
     }
 
+    fn leave(&mut self, client: u16) {
+        self.nic.apply_command(ToNic::Left { client: ClientId::new(client) });
+        while self.nic.take_commands() {}
+    }
+
     /// Returns what the door is told, if anything.
     fn told(&mut self) -> Option<ToDoor> {
         let mut told = VecDeque::new();
@@ -185,7 +190,7 @@ fn tenants_do_not_share_frames_and_have_shares_of_pipes() {
     let [left, payer] = [0, 1].map(|tenant| (TenantId::new(tenant), None));
     stand.nic.apply_command(ToNic::SetPayer { client: ClientId::new(1), left, payer });
     assert_eq!(stand.nic.report().tenants[1].pipes_open, 2);
-    stand.nic.apply_command(ToNic::Left { client: ClientId::new(1) });
+    stand.leave(1);
     assert_eq!(stand.nic.report().pipes.len(), 1);
     assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
 }
@@ -215,7 +220,7 @@ fn pipes_of_one_process_share_frames_and_those_of_several_where_all_ask_for_it()
     assert_eq!(open(2, "wire.0", 54, false), Ok(()));
     assert!(stand.open(3, 0, PipeDirection::Send, "wire.0").is_ok());
     // A process that has gone.
-    stand.nic.apply_command(ToNic::Left { client: ClientId::new(1) });
+    stand.leave(1);
     assert!(stand.open(3, 0, PipeDirection::Receive, "wire.0").is_ok());
 }
 
@@ -315,4 +320,25 @@ fn a_pipe_that_has_ended_is_not_started_and_its_client_is_told_why() {
         end(&mut stand, ClientId::new(1), number);
         assert_eq!(stand.start(1, number), Err(expected));
     }
+}
+
+/// A client with many pipes goes: others' frames wait for few of them.
+#[test]
+fn pipes_of_a_client_that_leaves_are_few_in_a_turn() {
+    let mut stand = Stand::new("");
+    let pipes: Vec<_> = (0..20).map(|_| stand.open(1, 0, PipeDirection::Send, "drain").unwrap()).collect();
+    let inbox = Arc::clone(&stand.nic.inbox);
+    inbox.send(ToNic::Left { client: ClientId::new(1) });
+    inbox.send(ToNic::LetGo { payer: (TenantId::new(0), None), memory: Vec::new() });
+    let mut left = Vec::new();
+    stand.nic.turn();
+    left.push(stand.nic.pipes.len());
+    // What comes meanwhile waits for its turn.
+    inbox.send(ToNic::LetGo { payer: (TenantId::new(0), None), memory: Vec::new() });
+    while stand.nic.turn().0 && left.last() != Some(&0) {
+        left.push(stand.nic.pipes.len());
+        // The memory is let go after the last.
+        assert_eq!(stand.told().is_some(), left.last() == Some(&0));
+    }
+    assert_eq!(left, [pipes.len() - COMMANDS_MAX, pipes.len() - 2 * COMMANDS_MAX, 0]);
 }
