@@ -55,6 +55,11 @@ impl Flows {
         &mut self.0[index]
     }
 
+    /// Returns the flow of a number, which another driver may have made up.
+    pub fn known(&mut self, id: FlowId) -> Option<&mut Place> {
+        self.0.get_mut(id.index()).filter(|place| !matches!(place, Place::Free))
+    }
+
     /// Iterates over all numbers, free ones as well.
     pub fn ids(&self) -> impl Iterator<Item = FlowId> {
         (0..self.0.len()).map(FlowId::at)

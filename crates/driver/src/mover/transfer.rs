@@ -162,8 +162,7 @@ impl Mover {
         let is_of = |end: &Endpoint| sockets.contains(&(end.client, end.slot));
         // The number of a flow that a socket had once may be another's by now.
         plan.flows.retain(|&flow| {
-            let place = self.flows.place(flow);
-            !matches!(place, flows::Place::Free) && !place.has_senders(|end| !is_of(end))
+            self.flows.known(flow).is_some_and(|place| !place.has_senders(|end| !is_of(end)))
         });
         let is_gone = |end: &Endpoint| end.client == ClientId::NOBODY;
         if !plan
@@ -230,11 +229,13 @@ impl Mover {
     /// Sets the mover of an end of a flow. Returns whether the socket is an end.
     fn place_end(&mut self, flow: FlowId, (client, slot): (ClientId, Slot), mover: MoverId) -> bool {
         let mut is_end = false;
-        self.flows.place(flow).each_end(|end| {
-            if (end.client, end.slot) == (client, slot) {
-                (end.mover, is_end) = (mover, true);
-            }
-        });
+        if let Some(place) = self.flows.known(flow) {
+            place.each_end(|end| {
+                if (end.client, end.slot) == (client, slot) {
+                    (end.mover, is_end) = (mover, true);
+                }
+            });
+        }
         is_end
     }
 
