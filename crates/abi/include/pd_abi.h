@@ -437,7 +437,7 @@
 
 /* Version of the counter region. */
 /* Version of this module's layout. Grows without VERSION, which clients know. */
-#define PD_ABI_COUNTERS_VERSION 6ull
+#define PD_ABI_COUNTERS_VERSION 7ull
 /* First word of the region: "PipeCnt1", little endian. */
 #define PD_ABI_COUNTERS_MAGIC 3563594440900634960ull
 
@@ -808,7 +808,7 @@ struct pd_abi_gauges {
 _Static_assert(sizeof(struct pd_abi_gauges) == 24, "gauges has 24 bytes");
 
 /* Counters of an agent, written by: that agent. */
-#define PD_ABI_AGENT_COUNTERS_BYTES 256ull
+#define PD_ABI_AGENT_COUNTERS_BYTES 264ull
 struct pd_abi_agent_counters {
     /* Clients that attached. */
     uint64_t clients_attached;
@@ -874,8 +874,10 @@ struct pd_abi_agent_counters {
     uint64_t caps_reached;
     /* Times that the memory of an idle receive region was taken back, because memory was short. */
     uint64_t regions_emptied;
+    /* Claims of clients to listen that the kernel did not confirm. */
+    uint64_t listeners_refused;
 };
-_Static_assert(sizeof(struct pd_abi_agent_counters) == 256, "agent_counters has 256 bytes");
+_Static_assert(sizeof(struct pd_abi_agent_counters) == 264, "agent_counters has 264 bytes");
 
 /* Counters of a client, for each mover, written by: that mover. */
 #define PD_ABI_CLIENT_COUNTERS_BYTES 56ull

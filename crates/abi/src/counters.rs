@@ -22,7 +22,7 @@ use core::mem::{offset_of, size_of};
 constants! {
     IDENTITY:
     /// Version of this module's layout. Grows without [`crate::VERSION`], which clients know.
-    VERSION: u32 = 6;
+    VERSION: u32 = 7;
     /// First word of the region: "PipeCnt1", little endian.
     MAGIC: u64 = u64::from_le_bytes(*b"PipeCnt1");
 }
@@ -113,7 +113,7 @@ counters! {
 named_counters! {
     $, agent_counters,
     /// Work of one agent. The sum over all agents is the driver's.
-    AgentCounters in 256 {
+    AgentCounters in 264 {
         /// Clients that attached.
         clients_attached,
         /// Clients that left, died or were cut off after they had attached.
@@ -178,6 +178,8 @@ named_counters! {
         caps_reached,
         /// Times that the memory of an idle receive region was taken back, because memory was short.
         regions_emptied,
+        /// Claims of clients to listen that the kernel did not confirm.
+        listeners_refused,
     }
 }
 

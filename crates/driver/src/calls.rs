@@ -40,8 +40,9 @@ pub mod simulated {
     use super::Call;
     use crate::addresses::Addresses;
     use crate::identity::{Identity, NamespaceId};
-    use crate::wanted::{UnixSocket, Wanted};
+    use crate::wanted::{Listening, UnixSocket, Wanted};
     use pd_shm::Mapping;
+    use std::net::SocketAddr;
     use std::os::fd::{BorrowedFd, OwnedFd};
     use std::time::Duration;
 
@@ -87,6 +88,10 @@ pub mod simulated {
     }
     #[inline(always)]
     pub fn socket_inode(_: &OwnedFd, _: &Wanted) -> Option<rustix::io::Result<u32>> {
+        None
+    }
+    #[inline(always)]
+    pub fn listener(_: &OwnedFd, _: SocketAddr) -> Option<rustix::io::Result<Option<Listening>>> {
         None
     }
     #[inline(always)]

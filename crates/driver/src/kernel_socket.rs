@@ -4,9 +4,12 @@
 //! `/proc`. Then it asks `sock_diag` (sock_diag(7)) in the client's network namespace for the socket with the addresses
 //! and the cookie that the client gave.
 use crate::calls::{may, simulated, Call};
+use crate::image::Image;
 use crate::process::has_exited;
-use crate::sock_diag::{ask, InetReply, InetRequest, Message, SocketName, SOCK_DIAG_BY_FAMILY};
-use crate::wanted::{Wanted, COOKIE_ANY};
+use crate::sock_diag::{
+    ask, dump, InetReply, InetRequest, Message, Reply, SocketName, NLM_F_DUMP, SOCK_DIAG_BY_FAMILY,
+};
+use crate::wanted::{Listening, Wanted, COOKIE_ANY};
 use pd_shm::procfs;
 use rustix::fd::AsFd;
 use rustix::fs::OFlags;
@@ -14,7 +17,7 @@ use rustix::io::{Errno, Result};
 use rustix::net::{netlink, socket_with, AddressFamily, SocketFlags, SocketType};
 use rustix::thread::{move_into_link_name_space, LinkNameSpaceType};
 use std::mem::offset_of;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 /// Asks about the sockets of one network namespace.
@@ -23,6 +26,17 @@ pub struct SocketDiag {
     pub(crate) diag: OwnedFd,
     /// The namespace's `/proc/net/protocols`, which counts its sockets; none where it cannot be opened.
     pub(crate) protocols: Option<OwnedFd>,
+}
+
+/// A process that says that it holds a socket, as the kernel knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Holder<'a> {
+    /// Its process id and user.
+    pub pid: u32,
+    pub uid: u32,
+    /// The program that it was, if that is known.
+    pub image: Option<Image>,
+    pub pidfd: &'a OwnedFd,
 }
 
 /// State of a socket that no process can hold.
@@ -76,9 +90,7 @@ impl SocketDiag {
         let mut bytes = [0u8; 1024];
         let reply = ask(&self.diag, request(wanted).bytes(), &mut bytes)?;
         let inode = reply.word(offset_of!(InetReply, inode))?;
-        const COOKIE: usize = offset_of!(InetReply, name) + offset_of!(SocketName, cookie);
-        let [low, high] = [reply.word(COOKIE)?, reply.word(COOKIE + 4)?];
-        let is_another = ![COOKIE_ANY, u64::from(high) << 32 | u64::from(low)].contains(&wanted.cookie);
+        let is_another = ![COOKIE_ANY, cookie_of(&reply)?].contains(&wanted.cookie);
         // A socket that was closed lasts for minutes where its peer's host is gone. One that waits to be accepted is in none of these states.
         match reply.part(offset_of!(InetReply, state))? {
             [LISTEN] => Err(Errno::NOENT),
@@ -88,9 +100,81 @@ impl SocketDiag {
             _ => Ok(inode),
         }
     }
+
+    /// Returns the listener that a connection to an address gets. Of several that share it (`SO_REUSEPORT`), which have one user, any.
+    ///
+    /// # Errors
+    /// Errors of the calls.
+    pub fn listener(&self, at: SocketAddr) -> Result<Option<Listening>> {
+        if let Some(found) = simulated::listener(&self.diag, at) {
+            return found;
+        }
+        let nobody: IpAddr =
+            if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let wanted = Wanted { local: at, peer: SocketAddr::new(nobody, 0), cookie: COOKIE_ANY };
+        let mut bytes = [0u8; 1024];
+        match ask(&self.diag, request(&wanted).bytes(), &mut bytes) {
+            Err(Errno::NOENT) => Ok(None),
+            reply => listening(&reply?),
+        }
+    }
+
+    /// Returns the listener that is bound to an address and has this cookie. Where several share an address, or one is bound to an interface, the
+    /// kernel walks over all listeners, of other namespaces, too.
+    ///
+    /// # Errors
+    /// Errors of the calls.
+    pub fn own_listener(&self, at: SocketAddr, cookie: u64) -> Result<Option<Listening>> {
+        let is_it = |it: &Listening| it.cookie == cookie && it.local == at;
+        let found = self.listener(at)?.filter(is_it);
+        if found.is_some() || simulated::is_on() {
+            return Ok(found);
+        }
+        let wanted = Wanted { local: at, peer: at, cookie };
+        let ask_for_all = message(&wanted, NLM_F_DUMP)
+            .with(offset_of!(InetRequest, states), (1u32 << LISTEN).to_ne_bytes())
+            .with(offset_of!(InetRequest, name) + offset_of!(SocketName, peer_port), [0; 2]);
+        let mut found = None;
+        dump(&self.diag, ask_for_all.bytes(), |reply| {
+            found = found.or(listening(reply)?.filter(is_it));
+            Ok(())
+        })?;
+        Ok(found)
+    }
+}
+
+/// Returns the listener that a reply is about, if it is one.
+fn listening(reply: &Reply<'_>) -> Result<Option<Listening>> {
+    const NAME: usize = offset_of!(InetReply, name);
+    if reply.part(offset_of!(InetReply, state))? != [LISTEN] {
+        return Ok(None);
+    }
+    let address: [u8; 16] = reply.part(NAME + offset_of!(SocketName, local))?;
+    let [family] = reply.part(offset_of!(InetReply, family))?;
+    let ip = match i32::from(family) {
+        libc::AF_INET => IpAddr::from([address[0], address[1], address[2], address[3]]),
+        _ => IpAddr::from(address),
+    };
+    let port = u16::from_be_bytes(reply.part(NAME + offset_of!(SocketName, local_port))?);
+    Ok(Some(Listening {
+        local: SocketAddr::new(ip, port),
+        uid: reply.word(offset_of!(InetReply, uid))?,
+        inode: reply.word(offset_of!(InetReply, inode))?,
+        cookie: cookie_of(reply)?,
+    }))
+}
+
+fn cookie_of(reply: &Reply<'_>) -> Result<u64> {
+    const COOKIE: usize = offset_of!(InetReply, name) + offset_of!(SocketName, cookie);
+    let [low, high] = [reply.word(COOKIE)?, reply.word(COOKIE + 4)?];
+    Ok(u64::from(high) << 32 | u64::from(low))
 }
 
 fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
+    message(wanted, 0)
+}
+
+fn message(wanted: &Wanted, flags: u16) -> Message<{ size_of::<InetRequest>() }> {
     let family = if wanted.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let address = |ip: IpAddr| -> [u8; 16] {
         match ip {
@@ -103,7 +187,7 @@ fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
         }
     };
     const NAME: usize = offset_of!(InetRequest, name);
-    Message::new(SOCK_DIAG_BY_FAMILY, 0)
+    Message::new(SOCK_DIAG_BY_FAMILY, flags)
         .with(offset_of!(InetRequest, family), [family as u8])
         .with(offset_of!(InetRequest, protocol), [libc::IPPROTO_TCP as u8])
         .with(offset_of!(InetRequest, states), u32::MAX.to_ne_bytes())
@@ -113,6 +197,21 @@ fn request(wanted: &Wanted) -> Message<{ size_of::<InetRequest>() }> {
         .with(NAME + offset_of!(SocketName, peer), address(wanted.peer.ip()))
         // Any cookie: the kernel does not tell a socket with another one from none.
         .with(NAME + offset_of!(SocketName, cookie), COOKIE_ANY.to_ne_bytes())
+}
+
+impl Holder<'_> {
+    /// Returns the inode of the socket that a descriptor of the process refers to.
+    ///
+    /// # Errors
+    /// `EACCES` if the process has become a set-id program, while its child has the attach socket; those of [`inode_of_descriptor`].
+    pub fn inode(&self, descriptor: u32) -> Result<u32> {
+        let inode = inode_of_descriptor(self.pid, self.pidfd, descriptor)?;
+        // Root's program may be anything: root has those rights.
+        let is_same = self.uid == 0
+            || simulated::is_on()
+            || self.image.is_some_and(|image| Image::of(self.pid) == Ok(image));
+        is_same.then_some(inode).ok_or(Errno::ACCESS)
+    }
 }
 
 /// Returns the inode of the socket that a process's descriptor refers to.
@@ -222,5 +321,54 @@ mod tests {
         }
         let file = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(own(file.as_raw_fd()), Err(Errno::NOTSOCK));
+    }
+
+    /// Makes a socket that is bound, and shares its port with others of the user that do, too.
+    fn bound(at: &str) -> Option<OwnedFd> {
+        let at: SocketAddr = at.parse().unwrap();
+        let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None).ok()?;
+        rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+        if at.is_ipv6() {
+            rustix::net::sockopt::set_ipv6_v6only(&socket, false).unwrap();
+        }
+        rustix::net::bind(&socket, &at).ok()?;
+        Some(socket)
+    }
+
+    fn local(socket: &OwnedFd) -> SocketAddr {
+        rustix::net::getsockname(socket).unwrap().try_into().unwrap()
+    }
+
+    #[test]
+    fn listeners_are_found_by_their_address_and_cookie() {
+        let (_, namespace) = crate::process::network_namespace(rustix::process::getpid()).unwrap();
+        let diag = SocketDiag::new(&namespace).unwrap();
+        for at in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0", "[::ffff:127.0.0.1]:0"] {
+            let Some(first) = bound(at) else {
+                println!("SKIPPED: no sockets at {at}");
+                continue;
+            };
+            let at = local(&first);
+            assert_eq!(diag.own_listener(at, cookie(&first)), Ok(None), "{at} is bound, and does not listen");
+            rustix::net::listen(&first, 1).unwrap();
+            // The kernel chooses among those that share the port.
+            let more: Vec<_> = (0..7).map(|_| bound(&at.to_string()).unwrap()).collect();
+            more.iter().for_each(|socket| rustix::net::listen(socket, 1).unwrap());
+            for socket in more.iter().chain([&first]) {
+                let found = diag.own_listener(at, cookie(socket)).unwrap().unwrap();
+                assert_eq!(own(socket.as_raw_fd()), Ok(found.inode), "{at}");
+                assert_eq!((found.local, found.uid), (at, rustix::process::getuid().as_raw()));
+            }
+            assert_eq!(diag.own_listener(at, 1), Ok(None));
+            let elsewhere = SocketAddr::new(Ipv4Addr::new(127, 0, 0, 2).into(), at.port());
+            assert_eq!(diag.own_listener(elsewhere, cookie(&first)), Ok(None));
+            // Connections to other addresses get the one that is bound to none.
+            let is_any = at.ip().is_unspecified();
+            assert_eq!(diag.listener(elsewhere).unwrap().is_some(), is_any, "{at}");
+            let gone = cookie(&first);
+            drop((first, more));
+            assert_eq!((diag.own_listener(at, gone), diag.listener(at)), (Ok(None), Ok(None)));
+        }
     }
 }

@@ -167,6 +167,40 @@ impl<'a> Reply<'a> {
     }
 }
 
+/// Asks for a list of sockets, and calls `each` with every message about one. Drops replies to earlier questions.
+///
+/// # Errors
+/// Errors of the calls, and of `each`; those of [`Reply::new`].
+pub fn dump(diag: &OwnedFd, request: &[u8], mut each: impl FnMut(&Reply<'_>) -> Result<()>) -> Result<()> {
+    let mut bytes = vec![0u8; 64 << 10];
+    while recv(diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
+    send(diag, request, SendFlags::empty())?;
+    // The kernel answers a dump within the calls: the socket need not wait.
+    loop {
+        let (count, _) = recv(diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
+        let mut rest = &bytes[..count.min(bytes.len())];
+        while let Some((one, after)) = next_message(rest) {
+            if kind_of(one) == Some(NLMSG_DONE) {
+                return Ok(());
+            }
+            each(&Reply::new(one)?)?;
+            rest = after;
+        }
+    }
+}
+
+/// Splits the first of several messages off.
+fn next_message(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let len = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let one = bytes.get(..len).filter(|_| len >= size_of::<Header>())?;
+    Some((one, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
+}
+
+fn kind_of(message: &[u8]) -> Option<u16> {
+    let at = offset_of!(Header, kind);
+    Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?))
+}
+
 /// Asks about one socket. Drops replies to earlier questions.
 ///
 /// # Errors

@@ -7,11 +7,10 @@
 use crate::calls::simulated;
 use crate::kernel_socket::SocketDiag;
 use crate::sock_diag::{
-    ask, Header, Message, Reply, UnixReply, UnixRequest, NLMSG_DONE, NLM_F_DUMP, SOCK_DIAG_BY_FAMILY,
+    ask, dump, Header, Message, Reply, UnixReply, UnixRequest, NLM_F_DUMP, SOCK_DIAG_BY_FAMILY,
 };
 use crate::wanted::UnixSocket;
 use rustix::io::{pread, Errno, Result};
-use rustix::net::{recv, send, RecvFlags, SendFlags};
 use std::mem::offset_of;
 
 /// Attributes asked for about one socket: the bound file, the peer.
@@ -79,22 +78,11 @@ impl SocketDiag {
     /// Errors of the calls.
     pub fn unix_streams(&self) -> Result<Vec<UnixStreamSocket>> {
         let mut sockets = Vec::new();
-        let mut bytes = vec![0u8; 64 << 10];
-        while recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT).is_ok() {}
-        send(&self.diag, message(NLM_F_DUMP, 0, SHOW_IN_LIST).bytes(), SendFlags::empty())?;
-        // The kernel answers a dump within the calls: the socket need not wait.
-        loop {
-            let (count, _) = recv(&self.diag, &mut bytes[..], RecvFlags::DONTWAIT)?;
-            let mut rest = &bytes[..count.min(bytes.len())];
-            while let Some((one, after)) = next_message(rest) {
-                let reply = match kind_of(one) {
-                    Some(NLMSG_DONE) => return Ok(sockets),
-                    _ => Reply::new(one)?,
-                };
-                sockets.extend(listed(&reply)?);
-                rest = after;
-            }
-        }
+        dump(&self.diag, message(NLM_F_DUMP, 0, SHOW_IN_LIST).bytes(), |reply| {
+            sockets.extend(listed(reply)?);
+            Ok(())
+        })?;
+        Ok(sockets)
     }
 
     /// Returns the number of sockets of AF_UNIX in this namespace, 0 where it cannot be read.
@@ -114,18 +102,6 @@ fn count(protocols: &str) -> u64 {
         name.and(fields.nth(1)?.parse::<u64>().ok())
     };
     protocols.lines().filter_map(number).sum()
-}
-
-/// Splits the first of several messages off.
-fn next_message(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let len = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
-    let one = bytes.get(..len).filter(|_| len >= size_of::<Header>())?;
-    Some((one, bytes.get(len.next_multiple_of(4)..).unwrap_or_default()))
-}
-
-fn kind_of(message: &[u8]) -> Option<u16> {
-    let at = offset_of!(Header, kind);
-    Some(u16::from_ne_bytes(message.get(at..at + 2)?.try_into().ok()?))
 }
 
 fn request(inode: u32) -> Message<{ size_of::<UnixRequest>() }> {

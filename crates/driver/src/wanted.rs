@@ -1,4 +1,4 @@
-//! Names of the kernel's TCP sockets, by which the driver looks for them, and facts of AF_UNIX sockets that it finds.
+//! Names of the kernel's TCP sockets, by which the driver looks for them, and facts of listeners and of AF_UNIX sockets that it finds.
 use std::net::SocketAddr;
 
 /// A TCP socket to look for, by name.
@@ -14,6 +14,19 @@ pub struct Wanted {
 
 /// Value in place of a cookie: matches any socket that has the addresses.
 pub const COOKIE_ANY: u64 = u64::MAX;
+
+/// A listening socket of TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listening {
+    /// The address that it is bound to.
+    pub local: SocketAddr,
+    /// The user who made it.
+    pub uid: u32,
+    /// Its inode.
+    pub inode: u32,
+    /// Its `SO_COOKIE`.
+    pub cookie: u64,
+}
 
 /// A stream socket of AF_UNIX.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod groups;
 mod held;
 mod hoards;
 mod kills;
+mod listeners;
 mod locks;
 mod names;
 mod program;

@@ -20,6 +20,46 @@ fn who_speaks_for_a_listener_later_finds_what_was_made_before() {
     b.kill();
 }
 
+/// Listeners that are bound to no address, and those that share a port, among which the kernel chooses.
+#[test]
+fn listeners_of_any_address_and_of_a_shared_port_have_twins() {
+    let _alone = alone();
+    driver();
+    for at in ["0.0.0.0:0", "[::]:0"] {
+        let Ok(listener) = TcpListener::bind(at) else {
+            println!("SKIPPED: no sockets at {at}");
+            continue;
+        };
+        twin::listen(listener.as_fd()).unwrap();
+        let to = SocketAddr::from(([127, 0, 0, 1], listener.local_addr().unwrap().port()));
+        let fd = bound(to);
+        let a = TwinSide::new(twin::connect(fd.as_fd(), to).unwrap(), 0);
+        rustix::net::connect(&fd, &to).unwrap();
+        let b = claim(&listener.accept().unwrap().0).expect("a twin");
+        a.send(0, 3000);
+        b.receive(0, 3000);
+    }
+    let mut at = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listeners: Vec<OwnedFd> = (0..8)
+        .map(|_| {
+            let socket =
+                rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None);
+            let socket = socket.unwrap();
+            rustix::net::sockopt::set_socket_reuseport(&socket, true).unwrap();
+            rustix::net::bind(&socket, &at).unwrap();
+            rustix::net::listen(&socket, 8).unwrap();
+            at = rustix::net::getsockname(&socket).unwrap().try_into().unwrap();
+            twin::listen(socket.as_fd()).unwrap();
+            socket
+        })
+        .collect();
+    for _ in 0..8 {
+        let fd = bound(at);
+        twin::connect(fd.as_fd(), at).unwrap().close().unwrap();
+    }
+    listeners.iter().for_each(|socket| twin::unlisten(socket.as_fd()).unwrap());
+}
+
 #[test]
 fn what_was_sent_before_the_claim_arrives() {
     let _alone = alone();

@@ -253,9 +253,11 @@ impl Conductor {
         channel: usize,
         asked: &TwinRequest,
     ) -> Result<(), Violation> {
-        let twin = self.twin(id, channel, asked);
-        self.door.send(ToDoor::Done { client: id });
-        twin
+        let is_answered = self.twin(id, channel, asked);
+        if is_answered != Ok(false) {
+            self.door.send(ToDoor::Done { client: id });
+        }
+        is_answered.map(drop)
     }
 
     fn answer_registration(&mut self, registering: Registering, reply: &Sender<Answer>) {

@@ -52,6 +52,7 @@ impl Conductor {
             }
             FromDoor::Refused { client, errno, exhausted } => self.note_refused(client, errno, exhausted),
             FromDoor::Addresses(reading) => self.learn_addresses(*reading),
+            FromDoor::Proved(proved) => self.take_proof(*proved),
             FromDoor::Left { client } => self.disconnect(client, None),
             FromDoor::Broke { client, violation } => self.disconnect(client, Some(violation)),
             FromDoor::TurnedAway { refused } => {

@@ -6,6 +6,7 @@ use super::ending::Ending;
 use super::names::{dressed, Takes, Wish};
 use super::sidecars::Plane;
 use super::tenants::Reached;
+use super::twins::reachable;
 use super::Conductor;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, Side, Slot, TenantId};
@@ -226,8 +227,12 @@ impl Conductor {
             let any = Request::default().with_address(SocketAddr::new(ip, 0).into());
             self.bind(id, socket, &any)?;
         }
-        let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
+        let state = self.client(id).and_then(|c| c.socket(slot)).ok_or(Errno::BADF)?;
         let bound = state.bound.ok_or(Errno::INVAL)?;
+        if self.is_anothers(id, bound) {
+            return Err(Errno::ADDRINUSE);
+        }
+        let state = self.client_mut(id).and_then(|c| c.socket_mut(slot)).ok_or(Errno::BADF)?;
         state.state = SocketState::Listen(Listener { backlog_max, backlog: VecDeque::new(), arrived: 0 });
         let takes = match request.value & LISTENS_TO_OTHERS {
             0 => Takes::All,
@@ -313,6 +318,11 @@ impl Conductor {
         let through = led.map(|(led, _)| led).or(chosen);
         let reached = through.map_or(to, |chosen| chosen.reached);
         let (peer, listener) = self.names.listener(namespace, reached)?;
+        // Another user's listener of the kernel may have begun since.
+        let at = SocketAddr::new(self.names.place(namespace, reached.ip()).1, reached.port());
+        if self.is_anothers(peer, reachable(at)) {
+            return Err(Errno::CONNREFUSED);
+        }
         let local = match bound {
             Some(bound) if !bound.ip().is_unspecified() => bound,
             Some(bound) => SocketAddr::new(self.names.address_for(namespace, reached.ip()), bound.port()),

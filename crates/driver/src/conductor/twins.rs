@@ -16,7 +16,7 @@ mod twin;
 pub(super) use takeover::TwinsState;
 pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
-use listeners::{Listening, Registrant};
+use listeners::{Registered, Registrant};
 use parked::Parked;
 use slow::Slow;
 use twin::End;
@@ -28,31 +28,29 @@ use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
-use crate::calls::simulated;
 use crate::clock::Clock;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
-use crate::image::Image;
-use crate::kernel_socket::{inode_of_descriptor, SocketDiag};
+use crate::kernel_socket::{Holder, SocketDiag};
 use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, NewFlow, Payer, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::service::Chosen;
-use crate::wanted::{Wanted, COOKIE_ANY};
+use crate::wanted::{Listening, Wanted, COOKIE_ANY};
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Twins {
-    listeners: HashMap<Place, Vec<Listening>>,
+    listeners: HashMap<Place, Vec<Registered>>,
     registrants: HashMap<ClientId, Registrant>,
     /// Unclaimed connections, by name.
     unclaimed: HashMap<Key, Vec<ConnectionId>>,
@@ -69,6 +67,8 @@ pub struct Twins {
     /// Numbers of AF_UNIX sockets, each with the time until which it is good enough.
     unix_sockets: HashMap<NamespaceId, (Duration, u64)>,
     slow: RefCell<Slow>,
+    /// Number of claims to listen that helpers prove.
+    proving: usize,
     /// Lines that no client reads: the other end of unclaimed connections.
     nobody: Arc<ClientMemory>,
 }
@@ -128,6 +128,7 @@ impl Twins {
             diags: HashMap::default(),
             unix_sockets: HashMap::default(),
             slow: RefCell::default(),
+            proving: 0,
             nobody: Arc::new(nobody),
         })
     }
@@ -169,15 +170,37 @@ impl Twins {
     /// Errors of [`SocketDiag::inode`]; `EOPNOTSUPP` if nothing asks in that namespace; `ENOBUFS` if looks there take long, and others have
     /// just taken place.
     fn inode(&self, clock: &dyn Clock, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
+        self.look(clock, namespace, |diag| diag.inode(wanted))
+    }
+
+    fn look<T>(
+        &self,
+        clock: &dyn Clock,
+        namespace: NamespaceId,
+        look: impl FnOnce(&SocketDiag) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
         let diag = self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?;
         let mut slow = self.slow.borrow_mut();
         if !slow.may_look(namespace, clock.now()) {
             return Err(Errno::NOBUFS);
         }
         let began = clock.thread_time();
-        let found = diag.inode(wanted);
+        let found = look(diag);
         slow.note(namespace, clock.now(), clock.thread_time().saturating_sub(began));
         found
+    }
+
+    /// Asks the kernel for the listener that a connection to an address of a namespace gets.
+    ///
+    /// # Errors
+    /// As [`Self::inode`].
+    pub(super) fn listener(
+        &self,
+        clock: &dyn Clock,
+        namespace: NamespaceId,
+        at: SocketAddr,
+    ) -> Result<Option<Listening>, Errno> {
+        self.look(clock, namespace, |diag| diag.listener(at))
     }
 
     /// Iterates over unclaimed connections of AF_UNIX.
@@ -279,6 +302,13 @@ fn unless_another(errno: Errno) -> Errno {
     }
 }
 
+/// Returns the address that the kernel connects to: of none, the loopback one.
+pub(super) fn reachable(to: SocketAddr) -> SocketAddr {
+    let ip = canonical(to.ip());
+    let loopback: IpAddr = if ip.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    SocketAddr::new(if ip.is_unspecified() { loopback } else { ip }, to.port())
+}
+
 /// Takes a connection out of the list that has this name.
 fn take_out<K: std::hash::Hash + Eq, T>(lists: &mut HashMap<K, Vec<T>>, name: K, is_it: impl Fn(&T) -> bool) {
     if let Some(list) = lists.get_mut(&name) {
@@ -290,13 +320,13 @@ fn take_out<K: std::hash::Hash + Eq, T>(lists: &mut HashMap<K, Vec<T>>, name: K,
 }
 
 impl Conductor {
-    /// Carries out a client's request about a kernel socket.
+    /// Carries out a client's request about a kernel socket. Returns whether it is answered: if not, a helper proves that the client listens.
     pub(super) fn twin(
         &mut self,
         id: ClientId,
         channel: usize,
         asked: &TwinRequest,
-    ) -> Result<(), Violation> {
+    ) -> Result<bool, Violation> {
         let client = self.client(id).ok_or(Violation::Frame)?;
         let operation = TwinOperation::from_raw(asked.operation).ok_or(Violation::Frame)?;
         if channel >= client.channels {
@@ -309,14 +339,17 @@ impl Conductor {
             TwinOperation::Listen if unix => self.unix_listen(id, asked),
             TwinOperation::Connect if unix => self.unix_connect(id, channel, asked),
             TwinOperation::Claim if unix => self.unix_claim(id, channel, asked),
-            TwinOperation::Listen => self.twin_listen(id, asked),
+            TwinOperation::Listen => match self.twin_listen(id, channel, asked) {
+                Some(answer) => answer,
+                None => return Ok(false),
+            },
             TwinOperation::Unlisten => self.unlisten(id, asked),
             TwinOperation::Connect => self.twin_connect(id, channel, asked),
             TwinOperation::Claim => self.twin_claim(id, channel, asked),
             TwinOperation::Take => self.twin_take(id, channel, asked),
         };
         self.answer((id, channel), SocketId(0), asked.tag, answer);
-        Ok(())
+        Ok(true)
     }
 
     pub(super) fn namespace(&self, id: ClientId) -> Result<NamespaceId, Errno> {
@@ -337,15 +370,19 @@ impl Conductor {
         let bound = asked.local.to_socket_addr().filter(|local| local.port() != 0).ok_or(Errno::INVAL)?;
         let there = self.names.namespace_of(namespace, to.ip())?;
         let place = Place::Tcp(there, to.port());
-        let registrants = self.twins.registrants_at(place, to.ip());
-        let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
+        let all = self.twins.registrants_at(place, to.ip(), None);
+        let one = *all.first().ok_or(Errno::CONNREFUSED)?;
         // `EACCES` is for the policy alone.
         let inode = self.inode_asked(id, asked).map_err(|errno| match errno {
             Errno::ACCESS => Errno::OPNOTSUPP,
             errno => errno,
         })?;
         self.open_diag(id, namespace)?;
-        self.open_diag(peer, there)?;
+        self.open_diag(one, there)?;
+        // A registration may have outlived its listener, and another user listen there by now.
+        let listener = self.twins.listener(&*self.clock, there, reachable(to))?.ok_or(Errno::CONNREFUSED)?;
+        let registrants = self.twins.registrants_at(place, to.ip(), Some(listener.uid));
+        let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         // The kernel's connection follows, and is counted there.
         let counted = namespace == there || !self.gate.is_in_force();
         let at = Reached { at: to, asked: through.map(|chosen| chosen.asked) };
@@ -635,12 +672,8 @@ impl Conductor {
     /// Returns the inode of the socket that a client names.
     pub(super) fn inode_asked(&self, id: ClientId, asked: &TwinRequest) -> Result<u32, Errno> {
         let identity = &self.client(id).ok_or(Errno::BADF)?.identity;
-        let inode = inode_of_descriptor(identity.pid, &identity.pidfd, asked.descriptor)?;
-        // The process may have become a set-id program, while its child has the attach socket. Root's may be anything: root has those rights.
-        let is_same = identity.uid == 0
-            || simulated::is_on()
-            || identity.image.is_some_and(|image| Image::of(identity.pid) == Ok(image));
-        is_same.then_some(inode).ok_or(Errno::ACCESS)
+        let (pid, uid, image, pidfd) = (identity.pid, identity.uid, identity.image, &*identity.pidfd);
+        Holder { pid, uid, image, pidfd }.inode(asked.descriptor)
     }
 
     pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {

@@ -33,13 +33,13 @@ impl Conductor {
         if !found.listens || found.file != Some((device_of_kernel, inode as u32)) {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.join_listener(id, Place::Unix(device, inode), NOWHERE.ip(), asked.cookie)
+        self.join_listener(id, Place::Unix(device, inode), NOWHERE.ip(), asked.cookie, 0)
     }
 
     pub(super) fn unix_connect(&mut self, id: ClientId, channel: usize, asked: &TwinRequest) -> Answer {
         let (device, inode) = asked.peer.to_file().ok_or(Errno::AFNOSUPPORT)?;
         let place = Place::Unix(device, inode);
-        let registrants = self.twins.registrants_at(place, NOWHERE.ip());
+        let registrants = self.twins.registrants_at(place, NOWHERE.ip(), None);
         let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         let held = self.unix_held(id, asked)?;
         let tenants = self.admit(id, peer, NOWHERE.into())?;

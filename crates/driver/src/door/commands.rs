@@ -49,6 +49,7 @@ impl Door {
             ToDoor::ReadAddresses { payer, id, namespace } => {
                 self.helpers.give(payer, NOBODY, Job::Addresses(payer, id, namespace));
             }
+            ToDoor::Prove { payer, claim } => self.helpers.give(payer, NOBODY, Job::Prove(claim)),
             ToDoor::Watch { pidfd } => self.watch_process(pidfd),
             ToDoor::PipeOpened { client, serial, number, opened } => {
                 self.pipe_opened(client, serial, number, opened);

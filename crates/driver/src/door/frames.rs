@@ -25,18 +25,20 @@ fn cost(frame: &Frame) -> f64 {
         Some(FrameKind::SendRegion | FrameKind::WakePipe | FrameKind::FileSocket | FrameKind::Mapped) => 20.0,
         Some(FrameKind::PipeMapped | FrameKind::PipeWakeFd | FrameKind::PipeClose) => 20.0,
         Some(FrameKind::PipePeer) => 20.0,
-        // The kernel looks for the socket of AF_UNIX among all of a namespace.
-        Some(FrameKind::Twin) if is_look_for_unix(&frame.twin()) => 50.0,
+        // The kernel looks for the socket of AF_UNIX among all of a namespace, and perhaps for a listener among all.
+        Some(FrameKind::Twin) if is_long_look(&frame.twin()) => 50.0,
         Some(FrameKind::DirectRing | FrameKind::Twin) => 5.0,
         _ => 1.0,
     }
 }
 
-/// Tells whether a request has the conductor look for a socket of AF_UNIX.
-fn is_look_for_unix(asked: &TwinRequest) -> bool {
-    let operation = TwinOperation::from_raw(asked.operation);
-    asked.local.family == Address::FILE.family
-        && matches!(operation, Some(TwinOperation::Listen | TwinOperation::Claim))
+/// Tells whether a request has the driver look for a socket of AF_UNIX, or for a listener.
+fn is_long_look(asked: &TwinRequest) -> bool {
+    match TwinOperation::from_raw(asked.operation) {
+        Some(TwinOperation::Listen) => true,
+        Some(TwinOperation::Claim) => asked.local.family == Address::FILE.family,
+        _ => false,
+    }
 }
 
 impl Door {
@@ -311,6 +313,7 @@ impl Door {
         let made = match made {
             Made::Held(regions) => return self.helpers.hold(regions),
             Made::StillLent(memory) => return self.helpers.hold_lent(memory),
+            Made::Proved(proved) => return self.conductor.send(FromDoor::Proved(proved)),
             Made::Addresses(reading) => {
                 self.conductor.send(FromDoor::Addresses(reading));
                 // A guest that was admitted is served now.
@@ -333,7 +336,7 @@ impl Door {
             return;
         };
         match made {
-            Made::Held(_) | Made::StillLent(_) | Made::Addresses(_) => {}
+            Made::Held(_) | Made::StillLent(_) | Made::Addresses(_) | Made::Proved(_) => {}
             Made::Pipe(Ok(new)) => self.pipe_made(id, *new),
             Made::Pipe(Err(exhausted)) => self.refuse_exhausted(id, exhausted),
             Made::PipeSealed(number, sealed) => self.pipe_sealed(id, number, sealed),

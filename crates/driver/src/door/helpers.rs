@@ -1,5 +1,6 @@
 //! Helpers: threads for work that takes long, or as long as a client likes. Each payer has one, so that nobody waits for the memory, the
 //! descriptors or the disk of another tenant. A helper ends when it has had nothing to do for a while.
+use super::claim::Claim;
 use super::messages::{Made, Reading, ToDoor};
 use crate::addresses;
 use crate::calls::{may, simulated, Call};
@@ -49,6 +50,8 @@ pub enum Job {
     },
     /// Reads the addresses of a network namespace, for a payer.
     Addresses(Payer, NamespaceId, Arc<OwnedFd>),
+    /// Proves that a client listens.
+    Prove(Box<Claim>),
     /// Receives a frame, and any descriptors that come with it.
     Receive(Arc<OwnedFd>),
     /// Sends an answer with a socket. Takes as long as the kernel collects the sockets in flight.
@@ -290,6 +293,7 @@ impl Job {
                 let (found, took) = simulated::addresses(id).unwrap_or_else(read);
                 Some(Made::Addresses(Box::new(Reading { payer, id, _namespace: namespace, found, took })))
             }
+            Self::Prove(claim) => Some(Made::Proved(Box::new(claim.prove()))),
             Self::Receive(socket) => Some(Made::Received(receive(&socket))),
             Self::Tell(socket, frame, fds) => {
                 Some(Made::Told(send(&socket, &frame, &fds).map_err(|errno| (errno, frame, fds))))

@@ -1,4 +1,5 @@
 //! Messages between the door, its helpers and the conductor.
+use super::claim::{Claim, Proved};
 use super::Door;
 use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
@@ -58,6 +59,8 @@ pub enum ToDoor {
     DropReceiveRegion { region: Box<Region> },
     /// Has the payer's helper read the addresses of a network namespace ([`FromDoor::Addresses`]).
     ReadAddresses { payer: Payer, id: NamespaceId, namespace: Arc<OwnedFd> },
+    /// Has the payer's helper prove that a client listens ([`FromDoor::Proved`]).
+    Prove { payer: Payer, claim: Box<Claim> },
     /// Watches a process for its end ([`FromDoor::WatchedEnded`]).
     Watch { pidfd: Arc<OwnedFd> },
     /// From the agent of pipes: the files that the client is to map, or the reason why it gets none.
@@ -101,6 +104,8 @@ pub enum Made {
     Sealed { number: u32, sealed: Result<Arc<Mapping>, Errno> },
     /// Addresses of a network namespace.
     Addresses(Box<Reading>),
+    /// A claim, compared with what the kernel says.
+    Proved(Box<Proved>),
     /// Regions that clients which have gone passed on, and that others hold.
     Held(Vec<Region>),
     /// A pipe.
@@ -134,6 +139,8 @@ pub enum FromDoor {
     Arrived { client: ClientId, identity: Box<Identity>, place: Place, namespace: OwnedFd },
     /// Addresses of a network namespace.
     Addresses(Box<Reading>),
+    /// A claim, compared with what the kernel says.
+    Proved(Box<Proved>),
     /// The client has been given its regions.
     Welcomed { client: ClientId, memory: Arc<ClientMemory> },
     /// The client has mapped its regions.

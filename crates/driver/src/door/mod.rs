@@ -12,6 +12,7 @@
 mod accept;
 mod admin;
 mod bucket;
+mod claim;
 mod commands;
 mod frames;
 mod guest;
@@ -25,6 +26,7 @@ mod telling;
 mod testing;
 mod turns;
 
+pub use claim::{Claim, Proved};
 pub use listen::{listen, Sockets};
 pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, ToDoor};
 pub use takeover::DoorState;

@@ -2,7 +2,9 @@
 //! other threads have none.
 mod sockets;
 
-pub use sockets::{cookie, descriptor, diag, is_namespace, parent, socket_inode, sockets, unix_socket, End};
+pub use sockets::{
+    cookie, descriptor, diag, is_namespace, listener, parent, socket_inode, sockets, unix_socket, End,
+};
 
 use super::random::Random;
 use crate::addresses::Addresses;

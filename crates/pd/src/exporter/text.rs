@@ -32,7 +32,7 @@ const ATTACHES_REFUSED: (&str, &str) =
     ("pipedevice_attaches_refused", "Processes that were not let in, by reason");
 
 /// The driver's counters: name in the region, name here (`_total` is added), meaning.
-const COUNTERS: [(&str, &str, &str); 32] = [
+const COUNTERS: [(&str, &str, &str); 33] = [
     ("clients_attached", "pipedevice_clients_attached", "Clients that attached"),
     ("clients_left", "pipedevice_clients_left", "Clients that left, died or were cut off"),
     ("clients_cut_off", "pipedevice_clients_cut_off", "Clients refused or cut off"),
@@ -46,6 +46,7 @@ const COUNTERS: [(&str, &str, &str); 32] = [
         "Connections beyond what their tenant may have",
     ),
     ("caps_reached", "pipedevice_caps_reached", "Times that a tenant was refused what it may not hold"),
+    ("listeners_refused", "pipedevice_listeners_refused", "Claims to listen that the kernel did not confirm"),
     ("connections_cut", "pipedevice_connections_cut", "Connections that a new policy ended"),
     ("requests_refused", "pipedevice_requests_refused", "Requests answered with an errno"),
     ("sends_dropped", "pipedevice_sends_dropped", "Sends on sockets not connected any more"),

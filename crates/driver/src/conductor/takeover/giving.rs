@@ -89,6 +89,9 @@ impl Conductor {
         if !self.deferred.is_empty() {
             return Err(Hindrance::passing("requests wait for addresses of a network namespace"));
         }
+        if self.twins.is_proving() {
+            return Err(Hindrance::passing("a helper proves that a client listens"));
+        }
         if self.gate.is_applying() || self.review.is_under_way() {
             return Err(Hindrance::passing("a policy is being put in force"));
         }

@@ -377,7 +377,7 @@ impl Honest {
             return (sockets(|all| all.listen_unix(pid, namespace)), None);
         }
         let ip = self.random.pick(&[[127, 0, 0, 1], self.person.address, [0; 4], [0; 4]]);
-        let (inode, at) = sockets(|all| all.listen(pid, namespace, (ip, 0).into()));
+        let (inode, at) = sockets(|all| all.listen((pid, self.person.uid), namespace, (ip, 0).into()));
         (inode, Some(at))
     }
 

@@ -2,7 +2,7 @@
 use super::{inode, with};
 use crate::identity::NamespaceId;
 use crate::simulation::arriving::{Arriving, Number};
-use crate::wanted::{UnixSocket, Wanted, COOKIE_ANY};
+use crate::wanted::{Listening, UnixSocket, Wanted, COOKIE_ANY};
 use pd_abi::{Address, SocketId};
 use rustix::fs::{memfd_create, MemfdFlags};
 use rustix::io::{fcntl_dupfd_cloexec, Errno, Result};
@@ -34,6 +34,8 @@ pub struct Sockets {
 #[derive(Debug)]
 struct Socket {
     namespace: NamespaceId,
+    /// User of the process that made it, of a listener.
+    uid: u32,
     local: SocketAddr,
     peer: Option<SocketAddr>,
     /// Processes that hold it.
@@ -101,17 +103,25 @@ impl Sockets {
     }
 
     /// Makes a listener with a port of its own. Returns it with its address.
-    pub fn listen(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
+    pub fn listen(
+        &mut self,
+        (pid, uid): (u32, u32),
+        namespace: NamespaceId,
+        mut local: SocketAddr,
+    ) -> (u32, SocketAddr) {
         local.set_port(1000 + self.made as u16 % 10_000);
         let (holders, queue) = (BTreeSet::from([pid]), Some(VecDeque::new()));
-        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None }), local)
+        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None, uid }), local)
     }
 
     /// Makes a socket that is bound to a port of its own. Returns it with its address.
     pub fn bind(&mut self, pid: u32, namespace: NamespaceId, mut local: SocketAddr) -> (u32, SocketAddr) {
         local.set_port(CONNECTING_FROM + self.made as u16 % 40_000);
         let (holders, queue) = (BTreeSet::from([pid]), None);
-        (self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None }), local)
+        (
+            self.add(Socket { namespace, local, peer: None, holders, queue, end: None, unix: None, uid: 0 }),
+            local,
+        )
     }
 
     /// Makes a listener of AF_UNIX with a file of its own.
@@ -130,7 +140,16 @@ impl Sockets {
 
     fn add_unix(&mut self, pid: u32, namespace: NamespaceId, unix: Unix) -> u32 {
         let (holders, unix) = (BTreeSet::from([pid]), Some(unix));
-        self.add(Socket { namespace, local: NOWHERE, peer: None, holders, queue: None, end: None, unix })
+        self.add(Socket {
+            namespace,
+            local: NOWHERE,
+            peer: None,
+            holders,
+            queue: None,
+            end: None,
+            unix,
+            uid: 0,
+        })
     }
 
     pub fn is_unix(&self, inode: u32) -> bool {
@@ -149,7 +168,8 @@ impl Sockets {
             None => own.peer = Some(to),
         }
         let (holders, unix) = (BTreeSet::new(), unix.map(|_| Unix { file: 0, peer: inode }));
-        let accepted = self.add(Socket { namespace, local: to, peer, holders, queue: None, end: None, unix });
+        let accepted =
+            self.add(Socket { namespace, local: to, peer, holders, queue: None, end: None, unix, uid: 0 });
         let queue = self.all.get_mut(&listener).and_then(|socket| socket.queue.as_mut());
         queue.expect("a listener").push_back(accepted);
         true
@@ -301,6 +321,17 @@ impl Sockets {
         Ok(if socket.holders.is_empty() { 0 } else { *inode })
     }
 
+    /// Returns the listener that a connection to an address gets.
+    fn listener_at(&self, namespace: NamespaceId, at: SocketAddr) -> Option<Listening> {
+        let accepts = |local: SocketAddr| {
+            local.port() == at.port() && (local.ip().is_unspecified() || local.ip() == at.ip())
+        };
+        let mut all =
+            self.all.iter().filter(|(_, socket)| socket.namespace == namespace && socket.unix.is_none());
+        let (&inode, socket) = all.find(|(_, it)| it.queue.is_some() && accepts(it.local))?;
+        Some(Listening { local: socket.local, uid: socket.uid, inode, cookie: cookie(inode) })
+    }
+
     /// Returns facts about the socket of AF_UNIX with this inode, as `sock_diag` does.
     fn find_unix(&self, namespace: NamespaceId, inode: u32) -> Result<UnixSocket> {
         let held = |inode: u32| self.all.get(&inode).filter(|socket| !socket.holders.is_empty());
@@ -338,6 +369,14 @@ pub fn is_namespace(file: &OwnedFd, id: NamespaceId) -> Option<bool> {
 /// Returns the inode of the socket that is asked for there.
 pub fn socket_inode(diag: &OwnedFd, wanted: &Wanted) -> Option<Result<u32>> {
     with(|kernel| kernel.sockets.find(kernel.sockets.namespace_of(diag)?, wanted))
+}
+
+/// Returns the listener that a connection to an address gets there. Its user is that of the process that made it.
+pub fn listener(diag: &OwnedFd, at: SocketAddr) -> Option<Result<Option<Listening>>> {
+    with(|kernel| {
+        let namespace = kernel.sockets.namespace_of(diag)?;
+        Ok(kernel.sockets.listener_at(namespace, at))
+    })
 }
 
 /// Returns facts about the socket of AF_UNIX that is asked for there.
