@@ -333,7 +333,7 @@ fn pipes_of_a_client_that_leaves_are_few_in_a_turn() {
     let mut left = Vec::new();
     stand.nic.turn();
     left.push(stand.nic.pipes.len());
-    // What comes meanwhile waits for its turn.
+    // Later commands wait for their turn.
     inbox.send(ToNic::LetGo { payer: (TenantId::new(0), None), memory: Vec::new() });
     while stand.nic.turn().0 && left.last() != Some(&0) {
         left.push(stand.nic.pipes.len());
