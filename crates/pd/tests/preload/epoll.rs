@@ -76,7 +76,7 @@ fn a_program_on_mio_answers_the_same_whatever_carries_the_bytes() {
     site.compare(&[program, "server", PORT], &[program, "client", &site.address(2), PORT]);
 }
 
-/// A sleeper in `epoll_wait` or `poll` is woken by its peer. If a policy has the driver see all bytes, the driver wakes it.
+/// A sleeper in `epoll_wait` or `poll` is woken by its peer. If a rate has the driver see all bytes, the driver wakes it.
 #[test]
 fn a_peer_wakes_a_sleeper_without_the_driver() {
     const ROUNDS: u64 = 1500;
@@ -107,7 +107,7 @@ fn a_peer_wakes_a_sleeper_without_the_driver() {
     // On a busy machine a connection is direct late.
     let few = (0..TRIES).map(|_| during(With::Library)).find(|&direct| direct < ROUNDS / 2);
     let direct = few.expect("a run that hardly wakes the driver");
-    let mediated = during(With::Mediated);
+    let mediated = during(With::Rated);
     println!("sleeps of the driver: {direct}, mediated {mediated}");
     assert!(mediated > direct, "the driver was woken {mediated} times where it moves each message");
 }
