@@ -437,7 +437,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(told.len(), 18, "a key that the guide has and the configuration has not");
+        assert_eq!(told.len(), 19, "a key that the guide has and the configuration has not");
     }
 
     #[test]
