@@ -15,8 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a ring. The default would take gigabytes for a crowd.
 const RING_BYTES: u64 = 128 << 10;
-/// Messages of a connection that is to leave the driver's path, where the policy has it do so. The driver wants 64.
+/// Messages of a connection that is to leave the driver's path, where the policy has it do so, and their bytes. The library wants 64 of this
+/// size, and more of a smaller one in a crowd.
 const WARMING: u64 = 80;
+const WARMING_BYTES: u64 = 4 << 10;
 /// Longest time for what a crowd does before it answers.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// Longest wait for bytes in a round, and the pause after one. Crowds that take all processors would measure the scheduler.
@@ -44,7 +46,7 @@ impl Kind {
     fn first_bytes(self) -> u64 {
         match self {
             Self::Idle => 100,
-            Self::WarmIdle | Self::Talks | Self::Floods => 64 * WARMING,
+            Self::WarmIdle | Self::Talks | Self::Floods => WARMING * WARMING_BYTES,
         }
     }
 }
@@ -114,7 +116,7 @@ impl End {
         }
         let first = self.kind.first_bytes();
         while self.sent < first {
-            if !self.send(64.min(first - self.sent)) {
+            if !self.send(WARMING_BYTES.min(first - self.sent)) {
                 return;
             }
         }
