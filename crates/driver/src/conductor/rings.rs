@@ -150,12 +150,13 @@ impl Conductor {
         // A flow to a closed socket needs no ring: its mover learns of the end.
         let Some(wished) = socket.map(|socket| socket.receive_ring_bytes) else { return true };
         let bytes_max = wished.min(bytes_max);
-        let is_first = bytes_max > FIRST_UNIX_RING_BYTES && self.is_first_of_unix(flow);
+        let begins = self.is_first_of_unix(flow);
+        let is_first = begins && bytes_max > FIRST_UNIX_RING_BYTES;
         let bytes = if is_first { FIRST_UNIX_RING_BYTES } else { bytes_max };
         let Some(ring) = self.allocate_ring(id, bytes) else { return false };
-        if let Some(twin) = self.connections.get_mut(flow.connection()).and_then(|entry| entry.twin.as_mut())
-        {
-            twin.has_had_ring[flow.side()] = true;
+        if begins {
+            let twin = self.connections.get_mut(flow.connection()).and_then(|entry| entry.twin.as_mut());
+            twin.into_iter().for_each(|twin| twin.has_had_ring[flow.side()] = true);
         }
         // The space of a client's regions is that of its connections' rings.
         self.connections.mark(flow.connection());

@@ -93,9 +93,9 @@ impl Twin {
 
     /// Returns the end of a peer's sends by `word`. The kernel refuses a send to a closed socket of AF_UNIX, and loses none.
     pub(in crate::conductor) fn send_end(&self, word: u32) -> SendEnd {
-        match self.key {
-            Key::Unix(_) => SendEnd::by(word),
-            _ => SendEnd::of_stream(word),
+        match self.is_unix() {
+            true => SendEnd::by(word),
+            false => SendEnd::of_stream(word),
         }
     }
 
