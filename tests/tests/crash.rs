@@ -1,7 +1,7 @@
 //! A driver is killed, and the next one goes on where it has ended. A process has one attachment, so the tests take turns.
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::admin::{ask, Answer, Ask, Report};
-use pd_tests::{alone, fill, needs_root, peer_path, program_path, verify, Manager, Random};
+use pd_tests::{alone, fill, needs_root, peer_path, program_path, send_until, verify, Manager, Random};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -143,22 +143,6 @@ fn send(stream: &Stream, seed: u64, position: u64, len: usize) -> Result<(), pd_
     let mut buffer = SendBuffer::new(len)?;
     fill(seed, position, buffer.wait_mut()?);
     stream.send(&buffer, ..).map(drop)
-}
-
-/// Sends until it is over. Returns the number of bytes.
-fn send_until(stream: &Stream, seed: u64, is_over: &AtomicBool) -> u64 {
-    let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(50_000).unwrap()).collect();
-    let mut position = 0;
-    while !is_over.load(Ordering::Relaxed) {
-        for buffer in &mut buffers {
-            let len = 1 + (position as usize * 31) % 50_000;
-            fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
-            assert_eq!(stream.send(buffer, ..len).unwrap(), len);
-            position += len as u64;
-        }
-    }
-    stream.shutdown(Shutdown::Write).unwrap();
-    position
 }
 
 fn recv_all(stream: &Stream, seed: u64, received: &AtomicU64) -> u64 {

@@ -2,7 +2,7 @@
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::state::{change_leaf, from_bytes, to_bytes};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
-use pd_tests::{alone, fill, verify, Random, TestDriver};
+use pd_tests::{alone, fill, send_until, verify, Random, TestDriver};
 use rustix::fs::major;
 use rustix::net::{
     recvmsg, sendmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -35,21 +35,6 @@ fn pair() -> (Stream, Stream) {
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let stream = Stream::connect(listener.local_addr().unwrap()).unwrap();
     (stream, listener.accept().unwrap())
-}
-
-fn send_until(stream: &Stream, seed: u64, is_over: &AtomicBool) -> u64 {
-    let mut buffers: Vec<_> = (0..3).map(|_| SendBuffer::new(50_000).unwrap()).collect();
-    let mut position = 0;
-    while !is_over.load(Ordering::Relaxed) {
-        for buffer in &mut buffers {
-            let len = 1 + (position as usize * 31) % 50_000;
-            fill(seed, position, &mut buffer.wait_mut().unwrap()[..len]);
-            assert_eq!(stream.send(buffer, ..len).unwrap(), len);
-            position += len as u64;
-        }
-    }
-    stream.shutdown(Shutdown::Write).unwrap();
-    position
 }
 
 fn recv_all(stream: &Stream, seed: u64) -> u64 {

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::takeover::SERVER;
 use super::{Site, With, PORT};
 
 #[allow(dead_code)] // tests of other crates use all of it
@@ -11,18 +12,6 @@ use super::{Site, With, PORT};
 mod manager;
 
 use manager::Manager;
-
-const SERVER: &str = r"
-import socket, sys, threading
-listener = socket.create_server(('0.0.0.0', int(sys.argv[1])))
-def echo(peer):
-    while data := peer.recv(65536):
-        peer.sendall(data)
-    peer.close()
-print('ready', flush=True)
-while True:
-    threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
-";
 
 /// Connections that are always used, and one that sleeps until the end. Another one is made when the test says so.
 const CLIENT: &str = r"

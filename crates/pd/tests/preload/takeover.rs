@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::{answer_of, Site, With, PORT};
 
-const SERVER: &str = r"
+/// A server that sends back what it gets.
+pub(super) const SERVER: &str = r"
 import socket, sys, threading
 listener = socket.create_server(('0.0.0.0', int(sys.argv[1])))
 def echo(peer):
