@@ -196,7 +196,9 @@ static void accept_of(bool is_unix, int before, int act) {
     static const char *names[] = {"closed", "replaced", "shut down", "left by a jump"};
     struct listener listener = {.is_unix = is_unix, .len = is_unix ? sizeof listener.file : sizeof listener.tcp};
     listener.file.sun_family = AF_UNIX;
-    listener.tcp = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    // An address of its own: another process may get the port once this listener is shut down.
+    in_addr_t own = INADDR_LOOPBACK | (in_addr_t)(getpid() & 0xffff) << 8;
+    listener.tcp = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(own)};
     strncpy(listener.file.sun_path, path, sizeof listener.file.sun_path - 1);
     unlink(path);
     listener.fd = checked("socket", socket(is_unix ? AF_UNIX : AF_INET, SOCK_STREAM, 0));
