@@ -19,7 +19,7 @@ mod mark;
 pub(crate) mod receiving;
 
 use crate::call::{lock, Failure};
-use crate::counts::Counts;
+use crate::counts::OwnCounts;
 use pd_client::core::ELSEWHERE;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,7 +47,7 @@ pub(crate) struct Aside {
     /// This side may come back, and so may the peer.
     may_return: [AtomicBool; 2],
     /// Bytes over the kernel since the marks.
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<OwnCounts>,
     pub(crate) progress: Progress,
 }
 

@@ -10,11 +10,10 @@ pub(crate) mod calls;
 mod returning;
 
 use crate::call::lock;
-use crate::counts::Counts;
+use crate::counts::OwnCounts;
 use crate::fabric;
 use crate::fallback_cache::{now_ns, Place};
 use pd_client::core::{Departure, Socket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Bytes from one look to the next.
@@ -35,15 +34,11 @@ const FAILS_MAX: u32 = 6;
 /// One connection that is away.
 #[derive(Debug)]
 pub(crate) struct Away {
-    counts: Arc<Counts>,
+    pub(crate) counts: Arc<OwnCounts>,
     /// Destination, if this process has connected it.
     towards: Option<Place>,
     /// Times that the connection was away before.
     times: u32,
-    /// Bytes both ways at which it is looked at again.
-    next: AtomicU64,
-    /// An offer stands.
-    offers: AtomicBool,
     look: Mutex<Look>,
 }
 
@@ -51,7 +46,7 @@ pub(crate) struct Away {
 struct Look {
     since_ns: u64,
     bytes: u64,
-    small: u64,
+    small: u32,
     /// Looks in a row that found bulk.
     bulks: u32,
     /// Offers that nobody has claimed, or claims of none, in a row.
@@ -67,21 +62,14 @@ impl Look {
 
 impl Away {
     /// A connection that was away so often, with this time, and which this process has connected to a place, or has not.
-    pub(crate) fn new(counts: Arc<Counts>, towards: Option<Place>, times: u32) -> Self {
-        Self {
-            counts,
-            towards,
-            times,
-            next: AtomicU64::new(LOOK_BYTES),
-            offers: AtomicBool::new(false),
-            look: Mutex::new(Look { since_ns: now_ns(), ..Look::default() }),
-        }
+    pub(crate) fn new(counts: Arc<OwnCounts>, towards: Option<Place>, times: u32) -> Self {
+        counts.set_due(LOOK_BYTES);
+        Self { counts, towards, times, look: Mutex::new(Look { since_ns: now_ns(), ..Look::default() }) }
     }
 
     /// Nobody holds it any more, or it stays away for good.
     pub(crate) fn end(&self) {
         if let Some(offer) = lock(&self.look).offer.take() {
-            self.offers.store(false, Ordering::Relaxed);
             if !fabric::withdraw(&offer) {
                 // The peer has to know before anything else comes by the kernel.
                 let _ = offer.step_aside(Departure::Marked);
@@ -90,23 +78,20 @@ impl Away {
         }
     }
 
-    fn carried(&self) -> u64 {
-        self.counts.sent() + self.counts.received()
-    }
-
-    fn is_due(&self) -> bool {
-        self.offers.load(Ordering::Relaxed) || self.carried() >= self.next.load(Ordering::Relaxed)
+    /// Notes whether an offer stands: then each call looks for its claim.
+    fn offers(&self, look: &Look) {
+        self.counts.set_due(if look.offer.is_some() { 0 } else { look.bytes + LOOK_BYTES });
     }
 
     /// Returns whether the last megabytes were bulk.
     fn finds_bulk(&self, look: &mut Look) -> bool {
-        let (now, bytes, small) = (now_ns(), self.carried(), self.counts.small());
+        let (now, bytes, small) = (now_ns(), self.counts.carried(), self.counts.small());
         let moved = bytes - look.bytes;
-        let is_bulk =
-            now - look.since_ns < BULK_WITHIN_NS && (small - look.small).saturating_mul(SMALL_BYTES) <= moved;
+        let is_bulk = now - look.since_ns < BULK_WITHIN_NS
+            && u64::from(small.wrapping_sub(look.small)) * SMALL_BYTES <= moved;
         let bulks = if is_bulk { look.bulks.saturating_add(1) } else { 0 };
         (look.since_ns, look.bytes, look.small, look.bulks) = (now, bytes, small, bulks);
-        self.next.store(bytes + LOOK_BYTES, Ordering::Relaxed);
+        self.counts.set_due(bytes + LOOK_BYTES);
         bulks >= 1 << (self.times.saturating_sub(1).min(TIMES_MAX) + look.fails.min(FAILS_MAX))
     }
 }

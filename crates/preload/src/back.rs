@@ -5,7 +5,7 @@
 //! to that position, takes the head off, and goes on by the twin. The side that has offered the twin sends its head first, for
 //! the other one looked at both when it claimed the twin. A head that has come says that its sender looks at both.
 use crate::call::{errno, lock};
-use crate::counts::{Counts, Moves};
+use crate::counts::{Moves, OwnCounts};
 use crate::{address, real};
 use libc::{c_int, iovec};
 use pd_client::core::{Socket, ELSEWHERE};
@@ -32,7 +32,7 @@ const DONE: u32 = 16;
 
 #[derive(Debug)]
 pub(crate) struct Back {
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<OwnCounts>,
     done: AtomicU32,
     /// Where the kernel's part ends of what is received.
     ends_at: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) enum Found {
 }
 
 impl Back {
-    pub(crate) fn new(counts: Arc<Counts>, fd: c_int, end: &Socket) -> Self {
+    pub(crate) fn new(counts: Arc<OwnCounts>, fd: c_int, end: &Socket) -> Self {
         let lowat = address::option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT).unwrap_or(1).max(1) as u64;
         // A head alone is no news.
         let _ = end.set_recv_lowat(lowat + HEAD_BYTES as u64);

@@ -1,13 +1,15 @@
 //! Table of descriptor numbers. A number that the library has nothing to do with has one byte that is 0, and its calls look at
 //! nothing else.
+use crate::counts::Counts;
 use crate::entry::{Entry, Thing};
+use crate::epoll_set::EpollSet;
 use crate::open_file::OpenFile;
 use arc_swap::ArcSwapOption;
 use libc::c_int;
 use pd_client::core::OwnFd;
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,8 @@ thread_local! {
 }
 
 static KINDS: [AtomicU8; FDS] = [const { AtomicU8::new(PLAIN) }; FDS];
+/// Counts of connections that are away, or were once.
+static AWAYS: [AtomicPtr<Counts>; FDS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; FDS];
 static FILES: [ArcSwapOption<OpenFile<Entry>>; FDS] = [const { ArcSwapOption::const_empty() }; FDS];
 /// One more than the highest number that ever was not plain.
 static END: AtomicI32 = AtomicI32::new(0);
@@ -200,7 +204,11 @@ pub(crate) fn replace(fd: c_int, entry: &Arc<Entry>) -> (bool, Option<Arc<OpenFi
             return (true, before);
         }
         Thing::Socket(socket) => {
-            KINDS[fd as usize].store(if socket.is_away() { AWAY } else { SOCKET }, Ordering::Release);
+            let away = socket.away.get().filter(|_| socket.is_away());
+            if let Some(away) = away {
+                AWAYS[fd as usize].store(std::ptr::from_ref(away.counts.get()).cast_mut(), Ordering::Release);
+            }
+            KINDS[fd as usize].store(if away.is_some() { AWAY } else { SOCKET }, Ordering::Release);
             return (true, before);
         }
     };
@@ -226,6 +234,26 @@ pub(crate) fn come_back(fd: c_int) {
     let _ = KINDS[fd as usize].compare_exchange(AWAY, SOCKET, Ordering::AcqRel, Ordering::Relaxed);
 }
 
+/// Enters the counts of a connection that is away, for a call of the kernel's that holds nothing else. The caller leaves them. None: the
+/// number is no such connection's.
+#[inline]
+pub(crate) fn enter_away(fd: c_int) -> Option<&'static Counts> {
+    let (kind, known) = (KINDS.get(fd as usize)?, AWAYS.get(fd as usize)?);
+    let counts = known.load(Ordering::Acquire);
+    if kind.load(Ordering::Acquire) != AWAY || counts.is_null() {
+        return None;
+    }
+    // SAFETY: counts are never freed, and changed by atomic operations alone.
+    let entered: &'static Counts = unsafe { &*counts };
+    entered.enter();
+    // The connection may have come back, or the counts may be another one's by now.
+    if kind.load(Ordering::SeqCst) == AWAY && std::ptr::eq(known.load(Ordering::SeqCst), counts) {
+        return Some(entered);
+    }
+    entered.leave();
+    None
+}
+
 fn mark_active(fd: c_int) {
     let _ = KINDS[fd as usize].compare_exchange(BARE, EPOLL, Ordering::SeqCst, Ordering::Relaxed);
 }
@@ -239,6 +267,13 @@ pub(crate) fn is_active(fd: c_int) -> bool {
 /// The entry of an epoll instance, if the number is known to be one's.
 pub(crate) fn epoll(fd: c_int) -> Option<Arc<Entry>> {
     entry(fd).filter(|entry| entry.epoll().is_some())
+}
+
+/// Tells whether the number is known to be an epoll instance's of which this holds.
+pub(crate) fn is_epoll_with(fd: c_int, is: impl FnOnce(&EpollSet) -> bool) -> bool {
+    FILES
+        .get(fd as usize)
+        .is_some_and(|slot| slot.load().as_ref().and_then(|file| file.epoll()).is_some_and(is))
 }
 
 /// Makes a number plain and returns what it was.

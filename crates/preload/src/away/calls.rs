@@ -3,7 +3,7 @@ use super::returning::look;
 use super::LITTLE_BYTES;
 use crate::call::{self, Failure, Outcome};
 use crate::claim::watch;
-use crate::counts::{Counts, Moves};
+use crate::counts::{Counts, Moves, OwnCounts};
 use crate::entry::Entry;
 use crate::held::Held;
 use crate::table;
@@ -41,6 +41,15 @@ pub(crate) fn moving_as<T: From<i8> + Copy>(
         }
         plain(number)
     };
+    if table::look(fd) == table::AWAY && what != Moves::Urgent {
+        if let Some(counts) = table::enter_away(fd) {
+            let result = plain(fd);
+            if counts.leave_with(what, bytes(result), LITTLE_BYTES) {
+                look_again(fd);
+            }
+            return result;
+        }
+    }
     let mut held = Held::new(fd);
     for _ in 0..TRIES {
         match call::begin(|| held.attempt(&work)) {
@@ -92,24 +101,26 @@ fn moves<T: Copy>(
     }
     drop(inside);
     let result = held.in_kernel(|| plain(fd));
-    let moved = bytes(result);
-    if moved > 0 {
-        counts.add(what, moved as usize);
-    }
-    if what == Moves::Receives && moved < LITTLE_BYTES {
-        counts.add_small();
-    }
-    counts.leave();
-    if let Some(away) = entry.socket().and_then(|socket| socket.away.get()) {
-        if away.is_due() && !is_kept {
-            call::aside(|| look(away, fd, &entry));
-        }
+    if counts.leave_with(what, bytes(result), LITTLE_BYTES) && !is_kept {
+        call::aside(|| look_at(fd, &entry));
     }
     Some(result)
 }
 
+/// A call has found that its connection is to be looked at.
+#[cold]
+fn look_again(fd: c_int) {
+    call::aside(|| table::entry(fd).iter().for_each(|entry| look_at(fd, entry)));
+}
+
+fn look_at(fd: c_int, entry: &Arc<Entry>) {
+    if let Some(away) = entry.socket().and_then(|socket| socket.away.get()) {
+        look(away, fd, entry);
+    }
+}
+
 /// The counts of a connection whose calls of this kind are the kernel's.
-fn counts_of(entry: &Entry, what: Moves) -> Option<&Arc<Counts>> {
+fn counts_of(entry: &Entry, what: Moves) -> Option<&Arc<OwnCounts>> {
     let socket = entry.socket()?;
     if let Some(away) = socket.away.get().filter(|_| socket.is_away()) {
         return Some(&away.counts);
@@ -124,36 +135,52 @@ fn counts_of(entry: &Entry, what: Moves) -> Option<&Arc<Counts>> {
 }
 
 /// Sleeps in the kernel that may be for such connections: they do not come back meanwhile.
-pub(crate) struct Stays(Vec<Arc<Counts>>);
+#[derive(Default)]
+pub(crate) struct Stays {
+    count: usize,
+    /// The first ones: most calls wait for few.
+    few: [Option<&'static Counts>; 8],
+    others: Vec<&'static Counts>,
+}
 
 impl Stays {
     /// Makes the connections of `fds` that are away stay away.
     pub(crate) fn all(fds: impl Iterator<Item = c_int>) -> Self {
-        let mut all = Vec::new();
-        for fd in fds.filter(|&fd| table::look(fd) == table::AWAY) {
-            let Some(entry) = table::entry(fd) else { continue };
-            let Some(counts) = counts_of(&entry, Moves::Nothing).filter(|_| is_away(&entry)) else {
-                continue;
-            };
-            counts.enter();
-            all.push(counts.clone());
+        let mut stays = Self::default();
+        fds.filter_map(table::enter_away).for_each(|counts| stays.push(counts));
+        stays
+    }
+
+    /// [`Self::all`], if the kernel alone can tell what of `fds` is ready.
+    #[inline]
+    pub(crate) fn alone(mut fds: impl Iterator<Item = c_int>) -> Option<Self> {
+        let mut stays = Self::default();
+        let is_alone = fds.all(|fd| match table::look(fd) {
+            table::PLAIN => true,
+            table::AWAY => table::enter_away(fd).map(|counts| stays.push(counts)).is_some(),
+            _ => false,
+        });
+        is_alone.then_some(stays)
+    }
+
+    #[inline]
+    fn push(&mut self, counts: &'static Counts) {
+        match self.few.get_mut(self.count) {
+            Some(place) => *place = Some(counts),
+            None => self.others.push(counts),
         }
-        Self(all)
+        self.count += 1;
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.count == 0
     }
 }
 
 impl Drop for Stays {
     fn drop(&mut self) {
-        self.0.iter().for_each(|counts| counts.leave());
+        self.few.iter().flatten().chain(&self.others).for_each(|counts| counts.leave());
     }
-}
-
-fn is_away(entry: &Entry) -> bool {
-    entry.socket().is_some_and(|socket| socket.is_away())
 }
 
 /// The connection, if it is one, stays in the kernel for good.

@@ -10,7 +10,6 @@ use crate::twin::Twin;
 use crate::{fabric, file_lock, table};
 use libc::c_int;
 use pd_client::core::Socket;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Registrations that tell once, or one process alone, cannot stand in two instances at a time.
@@ -32,7 +31,7 @@ pub(super) fn look(away: &Away, fd: c_int, entry: &Arc<Entry>) {
             let _ = offer.close();
             look.offer = None;
             look.has_failed();
-            away.offers.store(false, Ordering::Relaxed);
+            away.offers(&look);
         }
         return;
     }
@@ -42,7 +41,7 @@ pub(super) fn look(away: &Away, fd: c_int, entry: &Arc<Entry>) {
     }
     if let Some(place) = away.towards {
         look.offer = fabric::offer(fd, place);
-        away.offers.store(look.offer.is_some(), Ordering::Relaxed);
+        away.offers(&look);
         if look.offer.is_none() {
             look.has_failed();
         }

@@ -329,8 +329,18 @@ fn wait_for(
 /// Tells whether all members of an instance with a shadow epoll set are the kernel's by now, so that a wait needs nothing but the kernel.
 pub(crate) fn is_the_kernels(epoll: c_int) -> bool {
     let _inside = Inside::enter();
-    let is_the_kernels = |entry: Arc<Entry>| entry.epoll().is_some_and(EpollSet::is_the_kernels);
-    !claim::any_pending() && table::epoll(epoll).is_some_and(is_the_kernels)
+    !claim::any_pending() && table::is_epoll_with(epoll, EpollSet::is_the_kernels)
+}
+
+/// [`is_the_kernels`] of a sleeper that [`unaware`] has returned.
+///
+/// # Safety
+/// Before [`aware`].
+pub(crate) unsafe fn is_still_the_kernels(sleeper: *const Entry) -> bool {
+    let _inside = Inside::enter();
+    // SAFETY: held until `aware`.
+    let entry = unsafe { &*sleeper };
+    !claim::any_pending() && entry.epoll().is_some_and(EpollSet::is_the_kernels)
 }
 
 /// Notes that a thread is about to sleep in the kernel's instance as if there was nothing on the fabric. Returns a pointer for
@@ -347,6 +357,7 @@ pub(crate) fn unaware(epoll: c_int) -> Option<*const Entry> {
 /// # Safety
 /// Once for each [`unaware`].
 pub(crate) unsafe fn aware(entry: *const Entry) {
+    let _inside = Inside::enter();
     // SAFETY: made from one, and not used again.
     let entry = unsafe { Arc::from_raw(entry) };
     if let Some(set) = entry.epoll() {

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::accepting::look_at_listener;
 use crate::away::calls::Stays;
-use crate::call::{aside, call, set_errno, Failure, Outcome};
+use crate::call::{aside, call, errno, set_errno, Failure, Outcome};
 use crate::epoll_set::{carrying, instances, registering, tokens, waiting};
 use crate::short::accepting::announce;
 use crate::short::reuse;
@@ -105,11 +105,18 @@ unsafe fn wait(
     let since = (time.ends && !time.is_now).then(Instant::now);
     let sleeper = if !time.is_now { waiting::unaware(epoll) } else { None };
     // The instance may have got its first member since the look.
-    let is_bare = !table::is_active(epoll) || waiting::is_the_kernels(epoll);
+    let is_bare = !table::is_active(epoll)
+        || match sleeper {
+            // SAFETY: before its end.
+            Some(sleeper) => unsafe { waiting::is_still_the_kernels(sleeper) },
+            None => waiting::is_the_kernels(epoll),
+        };
     let found = if is_bare { plain() } else { 0 };
     if let Some(sleeper) = sleeper {
+        let before = errno();
         // SAFETY: once.
-        aside(|| unsafe { waiting::aware(sleeper) });
+        unsafe { waiting::aware(sleeper) };
+        set_errno(before);
     }
     if found < 0 {
         return found;

@@ -25,6 +25,9 @@ hooks! {
         if all_plain(fds, count) {
             return real::poll(fds, count, timeout);
         }
+        if let Some(_stays) = kernels_alone(list(fds, count)) {
+            return real::poll(fds, count, timeout);
+        }
         let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
         call(|| poll_fds(list(fds, count), limit, &Manner::new(std::ptr::null())), || real::poll(fds, count, timeout))
     }
@@ -41,6 +44,9 @@ hooks! {
             return real::ppoll(fds, count, timeout, mask);
         }
         if !(is_time(timeout) && is_mask(mask)) {
+            return real::ppoll(fds, count, timeout, mask);
+        }
+        if let Some(_stays) = kernels_alone(list(fds, count)) {
             return real::ppoll(fds, count, timeout, mask);
         }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
@@ -139,6 +145,15 @@ unsafe fn all_plain(fds: *mut pollfd, count: nfds_t) -> bool {
     }
     // SAFETY: the caller's array.
     unsafe { list(fds, count) }.iter().all(|poll| table::look(poll.fd) == table::PLAIN)
+}
+
+/// Keeps connections that are away in the kernel, if it alone can tell what is ready.
+#[inline]
+fn kernels_alone(fds: &[pollfd]) -> Option<Stays> {
+    if begun::are_any() {
+        return None;
+    }
+    Stays::alone(fds.iter().map(|poll| poll.fd))
 }
 
 /// Facts of a call that hold for each look.

@@ -69,10 +69,16 @@ pub(super) fn add(entry: &Arc<Entry>) {
     }
 }
 
+/// Tells whether answers have to be waited for.
+#[inline]
+pub(crate) fn are_any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
 /// Waits for the answers of all. Before anything is waited for.
 #[inline]
 pub(crate) fn settle_all() {
-    if COUNT.load(Ordering::Relaxed) > 0 {
+    if are_any() {
         settle_each();
     }
 }
