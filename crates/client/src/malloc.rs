@@ -9,8 +9,9 @@ use pd_abi::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 
-/// Smallest send region asked for: a thread that sends little ties up little.
-const REGION_BYTES_MIN: u64 = 256 << 10;
+/// Smallest send regions asked for, the first and the second: a thread that sends little ties up little, and a process that sends little begins
+/// soon, for the driver fills them with pages.
+const REGION_BYTES_MIN: [u64; 2] = [64 << 10, 256 << 10];
 /// Smallest send region for blocks of bulk data, of hugepages where there are some.
 const REGION_BYTES_BULK: u64 = 4 << 20;
 /// Blocks from here on are bulk data.
@@ -95,8 +96,8 @@ fn malloc_slowly(arenas: &mut Vec<&'static Arena>, bytes: usize) -> Result<NonNu
             return Ok(ptr);
         }
     }
-    let smallest =
-        if bytes < BLOCK_BYTES_BULK && arenas.is_empty() { REGION_BYTES_MIN } else { REGION_BYTES_BULK };
+    let small = REGION_BYTES_MIN.get(arenas.len()).filter(|_| bytes < BLOCK_BYTES_BULK);
+    let smallest = small.copied().unwrap_or(REGION_BYTES_BULK);
     let wanted = (bytes.next_multiple_of(PAGE_BYTES) as u64).max(smallest);
     let sent = attachment.send_region(wanted);
     if sent.as_ref().is_err_and(|error| error.errno() == libc::EMFILE) {

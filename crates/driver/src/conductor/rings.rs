@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Smallest and largest region for rings that are smaller than a hugepage: making one takes milliseconds.
-const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = 256 << 10..=8 << 20;
+const SMALL_REGION_BYTES: std::ops::RangeInclusive<u64> = FIRST_UNIX_RING_BYTES..=8 << 20;
 
 /// Size of the first ring of a flow of AF_UNIX. Many such connections carry little, and a ring of a flow's share takes longer to make than a
 /// process takes to start. The kernel's own buffers have less.
