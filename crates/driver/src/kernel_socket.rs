@@ -9,6 +9,7 @@ use crate::process::has_exited;
 use crate::sock_diag::{
     ask, dump, InetReply, InetRequest, Message, Reply, SocketName, NLM_F_DUMP, SOCK_DIAG_BY_FAMILY,
 };
+use crate::unix_socket::Counted;
 use crate::wanted::{Listening, Wanted, COOKIE_ANY};
 use pd_shm::procfs;
 use rustix::fd::AsFd;
@@ -26,6 +27,8 @@ pub struct SocketDiag {
     pub(crate) diag: OwnedFd,
     /// The namespace's `/proc/net/protocols`, which counts its sockets; none where it cannot be opened.
     pub(crate) protocols: Option<OwnedFd>,
+    /// Last count that was read there.
+    pub(crate) counted: Counted,
 }
 
 /// A process that says that it holds a socket, as the kernel knows it.
@@ -54,13 +57,13 @@ impl SocketDiag {
     pub fn new(namespace: &OwnedFd) -> std::io::Result<Self> {
         may(Call::Diag)?;
         if let Some(opened) = simulated::diag(namespace) {
-            return Ok(Self { diag: opened?, protocols: None });
+            return Ok(Self { diag: opened?, protocols: None, counted: Counted::default() });
         }
         let open = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let diag = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::SOCK_DIAG))?;
             let protocols = procfs::open("thread-self/net/protocols", OFlags::RDONLY).ok();
-            Ok::<_, Errno>(Self { diag, protocols })
+            Ok::<_, Errno>(Self { diag, protocols, counted: Counted::default() })
         };
         let same = |fd: &OwnedFd| {
             let own = procfs::stat("thread-self/ns/net")?;

@@ -11,7 +11,9 @@ use crate::sock_diag::{
 };
 use crate::wanted::UnixSocket;
 use rustix::io::{pread, Errno, Result};
+use std::cell::Cell;
 use std::mem::offset_of;
+use std::time::{Duration, Instant};
 
 /// Attributes asked for about one socket: the bound file, the peer.
 const SHOW: u32 = 2 | 4;
@@ -22,6 +24,9 @@ const CONNECTED: u8 = 1;
 const LISTEN: u8 = 10;
 /// Most sockets of a namespace in which one is looked for: a walk takes up to a millisecond.
 pub const SOCKETS_MAX: u64 = 8192;
+/// Time for which a count is taken for the number of sockets, and up to which number: no process makes more than some thousands meanwhile.
+const COUNT_HOLDS: Duration = Duration::from_millis(10);
+const COUNT_HOLDS_UP_TO: u64 = 1024;
 /// Most bytes of a list of protocols.
 const PROTOCOLS_BYTES_MAX: usize = 16 << 10;
 const ATTRIBUTE_NAME: u16 = 0;
@@ -39,6 +44,22 @@ pub struct UnixStreamSocket {
     pub peer: u32,
     /// Its name as it was bound: a path, or bytes that begin with a zero. Empty if it has none.
     pub name: Vec<u8>,
+}
+
+/// Number of a namespace's sockets, and when it was asked for. The kernel takes as long to tell as to make a socket and connect it.
+#[derive(Debug, Default)]
+pub(crate) struct Counted(Cell<Option<(Instant, u64)>>);
+
+impl Counted {
+    fn or_count(&self, count: impl FnOnce() -> u64) -> u64 {
+        let holds = |&(at, count): &(Instant, u64)| count <= COUNT_HOLDS_UP_TO && at.elapsed() < COUNT_HOLDS;
+        if let Some((_, count)) = self.0.get().filter(holds) {
+            return count;
+        }
+        let count = count();
+        self.0.set(Some((Instant::now(), count)));
+        count
+    }
 }
 
 impl SocketDiag {
@@ -88,9 +109,11 @@ impl SocketDiag {
     /// Returns the number of sockets of AF_UNIX in this namespace, 0 where it cannot be read.
     pub fn unix_sockets(&self) -> u64 {
         let Some(file) = &self.protocols else { return 0 };
-        let mut text = vec![0; PROTOCOLS_BYTES_MAX];
-        let len = pread(file, &mut text[..], 0).unwrap_or(0);
-        std::str::from_utf8(&text[..len]).map_or(0, count)
+        self.counted.or_count(|| {
+            let mut text = vec![0; PROTOCOLS_BYTES_MAX];
+            let len = pread(file, &mut text[..], 0).unwrap_or(0);
+            std::str::from_utf8(&text[..len]).map_or(0, count)
+        })
     }
 }
 
@@ -248,6 +271,7 @@ mod tests {
             let crowd: Vec<_> =
                 (0..SOCKETS_MAX).map(|_| std::os::unix::net::UnixDatagram::unbound()).collect();
             assert!(crowd.iter().all(|socket| socket.is_ok()), "{:?}", crowd.last());
+            std::thread::sleep(COUNT_HOLDS);
             assert_eq!(diag.unix(inode), Err(Errno::NOBUFS));
             assert!(diag.unix_of_many(inode).is_ok());
             drop(crowd);

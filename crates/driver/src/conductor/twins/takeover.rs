@@ -7,6 +7,7 @@ use crate::identity::NamespaceId;
 use crate::ids::{ConnectionId, Side, TenantId};
 use crate::kernel_socket::SocketDiag;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
+use crate::unix_socket::Counted;
 use serde::{Deserialize, Serialize};
 
 /// See the module.
@@ -25,7 +26,7 @@ impl Conductor {
     /// # Errors
     /// The hindrance.
     pub(in crate::conductor) fn give_twins(&self, pack: &mut Pack) -> Result<TwinsState, Hindrance> {
-        let diags = self.twins.diags.iter().map(|(id, SocketDiag { diag, protocols })| {
+        let diags = self.twins.diags.iter().map(|(id, SocketDiag { diag, protocols, .. })| {
             Ok((*id, pack.add(diag)?, protocols.as_ref().map(|file| pack.add(file)).transpose()?))
         });
         let departed = self.twins.departed.iter();
@@ -49,7 +50,8 @@ impl Conductor {
         let TwinsState { listeners, parked, departed, diags } = state;
         for (id, diag, protocols) in diags {
             let protocols = protocols.map(|fd| fds.take(fd)).transpose()?;
-            self.twins.diags.insert(id, SocketDiag { diag: fds.take(diag)?, protocols });
+            let diag = SocketDiag { diag: fds.take(diag)?, protocols, counted: Counted::default() };
+            self.twins.diags.insert(id, diag);
         }
         for (tenant, ends) in departed {
             Wrong::unless(self.tenants.is_known(tenant), || "a tenant that is not there".to_owned())?;
