@@ -11,8 +11,11 @@
 //! sleeping thread then lets handlers run ([`let_run`]) where it holds nothing. It learns by that which handlers have run, and
 //! whether they were to interrupt calls.
 //!
+//! A thread that is cancelled ([`crate::cancel`]) wakes up in the same way.
+//!
 //! Not put off are signals that the thread has caused by what it does, and handlers that were installed by a system call of
 //! the program's own.
+use crate::cancel;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -31,12 +34,24 @@ pub const SET_BYTES: usize = 8;
 /// The kernel's set of signals.
 type Set = u64;
 
+/// Reasons for which a sleep ends, or does not begin. It looks at both at once.
+#[repr(C, align(2))]
+struct Stops {
+    /// A signal waits for the end of the call.
+    put_off: Cell<bool>,
+    /// Another thread cancels this one.
+    cancelled: Cell<bool>,
+}
+
 /// The call that a thread is in.
 struct Here {
     /// Calls of the library's that it is in.
     inside: Cell<u32>,
-    /// A signal waits for the end of the call.
-    put_off: Cell<bool>,
+    stops: Stops,
+    /// The thread cannot be cancelled until the end of the call, in which it may have locks.
+    cancels_later: Cell<bool>,
+    /// The last sleep has ended because another thread cancels this one.
+    was_cancelled: Cell<bool>,
     /// The signals that were blocked before.
     mask: Cell<Set>,
     /// The mask that the program wanted for the sleep that the signal ended.
@@ -53,7 +68,9 @@ thread_local! {
     static HERE: Here = const {
         Here {
             inside: Cell::new(0),
-            put_off: Cell::new(false),
+            stops: Stops { put_off: Cell::new(false), cancelled: Cell::new(false) },
+            cancels_later: Cell::new(false),
+            was_cancelled: Cell::new(false),
             mask: Cell::new(0),
             asked: Cell::new(None),
             running: Cell::new(0),
@@ -75,6 +92,9 @@ impl Inside {
     pub fn enter() -> Self {
         HERE.with(|here| here.inside.set(here.inside.get() + 1));
         compiler_fence(Ordering::SeqCst);
+        if cancel::has_begun() {
+            cancel_later();
+        }
         Self { _of_thread: std::marker::PhantomData }
     }
 }
@@ -87,10 +107,10 @@ impl Drop for Inside {
             let left = here.inside.get().saturating_sub(1);
             here.inside.set(left);
             compiler_fence(Ordering::SeqCst);
-            left == 0 && here.put_off.get()
+            left == 0 && (here.stops.put_off.get() || here.cancels_later.get())
         });
         if last {
-            deliver();
+            end();
         }
     }
 }
@@ -98,7 +118,7 @@ impl Drop for Inside {
 /// Returns whether a handler waits for the end of the call that the thread is in.
 #[inline]
 pub fn are_put_off() -> bool {
-    HERE.with(|here| here.put_off.get())
+    HERE.with(|here| here.stops.put_off.get())
 }
 
 /// Handlers that have run in the calling thread.
@@ -134,6 +154,9 @@ pub fn outside<T>(work: impl FnOnce() -> T) -> T {
     impl Drop for Back {
         fn drop(&mut self) {
             HERE.with(|here| here.inside.set(self.0));
+            if cancel::has_begun() {
+                cancel_later();
+            }
         }
     }
     let _back = Back(HERE.with(|here| here.inside.replace(0)));
@@ -144,11 +167,32 @@ pub fn outside<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
+/// Outside of all calls: handlers run, and the thread can be cancelled, as before.
+#[cold]
+fn end() {
+    if are_put_off() {
+        deliver();
+    }
+    if HERE.with(|here| here.cancels_later.take()) {
+        cancel::enable(true);
+    }
+}
+
+/// The calling thread cannot be cancelled until the end of its call. The C library's functions that the call uses would leave it in the middle.
+#[cold]
+fn cancel_later() {
+    HERE.with(|here| {
+        if here.inside.get() > 0 && !here.cancels_later.get() && cancel::enable(false) {
+            here.cancels_later.set(true);
+        }
+    });
+}
+
 /// Outside of all calls: gives the thread its mask back, so that the kernel delivers what waits.
 #[cold]
 fn deliver() {
     let (mask, asked) = HERE.with(|here| {
-        here.put_off.set(false);
+        here.stops.put_off.set(false);
         (here.mask.get(), here.asked.take())
     });
     set_mask(mask);
@@ -195,14 +239,55 @@ pub unsafe fn interruptible(
     arguments: [usize; 6],
     mask: *const libc::sigset_t,
 ) -> isize {
-    // SAFETY: the caller's promise.
-    let result = HERE.with(|here| unsafe { sleep::make(here.put_off.as_ptr(), number, arguments) });
+    let result = HERE.with(|here| {
+        let (_sleeper, is_cancelled) = cancel::Sleeper::new();
+        if is_cancelled {
+            here.stops.cancelled.set(true);
+        }
+        loop {
+            // SAFETY: the caller's promise.
+            let result = unsafe { sleep::make(&raw const here.stops, number, arguments) };
+            if cancel::has_begun() {
+                // The call may have begun before.
+                cancel_later();
+            }
+            let is_ended = result == -(libc::EINTR as isize) && !here.stops.put_off.get();
+            if is_ended && here.stops.cancelled.take() {
+                if !here.cancels_later.get() {
+                    // The program does not let it be cancelled.
+                    continue;
+                }
+                here.was_cancelled.set(true);
+            }
+            return result;
+        }
+    });
     if !mask.is_null() && result == -(libc::EINTR as isize) && are_put_off() {
         // SAFETY: the caller's set, which the kernel has read.
         let asked = unsafe { mask.cast::<Set>().read() };
         HERE.with(|here| here.asked.set(Some(asked)));
     }
     result
+}
+
+/// In a handler with this context: the thread's sleep ends, for another thread cancels it. A sleep that has not begun does not begin.
+///
+/// # Safety
+/// The context is the handler's.
+pub(crate) unsafe fn end_sleep(context: *mut libc::c_void) {
+    HERE.with(|here| here.stops.cancelled.set(true));
+    // SAFETY: the caller's promise.
+    unsafe { sleep::skip(context.cast()) };
+}
+
+/// Returns whether a sleep has ended because another thread cancels this one, until [`take_cancelled`].
+pub fn was_cancelled() -> bool {
+    HERE.with(|here| here.was_cancelled.get())
+}
+
+/// Returns [`was_cancelled`], and forgets it.
+pub fn take_cancelled() -> bool {
+    HERE.with(|here| here.was_cancelled.take())
 }
 
 /// The handler that the program has installed for a signal.
@@ -290,7 +375,7 @@ unsafe fn put_off(
         // SAFETY: as above.
         unsafe {
             here.mask.set(blocked.read());
-            here.put_off.set(true);
+            here.stops.put_off.set(true);
             blocked.write(blocked.read() | held());
             sleep::skip(context);
         }
@@ -395,9 +480,10 @@ pub(crate) fn in_child() {
     INSTALLING.store(false, Ordering::Release);
 }
 
-/// A system call that is not begun if a signal was put off before it, at whichever instant.
+/// A system call that is not begun if a signal was put off before it, or the thread was cancelled, at whichever instant.
 #[cfg(target_arch = "x86_64")]
 mod sleep {
+    use super::Stops;
     use std::arch::global_asm;
 
     // From `begin` to the call itself all depends on the flag, and nothing has happened yet: a handler that is put
@@ -419,7 +505,7 @@ mod sleep {
         "mov r9, [rsi + 48]",
         "mov rsi, [rsi + 16]",
         "pd_sleep_begin:",
-        "cmp byte ptr [rcx], 0",
+        "cmp word ptr [rcx], 0",
         "jne pd_sleep_skip",
         "pd_sleep_call:",
         "syscall",
@@ -434,23 +520,23 @@ mod sleep {
     );
 
     extern "C" {
-        fn pd_sleep(flag: *const bool, call: *const [usize; 7]) -> isize;
+        fn pd_sleep(stops: *const Stops, call: *const [usize; 7]) -> isize;
         static pd_sleep_begin: u8;
         static pd_sleep_call: u8;
         static pd_sleep_skip: u8;
     }
 
-    /// Makes the call unless the flag is set.
+    /// Makes the call unless there is a reason to stop.
     ///
     /// # Safety
     /// The requirements of the call.
     pub(super) unsafe fn make(
-        flag: *const bool,
+        stops: *const Stops,
         number: libc::c_long,
         [a, b, c, d, e, f]: [usize; 6],
     ) -> isize {
-        // SAFETY: the caller's promise; the flag is the thread's.
-        unsafe { pd_sleep(flag, &[number as usize, a, b, c, d, e, f]) }
+        // SAFETY: the caller's promise; the reasons are the thread's.
+        unsafe { pd_sleep(stops, &[number as usize, a, b, c, d, e, f]) }
     }
 
     /// In a handler that has set the flag.
@@ -473,13 +559,16 @@ mod sleep {
 /// Elsewhere: a signal that comes between the look at the flag and the call ends it only if the call has begun.
 #[cfg(not(target_arch = "x86_64"))]
 mod sleep {
+    use super::Stops;
+
     pub(super) unsafe fn make(
-        flag: *const bool,
+        stops: *const Stops,
         number: libc::c_long,
         [a, b, c, d, e, f]: [usize; 6],
     ) -> isize {
         // SAFETY: the thread's.
-        if unsafe { flag.read_volatile() } {
+        let (put_off, cancelled) = unsafe { ((*stops).put_off.get(), (*stops).cancelled.get()) };
+        if put_off || cancelled {
             return -(libc::EINTR as isize);
         }
         // SAFETY: the caller's promise.

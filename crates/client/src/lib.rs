@@ -30,6 +30,7 @@
 mod api;
 mod arena;
 mod attachment;
+mod cancel;
 mod catch_up;
 mod channel;
 mod close;
@@ -80,6 +81,7 @@ pub use setting::SOCKET_PATH_DEFAULT;
 /// The calls as the C API needs them: raw pointers, sockets by number.
 pub mod core {
     pub use crate::arena::free;
+    pub use crate::cancel::{begin as begin_cancel, has_begun as cancels, interrupt, number_of};
     pub use crate::catch_up::{has_pairs, sleeps_for_driver, spend, Occasion};
     pub use crate::control::{Departure, Left};
     pub use crate::due::{handler_flags, sleep_for};
@@ -91,7 +93,7 @@ pub mod core {
     pub use crate::forks::{hold, StaticLock};
     pub use crate::handlers::{
         are_put_off, catcher_address, installed, interruptible, is_inside, let_run, may_be_in_handler,
-        outside, runs, Handlers, Inside, Installed, Runs, SET_BYTES,
+        outside, runs, take_cancelled, was_cancelled, Handlers, Inside, Installed, Runs, SET_BYTES,
     };
     pub use crate::kept::Kept;
     pub use crate::malloc::malloc;

@@ -17,6 +17,8 @@ mod at_once;
 mod begins_late;
 #[path = "preload/calls.rs"]
 mod calls;
+#[path = "preload/cancel.rs"]
+mod cancel;
 #[path = "preload/claim.rs"]
 mod claim;
 #[path = "preload/crash.rs"]

@@ -1,10 +1,21 @@
 //! The frame of every hook: errno, panics and the locks that they leave behind, signals.
-use pd_client::core::{are_put_off, handler_flags, let_run, runs, Inside};
+use pd_client::core::{
+    are_put_off, cancels, handler_flags, let_run, runs, take_cancelled, was_cancelled, Inside,
+};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 extern "C-unwind" {
     fn pthread_testcancel();
+}
+
+/// Begins a call that is a cancellation point of the C library's. Where the kernel alone does the call that is one itself.
+#[inline]
+pub(crate) fn cancellation_point() {
+    if cancels() {
+        // SAFETY: a thread that is cancelled unwinds from here, as from the C library's function.
+        unsafe { pthread_testcancel() };
+    }
 }
 
 /// Failure of a call on a twin.
@@ -51,7 +62,8 @@ pub(crate) fn begin<T: From<i8>>(work: impl FnOnce() -> Outcome<T>) -> Result<T,
     let inside = Inside::enter();
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(Failure::Errno(libc::EIO)));
     drop(inside);
-    if matches!(result, Err(Failure::Errno(libc::EINTR))) {
+    let was_cancelled = cancels() && take_cancelled();
+    if was_cancelled || matches!(result, Err(Failure::Errno(libc::EINTR))) {
         // SAFETY: a thread that is cancelled unwinds from here, as from the C library's function.
         unsafe { pthread_testcancel() };
     }
@@ -99,9 +111,12 @@ pub(crate) fn checked<T: PartialEq + From<i8>>(result: T) -> Outcome<T> {
     }
 }
 
-/// A signal has ended a sleep: lets its handler run, where the caller holds nothing. Says whether the call ends: always if
-/// it `never_restarts`, and by handlers that were installed without `SA_RESTART`.
+/// A signal has ended a sleep: lets its handler run, where the caller holds nothing. Returns whether the call ends: always if
+/// it `never_restarts`, by handlers that were installed without `SA_RESTART`, and for a thread that is cancelled ([`begin`]).
 pub(crate) fn interrupts(never_restarts: bool) -> bool {
+    if was_cancelled() {
+        return true;
+    }
     if !are_put_off() {
         // A handler that was installed by the program's own system call. Which one has run is not known; one that was to
         // interrupt must not be missed.

@@ -1,17 +1,18 @@
 //! Steps of `connect` on a socket of the table: a connection without the kernel, the driver's answer, the kernel's handshake, and what
-//! the connection becomes. Steps return verdicts, on which [`connect`] acts.
-use crate::call::{aside, checked, errno, Failure, Outcome};
+//! the connection becomes. Steps return verdicts, on which [`connect`] acts. The handshake stands alone: it may take long, and be left
+//! by a jump or a cancellation.
+use crate::call::{self, aside, errno, Failure, Outcome};
 use crate::entry::Entry;
 use crate::fabric::NoTwin;
-use crate::fallback_cache::Place;
+use crate::fallback_cache::{File, Place};
 use crate::log::note;
 use crate::lookup::attach_twin;
 use crate::short::{connecting, reuse};
 use crate::twin::Twin;
-use crate::unix::connecting::connect_to_file;
+use crate::unix::connecting::{begin_to_file, settle_file};
 use crate::{address, ending, fabric, lookup, port, real, table};
 use libc::{c_int, sockaddr, socklen_t};
-use pd_client::core::{outside, KernelReason, Socket};
+use pd_client::core::{KernelReason, Socket};
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -66,20 +67,82 @@ pub(crate) unsafe fn connect_if_mapped(
     connecting::connect_across(fd, &entry, to)
 }
 
-/// Connects a socket of the table.
+/// A connection whose handshake with the kernel comes next.
+pub(crate) enum Begun {
+    /// The call is the kernel's alone.
+    Plain,
+    /// The socket is connected, and may not be afterwards.
+    Connected(Arc<Entry>),
+    /// A connection over TCP, with its twin or the reason for which it has none.
+    Tcp { entry: Arc<Entry>, to: SocketAddr, end: Result<Offered, KernelReason>, may_be_mapped: bool },
+    /// A connection over AF_UNIX.
+    File { entry: Arc<Entry>, end: Result<(Offered, File), KernelReason> },
+}
+
+/// An end of a twin whose connection is not there yet. Nobody takes it when this is dropped before.
+pub(crate) struct Offered {
+    end: Arc<Socket>,
+    is_kept: bool,
+}
+
+impl Offered {
+    pub(crate) fn new(end: Arc<Socket>) -> Self {
+        Self { end, is_kept: false }
+    }
+
+    /// The connection is there.
+    pub(crate) fn keep(mut self) -> Arc<Socket> {
+        self.is_kept = true;
+        self.end.clone()
+    }
+}
+
+impl Drop for Offered {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            fabric::withdraw(&self.end);
+            let _ = self.end.close();
+        }
+    }
+}
+
+/// `connect` of a socket of the table.
 ///
 /// # Safety
 /// The requirements of `connect`.
-pub(crate) unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> Outcome<c_int> {
+pub(crate) unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
+    let mut begun = Begun::Plain;
+    // SAFETY: the caller's promise.
+    if let Ok(result) = call::begin(|| unsafe { begin(fd, address, len, &mut begun) }) {
+        return result;
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { real::connect(fd, address, len) };
+    let handshake = Handshake { result, errno: errno() };
+    call::call(|| begun.settle(fd, &handshake), || result)
+}
+
+/// Connects without the kernel ([`Ok`]), or begins to.
+///
+/// # Safety
+/// The requirements of `connect`.
+unsafe fn begin(fd: c_int, address: *const sockaddr, len: socklen_t, begun: &mut Begun) -> Outcome<c_int> {
     let entry = lookup::found(fd)?;
     if let Some(twin) = entry.twin() {
-        // SAFETY: the caller's promise.
-        return unsafe { connect_connected(fd, &entry, twin, address, len) };
+        if twin.names.is_some() {
+            // SAFETY: the caller's promise.
+            let family = unsafe { address::family(address, len) };
+            return connecting::connect_again(&entry, twin, family);
+        }
+        *begun = Begun::Connected(entry);
+        return Err(Failure::Plain);
     }
     let socket = entry.socket().ok_or(Failure::Plain)?;
     if socket.unix.load(Ordering::Relaxed) && socket.is_fresh() {
         // SAFETY: the caller's promise.
-        return unsafe { connect_to_file(fd, &entry, address, len) };
+        let end = unsafe { begin_to_file(fd, socket, address, len) }?;
+        *begun = Begun::File { entry, end };
+        return Err(Failure::Plain);
     }
     // SAFETY: the caller's promise.
     let to = unsafe { address::parse(address, len) };
@@ -99,19 +162,37 @@ pub(crate) unsafe fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
     let (end, may_be_mapped) = match verdict {
         Verdict::Denied(errno) => return Err(Failure::Errno(errno)),
         Verdict::Mapped => return connecting::connect_across(fd, &entry, to),
-        Verdict::Twin(end) => (Ok(end), false),
+        Verdict::Twin(end) => (Ok(Offered::new(end)), false),
         Verdict::Kernel { reason, may_be_mapped } => (Err(reason), may_be_mapped),
     };
-    // SAFETY: the caller's promise.
-    let result = outside(|| unsafe { real::connect(fd, address, len) });
-    let handshake = Handshake { result, errno: errno() };
-    settle(fd, &entry, to, end, &handshake);
-    match handshake {
-        Handshake { result: 0, .. } => Ok(0),
-        Handshake { errno: libc::EHOSTUNREACH, .. } if may_be_mapped && fabric::is_mapped(fd, to) => {
-            connecting::connect_across(fd, &entry, to)
+    *begun = Begun::Tcp { entry, to, end, may_be_mapped };
+    Err(Failure::Plain)
+}
+
+impl Begun {
+    /// Makes of the connection what the handshake allows.
+    fn settle(self, fd: c_int, handshake: &Handshake) -> Outcome<c_int> {
+        let (result, errno) = (handshake.result, handshake.errno);
+        match self {
+            Self::Plain => {}
+            Self::Connected(entry) => {
+                if result == 0 && address::peer(fd).is_none() {
+                    ending::undo(&entry);
+                }
+            }
+            Self::File { entry, end } => settle_file(fd, &entry, end, result == 0),
+            Self::Tcp { entry, to, end, may_be_mapped } => {
+                settle(fd, &entry, to, end, handshake);
+                if result != 0 && errno == libc::EHOSTUNREACH && may_be_mapped && fabric::is_mapped(fd, to) {
+                    return connecting::connect_across(fd, &entry, to);
+                }
+            }
         }
-        Handshake { errno, .. } => Err(Failure::Errno(errno)),
+        if result == 0 {
+            Ok(0)
+        } else {
+            Err(Failure::Errno(errno))
+        }
     }
 }
 
@@ -137,19 +218,18 @@ fn settle(
     fd: c_int,
     entry: &Arc<Entry>,
     to: SocketAddr,
-    end: Result<Arc<Socket>, KernelReason>,
+    end: Result<Offered, KernelReason>,
     handshake: &Handshake,
 ) {
     let reason = match end {
-        Ok(end) if handshake.ends_well(fd, &end) => {
-            note!("descriptor {fd}: connected to {to} on the fabric");
-            attach_twin(entry, Twin::new(fd, end, true).towards(Place::Address(to)));
-            return;
-        }
-        Ok(end) => {
+        Ok(offered) if !handshake.ends_well(fd, &offered.end) => {
             note!("descriptor {fd}: kernel TCP to {to}");
-            let _ = end.close();
             KernelReason::PeerSlow
+        }
+        Ok(offered) => {
+            note!("descriptor {fd}: connected to {to} on the fabric");
+            attach_twin(entry, Twin::new(fd, offered.keep(), true).towards(Place::Address(to)));
+            return;
         }
         Err(reason) => reason,
     };
@@ -167,30 +247,6 @@ impl Handshake {
             || ([libc::EINPROGRESS, libc::EINTR].contains(&self.errno)
                 && (is_established(fd) || !fabric::withdraw(end)))
     }
-}
-
-/// Connects a connected socket: an error, unless it undoes the connection.
-///
-/// # Safety
-/// The requirements of `connect`.
-unsafe fn connect_connected(
-    fd: c_int,
-    entry: &Arc<Entry>,
-    twin: &Twin,
-    address: *const sockaddr,
-    len: socklen_t,
-) -> Outcome<c_int> {
-    if twin.names.is_some() {
-        // SAFETY: the caller's promise.
-        let family = unsafe { address::family(address, len) };
-        return connecting::connect_again(entry, twin, family);
-    }
-    // SAFETY: the caller's promise.
-    let result = checked(outside(|| unsafe { real::connect(fd, address, len) }))?;
-    if address::peer(fd).is_none() {
-        ending::undo(entry);
-    }
-    Ok(result)
 }
 
 /// Waits a moment for the kernel's handshake.

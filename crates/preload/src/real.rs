@@ -151,6 +151,7 @@ next! {
     nanosleep(time: *const timespec, left: *mut timespec) -> c_int;
     clock_nanosleep(clock: libc::clockid_t, flags: c_int, time: *const timespec, left: *mut timespec) -> c_int;
     pause() -> c_int;
+    pthread_cancel(thread: libc::pthread_t) -> c_int;
     sigsuspend(mask: *const sigset_t) -> c_int;
     sigwait(set: *const sigset_t, signal: *mut c_int) -> c_int;
     sigwaitinfo(set: *const sigset_t, information: *mut libc::siginfo_t) -> c_int;

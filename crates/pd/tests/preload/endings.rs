@@ -21,7 +21,7 @@ fn compare_alone(site: &Site, command: &[&str], ways: &[(With, bool)], made_min:
 }
 
 /// [`compare_alone`] of a program by its source's name, which gets the path of a socket and `arguments`. On both paths, and with short connections.
-fn compare_in_every_way(site: &Site, name: &str, arguments: &[&str], made_min: u64) {
+pub(super) fn compare_in_every_way(site: &Site, name: &str, arguments: &[&str], made_min: u64) {
     let (program, path) = (site.compiled(name, &[]), site.folder.path().join("socket"));
     let command = [&[program.as_str(), path.to_str().unwrap()], arguments].concat();
     compare_alone(site, &command, &EVERY_WAY, made_min);

@@ -50,6 +50,7 @@ pub(crate) fn moving_as<T: From<i8> + Copy>(
             return result;
         }
     }
+    call::cancellation_point();
     let mut held = Held::new(fd);
     for _ in 0..TRIES {
         match call::begin(|| held.attempt(&work)) {

@@ -2,7 +2,7 @@
 use super::hooks;
 use crate::accepting::look_at_listener;
 use crate::away::calls::Stays;
-use crate::call::{aside, call, errno, set_errno, Failure, Outcome};
+use crate::call::{aside, call, cancellation_point, errno, set_errno, Failure, Outcome};
 use crate::epoll_set::{carrying, instances, registering, tokens, waiting};
 use crate::short::accepting::announce;
 use crate::short::reuse;
@@ -99,6 +99,7 @@ unsafe fn wait(
     // SAFETY: the caller's array.
     let on_fabric = |left| call(|| unsafe { waiting::wait(epoll, events, max, left, mask) }, &plain);
     if table::look(epoll) == table::EPOLL && !waiting::is_the_kernels(epoll) {
+        cancellation_point();
         return on_fabric(timeout());
     }
     // A call that does not sleep needs no waking.

@@ -1,6 +1,7 @@
 //! The functions of the C library that the library stands in for, a file for each family. All are
 //! `C-unwind`: a cancelled thread unwinds through them while it is in the next function of the name.
 mod aio;
+mod cancel;
 mod descriptor;
 mod epoll;
 mod fork;

@@ -3,7 +3,7 @@
 use super::hooks;
 use crate::aside::{leaving, receiving};
 use crate::away::calls::Stays;
-use crate::call::{call, Failure, Outcome};
+use crate::call::{call, cancellation_point, Failure, Outcome};
 use crate::claim::settling;
 use crate::entry::{listener, Entry, State};
 use crate::epoll_set::carrying;
@@ -29,6 +29,7 @@ hooks! {
             return real::poll(fds, count, timeout);
         }
         let limit = u64::try_from(timeout).ok().map(Duration::from_millis);
+        cancellation_point();
         call(|| poll_fds(list(fds, count), limit, &Manner::new(std::ptr::null())), || real::poll(fds, count, timeout))
     }
 
@@ -50,6 +51,7 @@ hooks! {
             return real::ppoll(fds, count, timeout, mask);
         }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
+        cancellation_point();
         call(|| poll_fds(list(fds, count), limit, &Manner::new(mask)), || real::ppoll(fds, count, timeout, mask))
     }
 
@@ -75,6 +77,7 @@ hooks! {
             Duration::from_secs((*timeout).tv_sec.max(0) as u64) + Duration::from_micros((*timeout).tv_usec.max(0) as u64)
         });
         let start = Instant::now();
+        cancellation_point();
         let found = call(
             || select_fds(&sets, limit, std::ptr::null()),
             || real::select(count, read, write, except, timeout),
@@ -97,6 +100,7 @@ hooks! {
             return real::pselect(count, read, write, except, timeout, mask);
         }
         let limit = (!timeout.is_null()).then(|| of_timespec(&*timeout));
+        cancellation_point();
         call(|| select_fds(&sets, limit, mask), || real::pselect(count, read, write, except, timeout, mask))
     }
 

@@ -3,7 +3,7 @@ use super::hooks;
 use crate::accepting::{claim, look_at_listener};
 use crate::aside::{leaving, receiving};
 use crate::away::calls;
-use crate::call::{aside, call, checked, errno, set_errno, Failure, Outcome};
+use crate::call::{aside, call, cancellation_point, checked, errno, set_errno, Failure, Outcome};
 use crate::claim::watch;
 use crate::entry::{self, Entry};
 use crate::short::{accepting, connecting, passing, reuse};
@@ -74,7 +74,8 @@ hooks! {
             }
             return result;
         }
-        call(|| connect::connect(fd, address, len), || real::connect(fd, address, len))
+        cancellation_point();
+        connect::connect(fd, address, len)
     }
 
     fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
@@ -87,6 +88,7 @@ hooks! {
             return accepted;
         }
         start::bind_deep_objects();
+        cancellation_point();
         call(|| accepting::accept(fd, address, len, 0), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));
@@ -108,6 +110,7 @@ hooks! {
             return accepted;
         }
         start::bind_deep_objects();
+        cancellation_point();
         call(|| accepting::accept(fd, address, len, flags), || {
             let mut joined = false;
             aside(|| joined = look_at_listener(fd));

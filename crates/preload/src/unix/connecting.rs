@@ -1,61 +1,59 @@
 //! Connecting to a file with a twin, and messages that take a connection to the kernel.
 use super::path_in;
-use crate::call::{errno, Failure, Outcome};
-use crate::entry::Entry;
+use crate::call::{Failure, Outcome};
+use crate::connect::Offered;
+use crate::entry::{Entry, Socket as Program};
 use crate::fabric::NoTwin;
 use crate::fallback_cache::{File, Place};
 use crate::log::note;
 use crate::lookup::attach_twin;
 use crate::twin::Twin;
-use crate::{address, fabric, real, table};
+use crate::{address, fabric, table};
 use libc::{c_int, sockaddr, sockaddr_un, socklen_t};
-use pd_client::core::{outside, KernelReason, Socket};
+use pd_client::core::{KernelReason, Socket};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-/// `connect`.
+/// Begins to connect: returns the end of a twin, or the reason for which there is none.
 ///
 /// # Safety
 /// As for `connect`.
-pub(crate) unsafe fn connect_to_file(
+pub(crate) unsafe fn begin_to_file(
     fd: c_int,
-    entry: &Arc<Entry>,
+    socket: &Program,
     address: *const sockaddr,
     len: socklen_t,
-) -> Outcome<c_int> {
-    let socket = entry.socket().ok_or(Failure::Plain)?;
-    let end = match socket.unfit() {
-        Some(reason) => Err(reason),
-        // SAFETY: the caller's address.
-        None => match unsafe { twin_towards(fd, address, len) } {
-            Err(NoTwin::Denied(errno)) => return Err(Failure::Errno(errno)),
-            Err(NoTwin::Kernel(reason)) => Err(reason),
-            // Files are mapped nowhere.
-            Err(NoTwin::Mapped) => Err(KernelReason::Address),
-            Ok(end) => Ok(end),
-        },
-    };
-    // SAFETY: the caller's promise.
-    let result = outside(|| unsafe { real::connect(fd, address, len) });
-    let failed = errno();
-    match (end, result) {
-        (Ok((end, file)), 0) => {
+) -> Outcome<Result<(Offered, File), KernelReason>> {
+    if let Some(reason) = socket.unfit() {
+        return Ok(Err(reason));
+    }
+    // SAFETY: the caller's address.
+    match unsafe { twin_towards(fd, address, len) } {
+        Err(NoTwin::Denied(errno)) => Err(Failure::Errno(errno)),
+        Err(NoTwin::Kernel(reason)) => Ok(Err(reason)),
+        // Files are mapped nowhere.
+        Err(NoTwin::Mapped) => Ok(Err(KernelReason::Address)),
+        Ok((end, file)) => Ok(Ok((Offered::new(end), file))),
+    }
+}
+
+/// Gives the connection its twin if the kernel's is there.
+pub(crate) fn settle_file(
+    fd: c_int,
+    entry: &Arc<Entry>,
+    end: Result<(Offered, File), KernelReason>,
+    is_connected: bool,
+) {
+    match end {
+        Ok((offered, file)) if is_connected => {
             note!("descriptor {fd}: connected to a file on the fabric");
-            attach_twin(entry, Twin::new(fd, end, true).towards(Place::File(file)));
+            attach_twin(entry, Twin::new(fd, offered.keep(), true).towards(Place::File(file)));
         }
-        (Ok((end, _)), _) => {
-            fabric::withdraw(&end);
-            let _ = end.close();
-        }
-        (Err(reason), 0) => {
+        Err(reason) if is_connected => {
             fabric::stays_on_kernel(fd, reason);
             table::give_up(entry);
         }
-        (Err(_), _) => {}
-    }
-    match result {
-        0 => Ok(0),
-        _ => Err(Failure::Errno(failed)),
+        _ => {}
     }
 }
 
