@@ -9,6 +9,7 @@
 mod listeners;
 mod parked;
 mod passing;
+mod questions;
 mod slow;
 mod takeover;
 mod twin;
@@ -18,7 +19,7 @@ pub(super) use twin::{is_unix, Held, Key, Place, Twin};
 
 use listeners::{Registered, Registrant};
 use parked::Parked;
-use slow::Slow;
+use questions::Questions;
 use twin::End;
 
 use super::answer::{done, Answer};
@@ -28,7 +29,6 @@ use super::names::{canonical, dressed};
 use super::sidecars::Plane;
 use super::tenants::Reached;
 use super::Conductor;
-use crate::clock::Clock;
 use crate::hash::FastMap as HashMap;
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot, TenantId};
@@ -37,11 +37,10 @@ use crate::memory::ClientMemory;
 use crate::messages::{Endpoint, NewFlow, Payer, ToMover, Violation};
 use crate::metrics::Metrics;
 use crate::service::Chosen;
-use crate::wanted::{Listening, Wanted, COOKIE_ANY};
+use crate::wanted::{Wanted, COOKIE_ANY};
 use pd_abi::layout::{path, socket_status};
 use pd_abi::{SocketId, TwinOperation, TwinRequest};
 use rustix::io::Errno;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -63,10 +62,7 @@ pub struct Twins {
     parked: Parked,
     /// Sockets that several clients have had, and whose connections have gone on in the kernel: the last ones of each tenant.
     departed: HashMap<TenantId, VecDeque<End>>,
-    diags: HashMap<NamespaceId, SocketDiag>,
-    /// Numbers of AF_UNIX sockets, each with the time until which it is good enough.
-    unix_sockets: HashMap<NamespaceId, (Duration, u64)>,
-    slow: RefCell<Slow>,
+    pub(super) kernel: Questions,
     /// Number of claims to listen that helpers prove.
     proving: usize,
     /// Lines that no client reads: the other end of unclaimed connections.
@@ -82,10 +78,6 @@ const NAMESAKES_MAX: usize = 8;
 /// Most unclaimed connections towards a place, as a listener's backlog has at most. Of these a payer has at most half of what others leave.
 /// Others stay on the kernel.
 const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
-
-/// Time for which a number of AF_UNIX sockets is good enough. The kernel takes some 20 µs to tell it, and a process about 1 µs to make a
-/// socket.
-const COUNT_LASTS: Duration = Duration::from_millis(1);
 
 /// Most sockets of a tenant that are remembered after their twins.
 const DEPARTED_MAX: usize = 256;
@@ -125,9 +117,7 @@ impl Twins {
             namespaces: HashMap::default(),
             parked: Parked::default(),
             departed: HashMap::default(),
-            diags: HashMap::default(),
-            unix_sockets: HashMap::default(),
-            slow: RefCell::default(),
+            kernel: Questions::default(),
             proving: 0,
             nobody: Arc::new(nobody),
         })
@@ -147,60 +137,6 @@ impl Twins {
     pub(super) fn nobody(&self, mover: MoverId) -> Endpoint {
         let memory = Arc::clone(&self.nobody);
         Endpoint { client: ClientId::NOBODY, serial: 0, slot: Slot::default(), generation: 1, memory, mover }
-    }
-
-    pub(super) fn diag(&self, namespace: NamespaceId) -> Option<&SocketDiag> {
-        self.diags.get(&namespace)
-    }
-
-    /// Returns the number of AF_UNIX sockets of a namespace, as it was [`COUNT_LASTS`] ago at most.
-    pub(super) fn unix_sockets(&mut self, namespace: NamespaceId, now: Duration) -> u64 {
-        let known = self.unix_sockets.get(&namespace).filter(|(until, _)| now < *until);
-        if let Some((_, count)) = known {
-            return *count;
-        }
-        let count = self.diags.get(&namespace).map_or(0, SocketDiag::unix_sockets);
-        self.unix_sockets.insert(namespace, (now + COUNT_LASTS, count));
-        count
-    }
-
-    /// Asks the kernel for the inode of a TCP socket, as [`SocketDiag::inode`] does.
-    ///
-    /// # Errors
-    /// Errors of [`SocketDiag::inode`]; `EOPNOTSUPP` if nothing asks in that namespace; `ENOBUFS` if looks there take long, and others have
-    /// just taken place.
-    fn inode(&self, clock: &dyn Clock, namespace: NamespaceId, wanted: &Wanted) -> Result<u32, Errno> {
-        self.look(clock, namespace, |diag| diag.inode(wanted))
-    }
-
-    fn look<T>(
-        &self,
-        clock: &dyn Clock,
-        namespace: NamespaceId,
-        look: impl FnOnce(&SocketDiag) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let diag = self.diags.get(&namespace).ok_or(Errno::OPNOTSUPP)?;
-        let mut slow = self.slow.borrow_mut();
-        if !slow.may_look(namespace, clock.now()) {
-            return Err(Errno::NOBUFS);
-        }
-        let began = clock.thread_time();
-        let found = look(diag);
-        slow.note(namespace, clock.now(), clock.thread_time().saturating_sub(began));
-        found
-    }
-
-    /// Asks the kernel for the listener that a connection to an address of a namespace gets.
-    ///
-    /// # Errors
-    /// As [`Self::inode`].
-    pub(super) fn listener(
-        &self,
-        clock: &dyn Clock,
-        namespace: NamespaceId,
-        at: SocketAddr,
-    ) -> Result<Option<Listening>, Errno> {
-        self.look(clock, namespace, |diag| diag.listener(at))
     }
 
     /// Iterates over unclaimed connections of AF_UNIX.
@@ -380,7 +316,8 @@ impl Conductor {
         self.open_diag(id, namespace)?;
         self.open_diag(one, there)?;
         // A registration may have outlived its listener, and another user listen there by now.
-        let listener = self.twins.listener(&*self.clock, there, reachable(to))?.ok_or(Errno::CONNREFUSED)?;
+        let listener =
+            self.twins.kernel.listener(&*self.clock, there, reachable(to))?.ok_or(Errno::CONNREFUSED)?;
         let registrants = self.twins.registrants_at(place, to.ip(), Some(listener.uid));
         let peer = *registrants.first().ok_or(Errno::CONNREFUSED)?;
         // The kernel's connection follows, and is counted there.
@@ -600,7 +537,7 @@ impl Conductor {
                 continue;
             }
             let wanted = Wanted { local: remote, peer: local, cookie: wanted.cookie };
-            match self.twins.inode(&*self.clock, namespace, &wanted) {
+            match self.twins.kernel.inode(&*self.clock, namespace, &wanted) {
                 Ok(found) if found == inode || found == 0 => {}
                 // The socket is closed by now. No other socket can have had the name meanwhile: the twin still waits here.
                 Err(Errno::NOENT) => {}
@@ -636,7 +573,7 @@ impl Conductor {
         let wanted = Wanted { local, peer: through.unwrap_or(peer), cookie: asked.cookie };
         let inode = self.inode_asked(id, asked)?;
         self.open_diag(id, namespace)?;
-        let found = self.twins.inode(&*self.clock, namespace, &wanted).map_err(unless_another)?;
+        let found = self.twins.kernel.inode(&*self.clock, namespace, &wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
@@ -646,7 +583,8 @@ impl Conductor {
     /// Checks that a client holds the kernel's socket of a side, in whatever network namespace.
     fn prove_side(&self, id: ClientId, asked: &TwinRequest, held: Held) -> Result<Held, Errno> {
         let inode = self.inode_asked(id, asked)?;
-        let found = self.twins.inode(&*self.clock, held.namespace, &held.wanted).map_err(unless_another)?;
+        let found =
+            self.twins.kernel.inode(&*self.clock, held.namespace, &held.wanted).map_err(unless_another)?;
         if found == 0 || found != inode {
             return Err(Errno::ACCESS);
         }
@@ -677,7 +615,7 @@ impl Conductor {
     }
 
     pub(super) fn open_diag(&mut self, id: ClientId, namespace: NamespaceId) -> Result<(), Errno> {
-        if self.twins.diags.contains_key(&namespace) {
+        if self.twins.kernel.diag(namespace).is_some() {
             return Ok(());
         }
         let client = self.client(id).ok_or(Errno::BADF)?;
@@ -688,7 +626,7 @@ impl Conductor {
             }
             Errno::OPNOTSUPP
         })?;
-        self.twins.diags.insert(namespace, diag);
+        self.twins.kernel.insert(namespace, diag);
         Ok(())
     }
 }

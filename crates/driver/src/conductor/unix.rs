@@ -28,7 +28,7 @@ impl Conductor {
     pub(super) fn unix_listen(&mut self, id: ClientId, asked: &TwinRequest) -> Answer {
         let (device, inode) = asked.local.to_file().ok_or(Errno::AFNOSUPPORT)?;
         let (namespace, inode_of_socket) = self.unix_inode(id, asked)?;
-        let found = self.twins.diag(namespace).ok_or(Errno::OPNOTSUPP)?.unix(inode_of_socket)?;
+        let found = self.twins.kernel.diag(namespace).ok_or(Errno::OPNOTSUPP)?.unix(inode_of_socket)?;
         let device_of_kernel = libc::major(device) << 20 | libc::minor(device);
         if !found.listens || found.file != Some((device_of_kernel, inode as u32)) {
             return Err(Errno::ADDRNOTAVAIL);
@@ -72,9 +72,9 @@ impl Conductor {
     /// kernel for bytes that come there with a call of the process that has sent them.
     fn check_findable(&mut self, connecting: NamespaceId, accepting: NamespaceId) -> Result<(), Errno> {
         let now = self.clock.now();
-        let mut sockets = self.twins.unix_sockets(connecting, now);
+        let mut sockets = self.twins.kernel.unix_sockets(connecting, now);
         if accepting != connecting {
-            sockets += self.twins.unix_sockets(accepting, now);
+            sockets += self.twins.kernel.unix_sockets(accepting, now);
         }
         if sockets > SOCKETS_CONNECTING_MAX {
             return Err(Errno::NOBUFS);
@@ -127,7 +127,7 @@ impl Conductor {
         namespaces.extend(others);
         namespaces.truncate(NAMESPACES_MAX);
         let look = |namespace| {
-            let found = self.twins.diag(namespace)?.unix_among(held.inode, &mut sockets_left).ok()?;
+            let found = self.twins.kernel.diag(namespace)?.unix_among(held.inode, &mut sockets_left).ok()?;
             Some((namespace, found))
         };
         namespaces.into_iter().find_map(look)

@@ -294,7 +294,7 @@ impl Conductor {
         if own == 0 || self.open_diag(id, namespace).is_err() {
             return false;
         }
-        let user = match self.twins.listener(&*self.clock, namespace, at) {
+        let user = match self.twins.kernel.listener(&*self.clock, namespace, at) {
             Ok(found) => found.map(|found| found.uid),
             // The kernel takes too long to say it.
             Err(Errno::NOBUFS) => return true,

@@ -1,7 +1,6 @@
 //! Sides of twins that belong to no client, while a process still holds the kernel's socket.
 use super::slow::PAUSE;
 use super::twin::Held;
-use super::Twins;
 use crate::conductor::ending::{Ending, Event};
 use crate::conductor::{Conductor, GRACE};
 use crate::identity::NamespaceId;
@@ -156,7 +155,7 @@ impl Conductor {
             return inode != 0 && self.is_unix_held(namespace, inode);
         }
         let accepted = side == Side::Connecting || twin.is_claimed();
-        match self.twins.inode(&*self.clock, namespace, &wanted) {
+        match self.twins.kernel.inode(&*self.clock, namespace, &wanted) {
             Ok(inode) => inode != 0 || !accepted,
             // Another look will tell.
             Err(errno) => errno == Errno::NOBUFS,
@@ -166,7 +165,7 @@ impl Conductor {
     /// Tells whether a process holds this socket of AF_UNIX. Where the kernel would take long to say, it is asked seldom, and the socket
     /// counts as held meanwhile.
     fn is_unix_held(&mut self, namespace: NamespaceId, inode: u32) -> bool {
-        let Some(diag) = self.twins.diags.get(&namespace) else { return false };
+        let Some(diag) = self.twins.kernel.diag(namespace) else { return false };
         let found = match diag.unix(inode) {
             Err(Errno::NOBUFS) if self.clock.now() < self.twins.parked.long_look_at => return true,
             Err(Errno::NOBUFS) => {
@@ -187,7 +186,7 @@ impl Conductor {
         let Some(&Held { namespace, wanted, unix: false, .. }) = twin.map(|twin| twin.side(side)) else {
             return false;
         };
-        matches!(self.twins.inode(&*self.clock, namespace, &wanted), Err(Errno::NOENT | Errno::STALE))
+        matches!(self.twins.kernel.inode(&*self.clock, namespace, &wanted), Err(Errno::NOENT | Errno::STALE))
     }
 
     /// Closes the diagnostic sockets of network namespaces that have neither clients nor parked sides any more.
@@ -197,9 +196,7 @@ impl Conductor {
                 Some(self.connections.get(index)?.twin.as_ref()?.namespace(side))
             });
         let parked: Vec<_> = parked.collect();
-        let Twins { diags, unix_sockets, .. } = &mut self.twins;
-        diags.retain(|id, _| self.names.knows(*id) || parked.contains(id));
-        unix_sockets.retain(|id, _| diags.contains_key(id));
+        self.twins.kernel.retain(|id| self.names.knows(id) || parked.contains(&id));
     }
 }
 

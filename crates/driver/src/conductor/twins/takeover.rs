@@ -26,8 +26,8 @@ impl Conductor {
     /// # Errors
     /// The hindrance.
     pub(in crate::conductor) fn give_twins(&self, pack: &mut Pack) -> Result<TwinsState, Hindrance> {
-        let diags = self.twins.diags.iter().map(|(id, SocketDiag { diag, protocols, .. })| {
-            Ok((*id, pack.add(diag)?, protocols.as_ref().map(|file| pack.add(file)).transpose()?))
+        let diags = self.twins.kernel.iter().map(|(id, SocketDiag { diag, protocols, .. })| {
+            Ok((id, pack.add(diag)?, protocols.as_ref().map(|file| pack.add(file)).transpose()?))
         });
         let departed = self.twins.departed.iter();
         Ok(TwinsState {
@@ -51,7 +51,7 @@ impl Conductor {
         for (id, diag, protocols) in diags {
             let protocols = protocols.map(|fd| fds.take(fd)).transpose()?;
             let diag = SocketDiag { diag: fds.take(diag)?, protocols, counted: Counted::default() };
-            self.twins.diags.insert(id, diag);
+            self.twins.kernel.insert(id, diag);
         }
         for (tenant, ends) in departed {
             Wrong::unless(self.tenants.is_known(tenant), || "a tenant that is not there".to_owned())?;
