@@ -1,6 +1,9 @@
 //! Shared parts of the tests: a driver of their own, peers as real processes, a byte pattern.
 use pd_driver::policy::{Cap, Caps, Path as BytesPath, Tenant, DEFAULT_TENANT};
 use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
+use rustix::net;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,12 +26,23 @@ pub use compiled::{compiled, compiled_program};
 pub use control_group::ControlGroup;
 pub use manager::Manager;
 pub use network::{ip, Network};
-pub use pd_raw::{send as send_frame, Raw, SentRegion};
+pub use pd_raw::{cookie_of, send as send_frame, Raw, SentRegion};
 pub use puppet::Puppet;
 pub use streaming::send_until;
 pub use twin::TwinSide;
 pub use watchers::watch;
 pub use withheld::{withhold, Withheld, MINOR, MISSING};
+
+/// Makes a kernel socket that has a port of the loopback interface and is not connected. Returns it with its address.
+///
+/// # Panics
+/// Without sockets.
+pub fn bound() -> (OwnedFd, SocketAddr) {
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).expect("socket");
+    net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
+    let local = net::getsockname(&socket).expect("name").try_into().expect("address");
+    (socket, local)
+}
 
 /// Converts to the attach socket.
 impl AsRef<Path> for TestDriver {

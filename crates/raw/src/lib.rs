@@ -14,15 +14,18 @@ use pd_abi::layout::{
     REGION_BYTES,
 };
 use pd_abi::limits::{EVENT_RING_ENTRIES, REQUEST_RING_ENTRIES};
-use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId};
+use pd_abi::{
+    Address, Event, EventKind, Frame, FrameKind, Operation, Request, SocketId, TwinOperation, TwinRequest,
+};
 use pd_shm::{attach, memfd, passed, Own, Pod, Region, Theirs};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
     connect, socket_with, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
+use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -402,6 +405,29 @@ impl Raw {
         self.tag = self.tag.wrapping_add(1);
         request.tag = self.tag;
         self.post(channel, &request);
+        self.answer(channel, &request)
+    }
+
+    /// Asks for something about a kernel socket and its twin, and waits for the answer. The socket has a descriptor and a cookie
+    /// ([`cookie_of`]); `ends` are its own address and its peer's.
+    ///
+    /// # Panics
+    /// If none comes.
+    pub fn call_about(
+        &mut self,
+        operation: TwinOperation,
+        (descriptor, cookie): (RawFd, u64),
+        ends: [Address; 2],
+    ) -> Event {
+        self.tag = self.tag.wrapping_add(1);
+        let ([local, peer], operation, descriptor) = (ends, operation as u32, descriptor as u32);
+        let request = TwinRequest { operation, tag: self.tag, descriptor, cookie, local, peer };
+        send(&self.socket, &Frame::new(FrameKind::Twin).with_twin(&request)).expect("send");
+        self.answer(0, &request)
+    }
+
+    /// Waits for the answer to the last call.
+    fn answer(&mut self, channel: usize, asked: &dyn Debug) -> Event {
         let until = Instant::now() + PATIENCE;
         loop {
             match self.event(channel) {
@@ -410,7 +436,7 @@ impl Raw {
                 }
                 Some(_) => {}
                 None => {
-                    assert!(Instant::now() < until, "no answer to {request:?}");
+                    assert!(Instant::now() < until, "no answer to {asked:?}");
                     std::thread::sleep(Duration::from_micros(20));
                 }
             }
@@ -522,6 +548,15 @@ impl Raw {
             })
             .collect()
     }
+}
+
+/// Returns a kernel socket's descriptor and cookie, by which a client names it.
+///
+/// # Panics
+/// If it is no socket.
+pub fn cookie_of(socket: impl AsFd) -> (RawFd, u64) {
+    let cookie = rustix::net::sockopt::socket_cookie(&socket).expect("a cookie");
+    (socket.as_fd().as_raw_fd(), cookie)
 }
 
 /// Sends a frame.

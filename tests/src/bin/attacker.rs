@@ -16,14 +16,13 @@
 //! `becomes`: makes a twin of a socket, becomes `cat`, and has its child make a twin of another socket of that program; prints the
 //! errnos of both, and ends with its input.
 //! `holds`: attaches COUNT clients with a channel and a send region of 1 MiB each, and keeps them until its input ends.
-use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation, TwinRequest};
+use pd_abi::{Frame, FrameKind, Operation, Request, Span, TwinOperation};
 use pd_client::{Listener, SendBuffer, Stream};
-use pd_tests::{watch, Raw, Withheld};
-use rustix::net::{self, sockopt::socket_cookie};
+use pd_tests::{bound, cookie_of, watch, Raw, Withheld};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::time::Duration;
@@ -150,53 +149,24 @@ fn main() {
 
 /// Makes a twin from this port. Its kernel socket is another one, which has no port. Returns whether the twin is made.
 fn connect_twin(raw: &mut Raw, port: u16, to: SocketAddr) -> bool {
-    let request = TwinRequest {
-        operation: TwinOperation::Connect as u32,
-        tag: u32::from(port),
-        descriptor: raw.socket.as_raw_fd() as u32,
-        cookie: u64::from(port),
-        local: SocketAddr::from(([127, 0, 0, 1], port)).into(),
-        peer: to.into(),
-    };
-    ask_twin(raw, &request) == 0
-}
-
-/// Asks for something about a kernel socket. Returns the errno of the answer.
-fn ask_twin(raw: &mut Raw, request: &TwinRequest) -> u32 {
-    pd_tests::send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(request)).expect("send");
-    loop {
-        match raw.event(0) {
-            Some(answer) => return answer.errno,
-            None => std::thread::sleep(Duration::from_micros(20)),
-        }
-    }
+    let ends = [SocketAddr::from(([127, 0, 0, 1], port)).into(), to.into()];
+    let named = (raw.socket.as_raw_fd(), u64::from(port));
+    raw.call_about(TwinOperation::Connect, named, ends).errno == 0
 }
 
 /// Becomes another program, for one of whose sockets its child asks.
 fn becomes(mut raw: Raw) -> ! {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
     let at = listener.local_addr().expect("address");
-    let asking = |operation, socket: &OwnedFd, local: SocketAddr| TwinRequest {
-        operation: operation as u32,
-        tag: 1,
-        descriptor: socket.as_raw_fd() as u32,
-        cookie: socket_cookie(socket).expect("cookie"),
-        local: local.into(),
-        peer: at.into(),
+    let mut asks = |operation, named, local: SocketAddr| {
+        raw.call_about(operation, named, [local.into(), at.into()]).errno
     };
-    let connecting = || {
-        let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).expect("socket");
-        net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).expect("bind");
-        let local = net::getsockname(&socket).expect("name").try_into().expect("address");
-        let request = asking(TwinOperation::Connect, &socket, local);
-        (socket, request)
-    };
-    let listener = OwnedFd::from(listener);
-    assert_eq!(ask_twin(&mut raw, &asking(TwinOperation::Listen, &listener, at)), 0);
-    let ((own, first), (theirs, second)) = (connecting(), connecting());
+    assert_eq!(asks(TwinOperation::Listen, cookie_of(&listener), at), 0);
+    let ((own, first), (theirs, second)) = (bound(), bound());
     // The program that this one becomes has it, too.
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).expect("a descriptor");
-    let before = ask_twin(&mut raw, &first);
+    let named = cookie_of(&theirs);
+    let before = asks(TwinOperation::Connect, cookie_of(&own), first);
     let parent = std::process::id();
     // SAFETY: this process has one thread.
     if unsafe { libc::fork() } != 0 {
@@ -207,7 +177,7 @@ fn becomes(mut raw: Raw) -> ! {
     while name().trim() != "cat" {
         std::thread::yield_now();
     }
-    println!("before {before}, after {}", ask_twin(&mut raw, &second));
+    println!("before {before}, after {}", asks(TwinOperation::Connect, named, second));
     drop(own);
     std::process::exit(0);
 }

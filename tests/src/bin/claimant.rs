@@ -5,15 +5,13 @@
 //! `kernel ADDRESS`: listens there by the kernel; the address. `inherited FD`: has this listener. `shut`: no more. `says ADDRESS COOKIE`: tells the driver that it listens there, by
 //! a socket of this cookie (`own`: its own). `takes ADDRESS`: listens there on the fabric. `took`: connections that came to that listener.
 use pd_abi::layout::socket_status;
-use pd_abi::{Frame, FrameKind, Operation, Request, SocketId, TwinOperation, TwinRequest};
-use pd_tests::Raw;
-use rustix::net::sockopt::socket_cookie;
+use pd_abi::{Operation, Request, SocketId, TwinOperation};
+use pd_tests::{cookie_of, Raw};
 use std::io::BufRead;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::fd::{AsFd, FromRawFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 struct Claimant {
     raw: Raw,
@@ -77,22 +75,10 @@ impl Claimant {
 
     fn say(&mut self, at: SocketAddr, cookie: Option<u64>) -> Result<(), u32> {
         let socket = self.kernels.as_ref().map_or(self.raw.socket.as_fd(), AsFd::as_fd);
-        let request = TwinRequest {
-            operation: TwinOperation::Listen as u32,
-            tag: 4711,
-            descriptor: socket.as_raw_fd() as u32,
-            cookie: cookie.unwrap_or_else(|| socket_cookie(socket).expect("cookie")),
-            local: at.into(),
-            peer: pd_abi::Address::NONE,
-        };
-        pd_tests::send_frame(&self.raw.socket, &Frame::new(FrameKind::Twin).with_twin(&request))
-            .expect("send");
-        loop {
-            match self.raw.event(0) {
-                Some(event) if event.tag == 4711 => break errno(event.errno),
-                _ => std::thread::sleep(Duration::from_micros(20)),
-            }
-        }
+        let (descriptor, own) = cookie_of(socket);
+        let ends = [at.into(), pd_abi::Address::NONE];
+        let answer = self.raw.call_about(TwinOperation::Listen, (descriptor, cookie.unwrap_or(own)), ends);
+        errno(answer.errno)
     }
 
     fn take(&mut self, at: SocketAddr) -> Result<(), u32> {

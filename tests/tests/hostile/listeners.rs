@@ -1,15 +1,13 @@
 //! Listeners of another user in the same network namespace: who says that they are its own gets none of their connections.
 use super::{stage_for_anyone, Scene};
-use pd_abi::{Address, Event, EventKind, Frame, FrameKind, Operation, Request, TwinOperation, TwinRequest};
-use pd_tests::{needs_root, program_path, send_frame, Puppet, Raw};
-use rustix::net::{self, sockopt::socket_cookie};
+use pd_abi::{Address, Operation, Request, TwinOperation};
+use pd_tests::{bound, cookie_of, needs_root, program_path, Puppet, Raw};
+use rustix::net::sockopt::socket_cookie;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-const TAG: u32 = 815;
 const ANYWHERE: &str = "127.0.0.1:0";
 
 /// Starts a client of another user, which does as it is told.
@@ -26,26 +24,15 @@ fn ask(puppet: &mut Puppet, command: String) -> Result<String, i32> {
     puppet.answer().map_err(|(errno, _)| errno)
 }
 
-fn twin(raw: &mut Raw, operation: TwinOperation, socket: impl AsFd, ends: [Address; 2]) -> Event {
-    let [local, peer] = ends;
-    let (descriptor, cookie) = (socket.as_fd().as_raw_fd() as u32, socket_cookie(&socket).unwrap());
-    let request = TwinRequest { operation: operation as u32, tag: TAG, descriptor, cookie, local, peer };
-    send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(&request)).unwrap();
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match raw.event(0) {
-            Some(event) if event.kind == EventKind::Answer as u8 && event.tag == TAG => return event,
-            _ => assert!(Instant::now() < until, "no answer to {request:?}"),
-        }
-    }
+/// Registers a listener. Returns the errno.
+fn listens(raw: &mut Raw, listener: &TcpListener, at: SocketAddr) -> u32 {
+    raw.call_about(TwinOperation::Listen, cookie_of(listener), [at.into(), Address::NONE]).errno
 }
 
 /// Asks for a twin towards an address. Returns the errno.
 fn connect_twin(raw: &mut Raw, to: SocketAddr) -> i32 {
-    let socket: OwnedFd = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
-    net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let local: SocketAddr = net::getsockname(&socket).unwrap().try_into().unwrap();
-    twin(raw, TwinOperation::Connect, &socket, [local.into(), to.into()]).errno as i32
+    let (socket, local) = bound();
+    raw.call_about(TwinOperation::Connect, cookie_of(&socket), [local.into(), to.into()]).errno as i32
 }
 
 fn connect_natively(raw: &mut Raw, to: SocketAddr) -> i32 {
@@ -86,8 +73,7 @@ fn a_listener_is_registered_by_who_holds_it_alone() {
         // A holder registers its own, more than once if need be.
         assert_eq!(ask(&mut thief, format!("says {own} own")), Ok(String::new()));
         assert_eq!(ask(&mut thief, format!("says {own} own")), Ok(String::new()));
-        let listens = twin(&mut client, TwinOperation::Listen, &innocent, [at.into(), Address::NONE]);
-        assert_eq!((listens.errno, connect_twin(&mut client, to)), (0, 0));
+        assert_eq!((listens(&mut client, &innocent, at), connect_twin(&mut client, to)), (0, 0));
         ask(&mut thief, "shut".to_owned()).unwrap();
     }
     drop((thief, client));
@@ -133,8 +119,7 @@ fn a_registration_says_nothing_of_another_users_listener() {
     let innocent = TcpListener::bind(at).unwrap();
     assert_eq!(connect_twin(&mut client, at), libc::ECONNREFUSED);
     expect_served(&innocent);
-    let listens = twin(&mut client, TwinOperation::Listen, &innocent, [at.into(), Address::NONE]);
-    assert_eq!((listens.errno, connect_twin(&mut client, at)), (0, 0));
+    assert_eq!((listens(&mut client, &innocent, at), connect_twin(&mut client, at)), (0, 0));
     drop((thief, client));
     scene.end();
 }

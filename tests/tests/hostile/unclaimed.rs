@@ -1,42 +1,20 @@
 //! Twins that nobody has claimed: under another's name, many of one name, and many towards one listener.
 use super::{stage, stage_for_anyone, Scene};
 use pd_abi::layout::{path, socket_status};
-use pd_abi::{Event, EventKind, Frame, FrameKind, SocketId, TwinOperation, TwinRequest};
-use pd_tests::{needs_root, program_path, send_frame, Puppet, Raw};
-use rustix::net::{self, sockopt::socket_cookie};
+use pd_abi::{Event, SocketId, TwinOperation};
+use pd_tests::{bound, cookie_of, needs_root, program_path, Puppet, Raw};
+use rustix::net;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
 /// Twins that wait towards one listener, at most.
 const UNCLAIMED_MAX: usize = pd_abi::limits::BACKLOG_MAX as usize;
-const TAG: u32 = 4711;
 
-/// Asks for something about a kernel socket and its twin, and waits for the answer.
-fn ask(
-    raw: &mut Raw,
-    operation: TwinOperation,
-    socket: impl AsFd,
-    (local, peer): (SocketAddr, SocketAddr),
-) -> Event {
-    let request = TwinRequest {
-        operation: operation as u32,
-        tag: TAG,
-        descriptor: socket.as_fd().as_raw_fd() as u32,
-        cookie: socket_cookie(&socket).unwrap(),
-        local: local.into(),
-        peer: peer.into(),
-    };
-    send_frame(&raw.socket, &Frame::new(FrameKind::Twin).with_twin(&request)).unwrap();
-    let until = Instant::now() + Duration::from_secs(10);
-    loop {
-        match raw.event(0) {
-            Some(event) if event.kind == EventKind::Answer as u8 && event.tag == TAG => return event,
-            _ => assert!(Instant::now() < until, "no answer to {request:?}"),
-        }
-    }
+/// Asks for something about a kernel socket and its twin.
+fn ask(raw: &mut Raw, operation: TwinOperation, socket: impl AsFd, ends: (SocketAddr, SocketAddr)) -> Event {
+    raw.call_about(operation, cookie_of(socket), [ends.0.into(), ends.1.into()])
 }
 
 /// Makes a client of this process that speaks for a listener of the kernel.
@@ -46,14 +24,6 @@ fn server(scene: &Scene) -> (Raw, TcpListener, SocketAddr) {
     let mut raw = Raw::attach(&scene.driver, 1);
     assert_eq!(ask(&mut raw, TwinOperation::Listen, &listener, (at, at)).errno, 0);
     (raw, listener, at)
-}
-
-/// Makes a socket that has a port and is not connected. Returns it with its address.
-fn bound() -> (OwnedFd, SocketAddr) {
-    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None).unwrap();
-    net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    let local = net::getsockname(&socket).unwrap().try_into().unwrap();
-    (socket, local)
 }
 
 /// Has a process of another user make twins towards a listener. Returns the process, and how many it has made.
