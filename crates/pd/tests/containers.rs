@@ -7,6 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+#[path = "../../../tests/src/compiled.rs"]
+mod compiled;
 #[path = "containers/jobs.rs"]
 mod jobs;
 #[path = "containers/names.rs"]

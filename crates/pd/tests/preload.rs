@@ -21,6 +21,8 @@ mod calls;
 mod cancel;
 #[path = "preload/claim.rs"]
 mod claim;
+#[path = "../../../tests/src/compiled.rs"]
+mod compiled;
 #[path = "preload/crash.rs"]
 mod crash;
 #[path = "preload/endings.rs"]
@@ -232,15 +234,7 @@ impl Site {
 
     /// Compiles the C program of this name, with `options`, and returns its path.
     fn compiled(&self, name: &str, options: &[&str]) -> String {
-        let program = self.folder.path().join(name);
-        let status = Command::new("gcc")
-            .args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"])
-            .arg(&program)
-            .args(options)
-            .arg(programs().join(format!("{name}.c")))
-            .status()
-            .unwrap();
-        assert!(status.success());
+        let program = compiled::compiled_program(name, self.folder.path(), options);
         program.to_str().unwrap().to_owned()
     }
 

@@ -1,22 +1,14 @@
 //! Processes that do not let themselves be looked at, and `pd ls --all`.
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use super::compiled::compiled_program;
 use super::{pd, stderr, stdout, Net};
 
 /// Most time for a list. One that never ends takes longer.
 const LIST_WITHIN: Duration = Duration::from_secs(60);
-
-/// Compiles a program of `tests/programs`.
-fn compiled(name: &str, folder: &Path) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs").join(format!("{name}.c"));
-    let program = folder.join(name);
-    let cc = Command::new("cc").args(["-Wall", "-pthread", "-o"]).arg(&program).arg(source).output().unwrap();
-    assert!(cc.status.success(), "{}", stderr(&cc));
-    program
-}
 
 /// Lists what is on the kernel until the list says `wanted`. Returns the list; none if it does not end.
 fn listed(wanted: &str) -> Option<String> {
@@ -37,7 +29,7 @@ fn listed(wanted: &str) -> Option<String> {
 fn a_list_ends_beside_a_file_system_that_does_not_answer() {
     let net = Net::new(20);
     let folder = tempfile::tempdir().unwrap();
-    let (mute, mounted) = (compiled("mute", folder.path()), folder.path().join("m"));
+    let (mute, mounted) = (compiled_program("mute", folder.path(), &[]), folder.path().join("m"));
     std::fs::create_dir(&mounted).unwrap();
     let socket = format!("PD_SOCKET={}", mounted.join("s").display());
     let listens = "import socket; s = socket.socket(); s.bind(('', 4444)); s.listen(); s.accept()";
@@ -64,8 +56,11 @@ fn a_process_whose_folder_in_proc_is_locked_is_listed() {
     let folder = tempfile::tempdir().unwrap();
     let holder = net.sleeper("a", Some(&net.ip(2)));
     let network = format!("--net=/proc/{}/ns/net", net.record("a").unwrap());
-    let mut locked =
-        Command::new("nsenter").arg(network).arg(compiled("listed", folder.path())).spawn().unwrap();
+    let mut locked = Command::new("nsenter")
+        .arg(network)
+        .arg(compiled_program("listed", folder.path(), &[]))
+        .spawn()
+        .unwrap();
     let list = listed("0.0.0.0:4445");
     locked.kill().unwrap();
     locked.wait().unwrap();

@@ -1,5 +1,6 @@
 //! `pd ls --all`: whatever is on the kernel is there with its reason.
 
+use super::compiled::compiled;
 use super::{Site, With, PORT};
 use serde_json::Value;
 use std::net::TcpListener;
@@ -47,16 +48,9 @@ int main(void) {
 ";
 
 fn static_program(site: &Site) -> String {
-    let (source, program) = (site.folder.path().join("static.c"), site.folder.path().join("static"));
+    let source = site.folder.path().join("static.c");
     std::fs::write(&source, STATIC).unwrap();
-    assert!(Command::new("gcc")
-        .arg("-static")
-        .arg("-o")
-        .args([&program, &source])
-        .status()
-        .unwrap()
-        .success());
-    program.to_str().unwrap().to_owned()
+    compiled(&source, site.folder.path(), &["-static"]).to_str().unwrap().to_owned()
 }
 
 /// Returns the reasons of the container of this name in a list of `pd ls --all`.
