@@ -2,20 +2,26 @@
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::{fcntl_dupfd_cloexec, fcntl_setfd, Errno, FdFlags};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use std::fs::File;
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Most descriptors in the store, as the unit of the driver says.
 const STORE_MAX: usize = 16;
 /// First number of a descriptor on its way to a driver.
 const PASSED: i32 = 200;
+
+/// Longest wait for a snapshot.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Descriptors by name, in the order in which they came.
 type Store = Vec<(String, OwnedFd)>;
@@ -124,6 +130,41 @@ impl Manager {
         let mut store = self.store.lock().expect("store");
         drain(&self.socket, &mut store);
         change(&mut store)
+    }
+
+    /// Waits until the last snapshot has all that was before.
+    pub fn wait_for_snapshot(&self) {
+        let (mut last, mut since) = (Vec::new(), Instant::now());
+        let begun = Instant::now();
+        loop {
+            let names: Vec<_> =
+                self.names().into_iter().filter(|name| name.starts_with("pd-snapshot-")).collect();
+            if names != last {
+                (last, since) = (names, Instant::now());
+            }
+            if last.len() == 1 && since.elapsed() > Duration::from_millis(500) && self.is_all_stored() {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "no snapshot, or ever new ones: {last:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Tells whether the snapshots have all that has changed.
+    pub fn is_all_stored(&self) -> bool {
+        self.with_store(|store| {
+            let number = |name: &str| {
+                name.strip_prefix("pd-snapshot-").map(|number| number.parse().expect("a number"))
+            };
+            let last: Option<u64> = store.iter().filter_map(|(name, _)| number(name)).max();
+            let marks = store.iter().find(|(name, _)| name == "pd-marks");
+            marks.is_some_and(|(_, fd)| {
+                // Number of the snapshot that has all changes: the fifth word.
+                let mut word = [0; 8];
+                File::from(fd.try_clone().expect("marks")).read_exact_at(&mut word, 32).expect("a word");
+                Some(u64::from_le_bytes(word)) <= last
+            })
+        })
     }
 }
 

@@ -96,39 +96,6 @@ impl Site {
             thread::sleep(Duration::from_millis(5));
         }
     }
-
-    /// Waits until the last snapshot has all that was before.
-    fn wait_for_snapshot(&self) {
-        let (mut last, mut since) = (Vec::new(), Instant::now());
-        let begun = Instant::now();
-        loop {
-            let names: Vec<_> =
-                self.manager.names().into_iter().filter(|name| name.starts_with("pd-snapshot-")).collect();
-            if names != last {
-                (last, since) = (names, Instant::now());
-            }
-            if last.len() == 1 && since.elapsed() > Duration::from_millis(500) && self.is_all_stored() {
-                return;
-            }
-            assert!(begun.elapsed() < PATIENCE, "no snapshot, or ever new ones: {last:?}");
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Tells whether the snapshots have all that has changed.
-    fn is_all_stored(&self) -> bool {
-        self.manager.with_store(|store| {
-            let number = |name: &str| name.strip_prefix("pd-snapshot-").map(|number| number.parse().unwrap());
-            let last: Option<u64> = store.iter().filter_map(|(name, _)| number(name)).max();
-            let marks = store.iter().find(|(name, _)| name == "pd-marks");
-            marks.is_some_and(|(_, fd)| {
-                // Number of the snapshot that has all changes: the fifth word.
-                let mut word = [0; 8];
-                File::from(fd.try_clone().unwrap()).read_exact_at(&mut word, 32).unwrap();
-                Some(u64::from_le_bytes(word)) <= last
-            })
-        })
-    }
 }
 
 fn pair() -> (Stream, Stream) {
@@ -173,6 +140,15 @@ fn recv_all(stream: &Stream, seed: u64, received: &AtomicU64) -> u64 {
     }
 }
 
+/// Waits until streams have received so many bytes each, and so have their rings and memory.
+fn await_all(received: &[AtomicU64], bytes: u64) {
+    let begun = Instant::now();
+    while received.iter().any(|count| count.load(Ordering::Relaxed) < bytes) {
+        assert!(begun.elapsed() < PATIENCE, "a stream does not begin");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn direct_streams_go_on_through_many_kills() {
     let mut site = Site::new();
@@ -181,7 +157,7 @@ fn direct_streams_go_on_through_many_kills() {
     let (idle, sleeper) = direct_pair();
     let (is_over, random) = (AtomicBool::new(false), &mut Random(7));
     let counts: Vec<_> = (0..2 * pairs.len()).map(|_| AtomicU64::new(0)).collect();
-    site.wait_for_snapshot();
+    site.manager.wait_for_snapshot();
     thread::scope(|scope| {
         let mut ends = Vec::new();
         for (index, (a, b)) in pairs.iter().enumerate() {
@@ -192,13 +168,8 @@ fn direct_streams_go_on_through_many_kills() {
             }
         }
         let asleep = scope.spawn(|| sleeper.recv(5).unwrap().to_vec());
-        // All have begun, and have their rings and memory.
-        let begun = Instant::now();
-        while counts.iter().any(|count| count.load(Ordering::Relaxed) < 4 << 20) {
-            assert!(begun.elapsed() < PATIENCE, "a stream does not begin");
-            thread::sleep(Duration::from_millis(1));
-        }
-        site.wait_for_snapshot();
+        await_all(&counts, 4 << 20);
+        site.manager.wait_for_snapshot();
         for _ in 0..12 {
             site.manager.kill();
             let before: Vec<_> = counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
@@ -235,7 +206,7 @@ fn direct_streams_go_on_through_many_kills() {
 
 /// Runs `change` while there is no driver, and starts one.
 fn in_the_gap<T>(site: &mut Site, change: impl FnOnce() -> T) -> T {
-    site.wait_for_snapshot();
+    site.manager.wait_for_snapshot();
     site.manager.kill();
     let changed = change();
     site.start();
@@ -294,11 +265,12 @@ fn busy_streams_by_the_driver_are_reset_or_go_on() {
     let mut kept = pair();
     for round in 0..6 {
         let pairs: Vec<_> = (0..2).map(|_| pair()).collect();
-        let is_over = AtomicBool::new(false);
+        let (is_over, counts) = (AtomicBool::new(false), [const { AtomicU64::new(0) }; 2]);
         thread::scope(|scope| {
             let ends: Vec<_> = pairs
                 .iter()
-                .map(|(from, to)| {
+                .zip(&counts)
+                .map(|((from, to), count)| {
                     let is_over = &is_over;
                     let sent = scope.spawn(move || {
                         let (mut position, mut buffer) = (0, SendBuffer::new(20_000)?);
@@ -319,17 +291,17 @@ fn busy_streams_by_the_driver_are_reset_or_go_on() {
                             }
                             verify(round, position, &received);
                             position += received.len() as u64;
+                            count.store(position, Ordering::Relaxed);
                         }
                     });
                     (sent, received)
                 })
                 .collect();
-            // The streams have their rings by then.
-            thread::sleep(Duration::from_millis(100));
-            site.wait_for_snapshot();
+            await_all(&counts, 1 << 20);
+            site.manager.wait_for_snapshot();
             thread::sleep(Duration::from_micros(random.below(20_000)));
             site.manager.kill();
-            let is_proved = site.is_all_stored();
+            let is_proved = site.manager.is_all_stored();
             site.start();
             thread::sleep(Duration::from_millis(50));
             is_over.store(true, Ordering::Relaxed);
@@ -449,7 +421,7 @@ fn clients_learn_that_no_driver_comes_back() {
     for policy in [DIRECT, OFFLOADED] {
         site.restart(policy);
         let pairs = [direct_pair(), direct_pair()];
-        site.wait_for_snapshot();
+        site.manager.wait_for_snapshot();
         site.manager.kill();
         thread::scope(|scope| {
             let sleeps = scope.spawn(|| pairs[0].1.recv(1).unwrap_err().errno());
@@ -473,7 +445,7 @@ fn an_orderly_end_leaves_nothing() {
     let mut site = Site::new();
     site.restart(DIRECT);
     let (a, _b) = direct_pair();
-    site.wait_for_snapshot();
+    site.manager.wait_for_snapshot();
     site.manager.terminate();
     assert_eq!(site.manager.names(), Vec::<String>::new());
     assert_eq!(a.recv(1).unwrap_err().errno(), libc::ECONNRESET);
@@ -503,7 +475,7 @@ fn no_state_harms_the_next_driver() {
         site.restart(if seed % 2 == 0 { DIRECT } else { OFFLOADED });
         let (a, b) = direct_pair();
         let _more = (pair(), Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap());
-        site.wait_for_snapshot();
+        site.manager.wait_for_snapshot();
         site.manager.kill();
         site.manager.with_store(|store| {
             for (name, fd) in store {

@@ -188,7 +188,18 @@ fn by_strace(trio: &Trio, pids: &[u32]) {
         eprintln!("NOT COUNTED: neither the raw_syscalls tracepoint nor strace is to be had on this machine");
         return;
     };
-    std::thread::sleep(Duration::from_millis(500));
+    let is_traced = |pid: &u32| {
+        let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+        threads.all(|thread| {
+            let status = std::fs::read_to_string(thread.expect("thread").path().join("status"));
+            status.is_ok_and(|status| !status.contains("TracerPid:\t0\n"))
+        })
+    };
+    let until = Instant::now() + Duration::from_secs(60);
+    while !pids.iter().all(is_traced) {
+        assert!(Instant::now() < until, "strace does not attach to {pids:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let start = trio.messages();
     let messages = trio.wait(start + MESSAGES / 10) - start;
     let pid = rustix::process::Pid::from_child(&strace);

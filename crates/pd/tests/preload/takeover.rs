@@ -1,9 +1,9 @@
 //! A driver takes another's place while unmodified programs talk.
 
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use super::{answer_of, Site, With, PORT};
+use super::{Site, With, HANGS_AFTER, PORT};
 
 /// A server that sends back what it gets.
 pub(super) const SERVER: &str = r"
@@ -18,9 +18,9 @@ while True:
     threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// A connection that is always used, one that sleeps until the end, and short ones.
+/// A connection that is always used, one that sleeps until the end, and short ones, until the input ends.
 const CLIENT: &str = r"
-import socket, sys, time, hashlib
+import socket, sys, threading, time, hashlib
 def connect():
     return socket.create_connection((sys.argv[1], int(sys.argv[2])))
 def turn(peer, data):
@@ -33,9 +33,13 @@ def turn(peer, data):
         back += more
     assert back == data, 'other bytes'
 busy, sleeper = connect(), connect()
-end = time.monotonic() + float(sys.argv[3])
+over = threading.Event()
+def listen():
+    sys.stdin.read()
+    over.set()
+threading.Thread(target=listen).start()
 turns = 0
-while time.monotonic() < end:
+while not over.is_set():
     turn(busy, hashlib.sha256(str(turns).encode()).digest() * (1 + turns % 2000))
     turns += 1
     time.sleep(0.001)
@@ -43,7 +47,6 @@ while time.monotonic() < end:
         with connect() as brief:
             turn(brief, b'brief')
 turn(sleeper, b'awake')
-assert turns > 20
 print('all came back')
 ";
 
@@ -56,26 +59,35 @@ impl Site {
         let status = previous.wait().unwrap();
         assert!(status.success(), "{status}");
     }
+
+    /// Waits until this driver has made `count` more connections.
+    fn wait_for_connections(&self, count: u64) {
+        let (wanted, until) = (self.connections() + count, Instant::now() + HANGS_AFTER);
+        while self.connections() < wanted {
+            assert!(Instant::now() < until, "no connection is made");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 #[test]
 fn unmodified_programs_go_on_while_a_driver_takes_over() {
     let mut site = Site::new(198);
     for with in [With::Library, With::Mediated] {
-        let before = site.connections();
         let server = site.serve(with, &["python3", "-c", SERVER, PORT]);
-        let ip = site.address(2);
-        let mut client = site.run(3, with, &["python3", "-c", CLIENT, &ip, PORT, "6"]);
-        let answer = std::thread::spawn(move || answer_of(&mut client));
-        while site.connections() < before + 2 {
-            std::thread::sleep(Duration::from_millis(20));
+        let mut client = site.run(3, with, &["python3", "-c", CLIENT, &site.address(2), PORT]);
+        let mut client = client.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = client.stdin.take();
+        // Two that stay, and short ones.
+        site.wait_for_connections(4);
+        for _ in 0..2 {
+            site.take_over();
+            site.wait_for_connections(4);
         }
-        site.take_over();
-        std::thread::sleep(Duration::from_millis(200));
-        site.take_over();
-        assert_eq!(answer.join().unwrap(), "all came back\n");
-        // The later drivers have made connections, too.
-        assert!(site.connections() > 2);
+        drop(input);
+        let output = client.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "all came back\n");
         drop(server);
     }
 }
