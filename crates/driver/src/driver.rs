@@ -247,7 +247,7 @@ impl Driver {
         }
         if let Some(storing) = &storing {
             lead.conductor.mark_at_movers(&storing.marks);
-            door.set_marks(Arc::clone(&storing.marks));
+            door.set_marks(&storing.marks);
         }
         let cores = watch_cores();
         filter::install(settings.confined).map_err(StartError::Filter)?;

@@ -4,7 +4,7 @@ use super::ending::{Event, Life};
 use super::table::Table;
 use super::tenants::{Reached, Traffic};
 use super::twins::Twin;
-use crate::crash::marks::Marks;
+use crate::crash::marks::{Marker, Marks};
 use crate::identity::NamespaceId;
 use crate::ids::{ClientId, ConnectionId, MoverId, Side, Slot, TenantId};
 use crate::mirror::Subject;
@@ -18,7 +18,7 @@ pub struct Connections {
     table: Table<ConnectionId, Connection>,
     free: Free,
     /// Notes for the driver after a crash.
-    marks: Option<Arc<Marks>>,
+    marks: Marker,
 }
 
 /// Free numbers. A reservation that is dropped returns its number here.
@@ -138,15 +138,13 @@ impl Connections {
     }
 
     /// Marks what changes from now on.
-    pub fn set_marks(&mut self, marks: Arc<Marks>) {
-        self.marks = Some(marks);
+    pub fn set_marks(&mut self, marks: &Arc<Marks>) {
+        self.marks.begin(marks);
     }
 
     /// Marks a change of a connection.
     pub fn mark(&self, id: ConnectionId) {
-        if let Some(marks) = &self.marks {
-            marks.mark_connection(id);
-        }
+        self.marks.mark_connection(id);
     }
 
     /// Returns the number of places in the table, free ones included.
@@ -184,7 +182,7 @@ impl Connections {
         reserved.free = None;
         let id = reserved.id;
         self.mark(id);
-        if let Some(marks) = &self.marks {
+        if let Some(marks) = self.marks.get() {
             Side::BOTH.into_iter().for_each(|side| marks.set_sends(id.flow(side), 0));
         }
         // Only the accepting side of a twin has no client.

@@ -175,7 +175,7 @@ impl Conductor {
     /// Puts a policy in force on the fabric and on the kernel, soon. `reply` gets the number of connections that it ended, or the reason
     /// why it is not in force.
     pub(super) fn begin_apply(&mut self, policy: Policy, reply: Option<Sender<Answer>>) {
-        self.mark_others();
+        self.marks.mark_others();
         if let Err(why) = &self.gate.gate {
             let not_on_kernel = binds(&policy).then(|| why.clone());
             if let Some(why) = &not_on_kernel {
@@ -257,7 +257,7 @@ impl Conductor {
     }
 
     fn put_in_force(&mut self, Applying { policy, reply, is_here, .. }: Applying, staged: Staged) {
-        self.mark_others();
+        self.marks.mark_others();
         self.gate.is_quiet = true;
         let applied = if is_here { Ok(0) } else { self.apply(policy) };
         self.gate.is_quiet = false;

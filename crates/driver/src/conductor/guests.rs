@@ -71,7 +71,7 @@ impl Conductor {
             }
             FromDoor::Asked { asked, reply } => match *asked {
                 Asked::Register(registering) => {
-                    self.mark_others();
+                    self.marks.mark_others();
                     self.take_registration(registering, reply);
                 }
                 Asked::Apply(policy) => self.begin_apply(policy, Some(reply)),
@@ -84,7 +84,7 @@ impl Conductor {
                 asked => self.answer_administrator(asked, reply),
             },
             FromDoor::WatchedEnded => {
-                self.mark_others();
+                self.marks.mark_others();
                 self.forget_registered();
             }
             FromDoor::TakeOver { successor, early } => {
@@ -205,7 +205,7 @@ impl Conductor {
         };
         self.serial += 1;
         let client = Client::new(self.serial, (identity, place), tenant, Arc::clone(&account), home);
-        self.mark_client(id);
+        self.marks.mark_client(id);
         self.clients.put(id, client);
         self.resident_came(namespace, tenant);
         self.door.send(ToDoor::Admit { client: id, tenant, account, lease, unread: is_unread.then_some(fd) });

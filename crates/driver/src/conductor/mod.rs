@@ -47,7 +47,7 @@ pub use takeover::ConductorState;
 
 use crate::admin::TakenOver;
 use crate::clock::Clock;
-use crate::crash::marks::Marks;
+use crate::crash::marks::Marker;
 use crate::door::{FromDoor, ToDoor};
 use crate::gate::Gate;
 use crate::ids::{ClientId, ConnectionId, FlowId, MoverId, Side, Slot};
@@ -149,7 +149,7 @@ pub struct Conductor {
     /// Counts of services that have come from another driver, until service begins.
     counts_taken: Option<SlotsState>,
     /// Notes for the driver after a crash.
-    marks: Option<Arc<Marks>>,
+    marks: Marker,
 }
 
 /// Mailboxes of the conductor.
@@ -255,7 +255,7 @@ impl Conductor {
             successor: None,
             taken_over: None,
             counts_taken: None,
-            marks: None,
+            marks: Marker::default(),
             cores_scarce: false,
         };
         this.movers.own().watch(&this.epoll)?;
@@ -413,14 +413,8 @@ impl Conductor {
 
     /// Returns a client to be changed.
     fn client_mut(&mut self, id: ClientId) -> Option<&mut Client> {
-        self.mark_client(id);
+        self.marks.mark_client(id);
         self.clients.get_mut(id)
-    }
-
-    fn mark_client(&self, id: ClientId) {
-        if let Some(marks) = &self.marks {
-            marks.mark_client(id);
-        }
     }
 
     fn connection(&self, index: ConnectionId) -> Option<&Connection> {
@@ -581,7 +575,7 @@ impl Conductor {
 
     /// Removes a client that no mover remembers.
     fn forget(&mut self, id: ClientId) {
-        self.mark_client(id);
+        self.marks.mark_client(id);
         let Some(client) = self.clients.remove(id) else { return };
         let filled = client.regions.into_values().map(|(region, _)| region);
         let regions = filled.chain(client.emptied.into_values()).collect();

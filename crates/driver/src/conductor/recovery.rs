@@ -56,20 +56,13 @@ impl Conductor {
 
     /// Has movers mark changes. Their threads do not run yet.
     pub fn mark_at_movers(&mut self, marks: &Arc<Marks>) {
-        self.movers.all().into_iter().for_each(|mover| mover.set_marks(Arc::clone(marks)));
+        self.movers.all().into_iter().for_each(|mover| mover.set_marks(marks));
     }
 
     /// Marks all changes from now on.
     pub fn begin_to_mark(&mut self, marks: &Arc<Marks>) {
-        self.connections.set_marks(Arc::clone(marks));
-        self.marks = Some(Arc::clone(marks));
-    }
-
-    /// Marks a change of something that is no client's.
-    pub(super) fn mark_others(&self) {
-        if let Some(marks) = &self.marks {
-            marks.mark_others();
-        }
+        self.connections.set_marks(marks);
+        self.marks.begin(marks);
     }
 
     fn connection_of(&self, id: ClientId, slot: Slot) -> Option<ConnectionId> {

@@ -327,9 +327,7 @@ impl Conductor {
             let idle = client.regions.iter();
             let idle = idle.filter(|(_, (region, space))| space.taken() == 0 && region.is_emptiable());
             for number in idle.map(|(&number, _)| number).collect::<Vec<_>>() {
-                if let Some(marks) = &self.marks {
-                    marks.mark_client(id);
-                }
+                self.marks.mark_client(id);
                 let Some((region, _)) = client.regions.remove(&number) else { continue };
                 let region = Box::new(region);
                 self.waiting.found_idle = Some(self.clock.now());
@@ -354,7 +352,7 @@ impl Conductor {
 
     /// Has the door make a receive region with room for a ring of `bytes` bytes.
     fn grow(&mut self, id: ClientId, bytes: u64) -> Result<(), Exhausted> {
-        self.mark_client(id);
+        self.marks.mark_client(id);
         let Some(client) = self.clients.get_mut(id) else {
             return Err(Exhausted::Memory(Errno::NOTCONN));
         };

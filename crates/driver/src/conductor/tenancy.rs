@@ -128,9 +128,7 @@ impl Conductor {
             if let Some(client) = self.clients.get_mut(id) {
                 let was = std::mem::replace(&mut client.tenant, tenant);
                 if was != tenant {
-                    if let Some(marks) = &self.marks {
-                        marks.mark_client(id);
-                    }
+                    self.marks.mark_client(id);
                     let (movers, payer) = (client.movers(), client.payer());
                     let (namespace, is_present) = (client.identity.namespace, client.is_present());
                     if is_present {

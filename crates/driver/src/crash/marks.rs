@@ -10,6 +10,7 @@ use pd_shm::{Own, Region};
 use rustix::io::{Errno, Result};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pd-marks");
 /// Words of the header.
@@ -51,6 +52,43 @@ pub struct Progress {
     pub is_under_way: bool,
     /// Second number of the last request, if that is a send which may grow; 0: it is none.
     pub open: u64,
+}
+
+/// Marks of an agent. There are none, and nothing is marked, as long as no service manager keeps snapshots.
+#[derive(Debug, Default)]
+pub struct Marker(Option<Arc<Marks>>);
+
+impl Marker {
+    /// Has changes marked from now on.
+    pub fn begin(&mut self, marks: &Arc<Marks>) {
+        self.0 = Some(Arc::clone(marks));
+    }
+
+    /// Returns the marks, if there are any.
+    pub fn get(&self) -> Option<&Marks> {
+        self.0.as_deref()
+    }
+
+    /// Marks a change that concerns no client, as [`Marks::mark_others`].
+    pub fn mark_others(&self) {
+        if let Some(marks) = self.get() {
+            marks.mark_others();
+        }
+    }
+
+    /// Marks a change of a client, as [`Marks::mark_client`].
+    pub fn mark_client(&self, id: ClientId) {
+        if let Some(marks) = self.get() {
+            marks.mark_client(id);
+        }
+    }
+
+    /// Marks a change of a connection, as [`Marks::mark_connection`].
+    pub fn mark_connection(&self, id: ConnectionId) {
+        if let Some(marks) = self.get() {
+            marks.mark_connection(id);
+        }
+    }
 }
 
 impl Marks {

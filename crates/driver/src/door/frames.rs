@@ -47,7 +47,7 @@ impl Door {
         let Some(id) = self.turns.next(self.clock.now()) else { return false };
         let is_safe = self.is_safe;
         // Before the frame is taken off the socket.
-        self.mark_client(id);
+        self.marks.mark_client(id);
         let guest = self.guests.here(id).filter(|guest| guest.waits == Waits::Turn);
         // Another client may have the number by now.
         let Some(guest) = guest else { return true };

@@ -32,7 +32,7 @@ pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, To
 pub use takeover::DoorState;
 
 use crate::clock::Clock;
-use crate::crash::marks::Marks;
+use crate::crash::marks::{Marker, Marks};
 use crate::ids::ClientId;
 use crate::mailbox::Mailbox;
 use crate::memory::Pool;
@@ -106,7 +106,7 @@ pub struct Door {
     /// Writing end of the pipe that hangs up when the driver ends.
     _alive: OwnedFd,
     /// Notes for the driver after a crash.
-    marks: Option<Arc<Marks>>,
+    marks: Marker,
 }
 
 impl Door {
@@ -156,19 +156,13 @@ impl Door {
             next_sweep: now + SWEEP,
             loan: None,
             _alive: end,
-            marks: None,
+            marks: Marker::default(),
         })
     }
 
     /// Marks what changes from now on.
-    pub fn set_marks(&mut self, marks: Arc<Marks>) {
-        self.marks = Some(marks);
-    }
-
-    fn mark_client(&self, id: ClientId) {
-        if let Some(marks) = &self.marks {
-            marks.mark_client(id);
-        }
+    pub fn set_marks(&mut self, marks: &Arc<Marks>) {
+        self.marks.begin(marks);
     }
 
     /// Takes one turn. Sleeps for `idle` at most when there is nothing to do.
@@ -245,7 +239,7 @@ impl Door {
     /// Stops serving a guest.
     fn close(&mut self, client: ClientId) {
         let begun = self.clock.now();
-        self.mark_client(client);
+        self.marks.mark_client(client);
         if let Some(guest) = self.guests.leave(client) {
             let payer = guest.payer();
             let _ = epoll::delete(&self.epoll, &*guest.socket);

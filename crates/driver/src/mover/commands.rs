@@ -125,7 +125,7 @@ impl Mover {
             tracing::error!(%client, channel, %error, "cannot watch a doorbell: its channel is looked at");
         }
         let Some(state) = self.clients.get_mut(client) else { return };
-        if let Some(marks) = &self.marks {
+        if let Some(marks) = self.marks.get() {
             marks.end_request(client, channel, 0, 0);
         }
         state.add_channel(channel, Channel::new(requests, events, doorbell, watched.is_ok()));

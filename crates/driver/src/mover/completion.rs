@@ -162,8 +162,8 @@ impl Mover {
     /// Gives back the flow's ring, if it has one. The ring must have no reader any more.
     pub(super) fn give_ring(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id) else { return };
-        if let (Some(marks), true) = (&self.marks, flow.has_ring()) {
-            marks.mark_connection(flow.id.connection());
+        if flow.has_ring() {
+            self.marks.mark_connection(flow.id.connection());
         }
         if let Some(ring) = flow.take_ring() {
             self.division.give(&mut self.scheduler, flow.ring_payer());

@@ -273,7 +273,7 @@ impl Mover {
         let (offset, len) = request.numbers();
         let id = FileId(request.tag);
         // The count of a file's sends is in no shared word.
-        self.mark_client(client);
+        self.marks.mark_client(client);
         let state = self.clients.get_mut(client).ok_or(Violation::File)?;
         let slot = state.files().slots.get_mut(usize::from(id.slot())).ok_or(Violation::File)?;
         let FileSlot { generation, state: State::Open { file, taken, last_used } } = slot else {
@@ -293,9 +293,9 @@ impl Mover {
     /// Closes files that were not sent for a while. Returns whether any stays open.
     pub(super) fn close_idle_files(&mut self) -> bool {
         let now = self.now;
-        let marks = self.marks.as_deref();
+        let marks = &self.marks;
         self.clients.with_ids().fold(false, |any, (id, client)| {
-            let closes = || marks.into_iter().for_each(|marks| marks.mark_client(id));
+            let closes = || marks.mark_client(id);
             close_idle(client, now, closes) | any
         })
     }

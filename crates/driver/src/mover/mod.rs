@@ -35,8 +35,8 @@ pub mod transfer;
 pub use table::{BufferTable, Entry, ENTRIES_MAX};
 
 use crate::clock::Clock;
-use crate::crash::marks::Marks;
-use crate::ids::{ClientId, MoverId};
+use crate::crash::marks::{Marker, Marks};
+use crate::ids::MoverId;
 use crate::mailbox::{self, Mailbox};
 use crate::messages::{ToConductor, ToMover};
 use crate::metrics::Metrics;
@@ -119,7 +119,7 @@ pub struct Mover {
     /// Space for the commands that are carried out next.
     commands: VecDeque<ToMover>,
     /// Notes for the driver after a crash.
-    marks: Option<Arc<Marks>>,
+    marks: Marker,
 }
 
 impl Mover {
@@ -163,26 +163,19 @@ impl Mover {
             called_back: false,
             scans: Vec::new(),
             commands: VecDeque::new(),
-            marks: None,
+            marks: Marker::default(),
         })
     }
 
     /// Marks what changes from now on.
-    pub fn set_marks(&mut self, marks: Arc<Marks>) {
-        self.marks = Some(marks);
-    }
-
-    /// Marks a change of a client.
-    fn mark_client(&self, id: ClientId) {
-        if let Some(marks) = &self.marks {
-            marks.mark_client(id);
-        }
+    pub fn set_marks(&mut self, marks: &Arc<Marks>) {
+        self.marks.begin(marks);
     }
 
     /// Returns a number for the sleep that begins.
     fn number_sleep(&mut self) -> u32 {
         let number = self.doorbells.number_sleep();
-        if let Some(marks) = &self.marks {
+        if let Some(marks) = self.marks.get() {
             marks.set_sleeps(self.settings.id, number);
         }
         number

@@ -61,13 +61,13 @@ impl Mover {
                 Ok(Some(request)) => {
                     taken += 1;
                     let (read, open) = channel.progress();
-                    if let Some(marks) = &self.marks {
+                    if let Some(marks) = self.marks.get() {
                         marks.begin_request(client, index, read);
                     }
                     if let Err(violation) = self.take_request(client, index, &request) {
                         break Err(violation);
                     }
-                    if let Some(marks) = &self.marks {
+                    if let Some(marks) = self.marks.get() {
                         marks.end_request(client, index, read, open);
                     }
                     if taken == REQUESTS_PER_TURN {
@@ -160,7 +160,7 @@ impl Mover {
             Operation::Send => self.take_send(client, request),
             Operation::SendFile => self.take_file_send(client, request),
             Operation::OpenFile => {
-                self.mark_client(client);
+                self.marks.mark_client(client);
                 self.open_file(client, index, request);
                 Ok(())
             }
@@ -173,12 +173,12 @@ impl Mover {
                 Ok(())
             }
             Operation::Left => {
-                self.mark_client(client);
+                self.marks.mark_client(client);
                 self.take_left(client, request);
                 Ok(())
             }
             _ => {
-                self.mark_client(client);
+                self.marks.mark_client(client);
                 let (channel, request) = (index, *request);
                 let permit = match self.outbox.kept() {
                     Some(_) => {
@@ -294,7 +294,7 @@ impl Mover {
             flow = again;
         }
         take(flow)?;
-        if let Some(marks) = &self.marks {
+        if let Some(marks) = self.marks.get() {
             marks.set_sends(id, flow.sends().0);
         }
         if flow.pending() == 0 {
@@ -308,7 +308,7 @@ impl Mover {
     pub(super) fn cut_off(&mut self, client: ClientId, violation: Violation) {
         let Some(state) = self.clients.get_mut(client) else { return };
         if !state.cut_off() {
-            self.mark_client(client);
+            self.marks.mark_client(client);
             self.tell_conductor(ToConductor::Violation { client, violation });
         }
     }
