@@ -139,27 +139,19 @@ impl Ringer {
     }
 
     fn run(self: Arc<Self>) {
-        let mut state = self.lock();
         loop {
-            match state.jobs.pop_front() {
-                Some(job) => {
-                    if let Some(key) = job.key() {
-                        state.waiting.remove(&key);
-                    }
-                    drop(state);
-                    job.run();
-                    state = self.lock();
-                }
-                None => {
-                    let waited =
-                        self.filled.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-                    state = waited.0;
-                    if waited.1.timed_out() && state.jobs.is_empty() {
-                        state.is_served = false;
-                        return;
-                    }
-                }
+            let is_idle = |state: &mut State| state.jobs.is_empty();
+            let waited = self.filled.wait_timeout_while(self.lock(), IDLE, is_idle);
+            let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let Some(job) = state.jobs.pop_front() else {
+                state.is_served = false;
+                return;
+            };
+            if let Some(key) = job.key() {
+                state.waiting.remove(&key);
             }
+            drop(state);
+            job.run();
         }
     }
 

@@ -233,26 +233,19 @@ impl Queue {
         }
         let mut state = self.lock();
         loop {
-            match state.jobs.pop_front() {
-                Some((whose, job)) => {
-                    state.is_busy = true;
-                    drop(state);
-                    if let Some(made) = job.run(pool) {
-                        door.send(ToDoor::Made { client: whose.0, serial: whose.1, made });
-                    }
-                    state = self.lock();
-                    state.is_busy = false;
-                }
-                None => {
-                    let waited =
-                        self.filled.wait_timeout(state, IDLE).unwrap_or_else(PoisonError::into_inner);
-                    state = waited.0;
-                    if waited.1.timed_out() && state.jobs.is_empty() {
-                        state.is_served = false;
-                        return;
-                    }
-                }
+            let waited = self.filled.wait_timeout_while(state, IDLE, |state| state.jobs.is_empty());
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let Some(((client, serial), job)) = state.jobs.pop_front() else {
+                state.is_served = false;
+                return;
+            };
+            state.is_busy = true;
+            drop(state);
+            if let Some(made) = job.run(pool) {
+                door.send(ToDoor::Made { client, serial, made });
             }
+            state = self.lock();
+            state.is_busy = false;
         }
     }
 }
