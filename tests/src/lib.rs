@@ -1,6 +1,7 @@
 //! Shared parts of the tests: a driver of their own, peers as real processes, a byte pattern.
 use pd_driver::policy::{Cap, Caps, Path as BytesPath, Tenant, DEFAULT_TENANT};
 use pd_driver::{Driver, Namespaces, Policy, Settings, SystemClock};
+use procfs::process::{Process, Task};
 use rustix::net;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -295,8 +296,8 @@ pub fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns the processor time of threads of this process with name `thread`. The time of one that has ended is not in it.
 pub fn processor_time(thread: &str) -> Duration {
-    let time = |stats: String| stats.split(' ').next()?.parse().ok();
-    of_threads(thread, "schedstat").into_iter().filter_map(time).map(Duration::from_nanos).sum()
+    let times = of_threads(thread, |task| Some(task.schedstat().ok()?.sum_exec_runtime));
+    times.into_iter().map(Duration::from_nanos).sum()
 }
 
 /// Waits until all threads with a name are asleep. The kernel accounts for the time of a thread that runs only now and then.
@@ -305,21 +306,16 @@ pub fn processor_time(thread: &str) -> Duration {
 ///
 /// Panics where there is no such thread, or one does not rest within twenty seconds.
 pub fn wait_for_rest(thread: &str) {
-    // The state follows the name, which ends with the last parenthesis.
-    let is_asleep = |stat: &String| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S"));
-    let all_asleep = |states: &Vec<String>| !states.is_empty() && states.iter().all(is_asleep);
-    await_report(&format!("the rest of {thread}"), || of_threads(thread, "stat"), all_asleep);
+    let states = || of_threads(thread, |task| Some(task.stat().ok()?.state));
+    let all_asleep = |states: &Vec<char>| !states.is_empty() && states.iter().all(|state| *state == 'S');
+    await_report(&format!("the rest of {thread}"), states, all_asleep);
 }
 
-/// Returns what a file of /proc says of each of this process's threads with a name.
-fn of_threads(thread: &str, file: &str) -> Vec<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("proc").flatten();
-    let read = |task: std::fs::DirEntry| {
-        let read = |name| std::fs::read_to_string(task.path().join(name)).ok();
-        read("comm").filter(|comm| comm.trim_end() == thread)?;
-        read(file)
-    };
-    tasks.filter_map(read).collect()
+/// Reads something of each of this process's threads with a name.
+fn of_threads<T>(thread: &str, read: impl Fn(&Task) -> Option<T>) -> Vec<T> {
+    let tasks = Process::myself().and_then(|own| own.tasks()).expect("proc").flatten();
+    let named = tasks.filter(|task| task.stat().is_ok_and(|stat| stat.comm == thread));
+    named.filter_map(|task| read(&task)).collect()
 }
 
 /// Returns the files of this process's descriptors, in order.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, Context, Result};
 use pd_driver::admin::{Answer, Ask};
+use procfs::process::{Process, Task};
 use rustix::io::Errno;
 use rustix::process::{kill_process, Pid, Signal};
 use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
@@ -127,13 +128,9 @@ impl ChildDriver {
     /// Returns the time for which the first mover was ready and waited for a core so far; `None` where the kernel does not count
     /// that.
     pub fn mover_wait(&self) -> Option<Duration> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).ok()?;
-        tasks.flatten().find_map(|task| {
-            let comm = fs::read_to_string(task.path().join("comm")).ok()?;
-            let stat =
-                (comm.trim() == "pd-driver").then(|| fs::read_to_string(task.path().join("schedstat")));
-            Some(Duration::from_nanos(stat?.ok()?.split(' ').nth(1)?.parse().ok()?))
-        })
+        let tasks = Process::new(self.pid() as i32).ok()?.tasks().ok()?;
+        let is_mover = |task: &Task| task.stat().is_ok_and(|stat| stat.comm == "pd-driver");
+        Some(Duration::from_nanos(tasks.flatten().find(is_mover)?.schedstat().ok()?.run_delay))
     }
 
     /// Returns the driver's CPU time so far; `None` where nothing counts it.
