@@ -346,6 +346,9 @@ fn calls_without_a_driver_are_carried_out_by_the_next() {
     let (c, d) = direct_pair();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let address = listener.local_addr().unwrap();
+    // Without a driver there is no further memory to send from.
+    let mut buffer = SendBuffer::new(700).unwrap();
+    fill(8, 0, buffer.wait_mut().unwrap());
     thread::scope(|scope| {
         let calls = in_the_gap(&mut site, || {
             let connecting = scope.spawn(|| Stream::connect(address).unwrap());
@@ -355,7 +358,7 @@ fn calls_without_a_driver_are_carried_out_by_the_next() {
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap();
-            send(&c, 8, 0, 700).unwrap();
+            c.send(&buffer, ..).unwrap();
             drop(c);
             thread::sleep(Duration::from_millis(100));
             assert!(!connecting.is_finished());
