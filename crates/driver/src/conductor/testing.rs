@@ -50,6 +50,7 @@ impl Conductor {
             ("direct rings", self.rings.leftovers()),
             ("namespaces that the gate is told of", self.gate.leftovers()),
             ("clients of families", self.families.clients()),
+            ("registrations of listeners", self.twins.registrations()),
             ("amounts", usize::from(used != Amounts::default())),
         ];
         let left = counts.into_iter().filter(|(_, count)| *count > 0);

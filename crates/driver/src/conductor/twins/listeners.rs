@@ -73,6 +73,12 @@ impl Twins {
         }
     }
 
+    /// Returns the number of registrations of clients and of listening sockets.
+    #[cfg(any(test, fuzzing, feature = "testing"))]
+    pub fn registrations(&self) -> usize {
+        self.registrants.len() + self.listeners.values().map(Vec::len).sum::<usize>()
+    }
+
     /// Ends the registration of a listening socket of AF_UNIX, whose file the client may not know any longer. Returns for how many
     /// fewer it has registered.
     fn leave_unix(&mut self, client: ClientId, cookie: u64) -> usize {
@@ -252,7 +258,8 @@ impl Conductor {
         let Proved { claim, user } = proved;
         self.twins.proving -= 1;
         let (id, asked) = (claim.client, claim.asked);
-        if self.client(id).is_none_or(|client| client.serial != claim.serial) {
+        // Nothing ends the registrations of a client that is leaving.
+        if !self.client(id).is_some_and(|client| client.serial == claim.serial && client.is_present()) {
             return;
         }
         let joined = user.inspect_err(|errno| self.note_unproved(id, &asked, *errno)).and_then(|user| {
