@@ -1,5 +1,6 @@
 //! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
+use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::state::{change_leaf, from_bytes, to_bytes};
 use pd_driver::{Driver, Namespaces, Settings, SystemClock, TAKE_OVER_FORMAT as FORMAT};
 use pd_tests::{alone, fill, send_until, verify, Random, TestDriver};
@@ -307,6 +308,28 @@ fn ask(driver: &TestDriver, format: u32, abi: u32) -> UnixStream {
     let mut stream = UnixStream::connect(driver.admin_socket()).unwrap();
     writeln!(stream, "{{\"op\":\"take_over\",\"format\":{format},\"abi\":{abi}}}").unwrap();
     stream
+}
+
+/// Adds or removes a port.
+fn ask_for_port(driver: &TestDriver, ask: &Ask) {
+    let answer = pd_driver::admin::ask(driver.admin_socket(), ask);
+    assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+}
+
+#[test]
+fn a_driver_whose_ports_were_closed_is_taken_over() {
+    let _turn = alone();
+    let mut driver = driver();
+    driver.apply("path = \"offloaded\"");
+    let (a, b) = pair();
+    ask_for_port(&driver, &Ask::PortAdd { name: "wire".to_owned(), port: PortSpec::Link });
+    let refused = driver.take_over().unwrap_err().to_string();
+    assert!(refused.contains("ports of pipes are open"), "{refused}");
+    ask_for_port(&driver, &Ask::PortRemove { name: "wire".to_owned() });
+    driver.take_over().unwrap();
+    let bytes = buffer_of(3, 0);
+    a.send(&bytes, ..).unwrap();
+    verify(3, 0, &b.recv(bytes.len()).unwrap());
 }
 
 #[test]

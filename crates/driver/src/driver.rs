@@ -9,10 +9,10 @@ use crate::cores::Watch;
 use crate::crash::keeping::{Keeping, StoreThread};
 use crate::crash::kept::{self, Kept, Storing};
 use crate::crash::store::{self, Manager};
-use crate::door::{self, Door, Loan};
+use crate::door::{self, Door};
 use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Loan, Mailbox};
 use crate::messages::ToConductor;
 use crate::pipes::nic::Nic;
 use crate::policy::Policy;
@@ -87,7 +87,7 @@ fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> Nic
     let (inbox, door) = (Arc::clone(parts.pipes.inbox()), Arc::clone(&parts.door_inbox));
     parts.pipes.set_starter(Box::new(move || {
         let nic = Nic::new(clock, inbox, door, spin)?;
-        let run = move || nic.run(&stop, STOP_POLL);
+        let run = move || Box::new(nic).run(&stop, STOP_POLL);
         let started = std::thread::Builder::new().name("pd-nic".into()).spawn(run)?;
         *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
         Ok(())

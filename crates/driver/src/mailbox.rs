@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Queue of an agent's commands. Any thread may send; the owner drains.
@@ -84,6 +85,18 @@ impl<T> Mailbox<T> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, VecDeque<T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Way of an agent to another thread and back. The agent does not come back if nothing comes.
+pub struct Loan<T> {
+    pub to: Sender<Box<T>>,
+    pub back: Receiver<Box<T>>,
+}
+
+impl<T> std::fmt::Debug for Loan<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Loan")
     }
 }
 

@@ -2,10 +2,16 @@
 use super::Conductor;
 use crate::admin::{Answer, Ask};
 use crate::door::Asked;
-use crate::pipes::ToNic;
+use crate::pipes::{Pipes, ToNic};
 use std::sync::mpsc::Sender;
+use std::sync::Arc;
 
 impl Conductor {
+    /// Returns the access to the agent of pipes.
+    pub fn pipes(&self) -> &Arc<Pipes> {
+        &self.pipes
+    }
+
     /// Sends the agent of pipes all tenants, and the bindings of the policy.
     pub(super) fn tell_pipes(&self) {
         if self.pipes.is_started() {

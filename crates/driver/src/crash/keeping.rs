@@ -4,12 +4,11 @@
 //! of it is there, and lets go of the snapshot before.
 use super::marks::Marks;
 use super::store::Manager;
-use crate::conductor::Conductor;
-use crate::door::Door;
 use crate::takeover::early::Numbers;
 use crate::takeover::giving::gather;
 use crate::takeover::pack::Pack;
 use crate::takeover::state::{State, Stops};
+use crate::takeover::Agents;
 use rustix::fs::MemfdFlags;
 use rustix::net::{
     sendmsg, socketpair, sockopt, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -99,9 +98,9 @@ impl Keeping {
     }
 
     /// Takes a snapshot if nothing stands in the way. The caller holds all agents since `begun`.
-    pub fn take(&mut self, begun: Instant, conductor: &mut Conductor, door: &mut Door) {
+    pub fn take(&mut self, begun: Instant, agents: &mut Agents<'_>) {
         static NONE: LazyLock<Numbers> = LazyLock::new(Numbers::new);
-        match gather(Stops::default(), &NONE, conductor, door) {
+        match gather(Stops::default(), &NONE, agents) {
             Ok((state, pack)) => {
                 let epoch = self.marks.end_snapshot();
                 self.is_busy.store(true, Ordering::Release);

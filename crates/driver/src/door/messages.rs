@@ -5,6 +5,7 @@ use crate::addresses::Addresses;
 use crate::admin::{Answer, Ask};
 use crate::identity::{Identity, NamespaceId};
 use crate::ids::{ClientId, TenantId};
+use crate::mailbox::Loan;
 use crate::memory::{Account, ClientMemory, Exhausted, Lease, Lent, Region};
 use crate::messages::{NewChannel, Payer, Violation};
 use crate::mirror::Copies;
@@ -20,7 +21,7 @@ use rustix::io::Errno;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Sender;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,19 +75,7 @@ pub enum ToDoor {
     /// From a helper: the result of its work.
     Made { client: ClientId, serial: u64, made: Made },
     /// Lends the door itself, for a while or for good.
-    Lend(Loan),
-}
-
-/// Way of the door to another thread and back. The door does not come back if nothing comes.
-pub struct Loan {
-    pub to: Sender<Box<Door>>,
-    pub back: Receiver<Box<Door>>,
-}
-
-impl std::fmt::Debug for Loan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Loan")
-    }
+    Lend(Loan<Door>),
 }
 
 /// Result of a helper's work for a client.

@@ -28,13 +28,13 @@ mod turns;
 
 pub use claim::{Claim, Proved};
 pub use listen::{listen, Sockets};
-pub use messages::{Asked, FromDoor, Loan, Reading, Registering, Registration, ToDoor};
+pub use messages::{Asked, FromDoor, Reading, Registering, Registration, ToDoor};
 pub use takeover::DoorState;
 
 use crate::clock::Clock;
 use crate::crash::marks::{Marker, Marks};
 use crate::ids::ClientId;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Loan, Mailbox};
 use crate::memory::Pool;
 use crate::pipes::Pipes;
 use crate::settings::Settings;
@@ -102,7 +102,7 @@ pub struct Door {
     untold: Vec<(ClientId, u64)>,
     next_sweep: Duration,
     /// Loan of the door, if it is wanted elsewhere.
-    loan: Option<Loan>,
+    loan: Option<Loan<Self>>,
     /// Writing end of the pipe that hangs up when the driver ends.
     _alive: OwnedFd,
     /// Notes for the driver after a crash.
@@ -224,7 +224,7 @@ impl Door {
     }
 
     /// Takes the loan of the door, if it is wanted elsewhere.
-    pub fn take_loan(&mut self) -> Option<Loan> {
+    pub fn take_loan(&mut self) -> Option<Loan<Self>> {
         self.loan.take()
     }
 

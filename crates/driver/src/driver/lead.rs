@@ -4,17 +4,19 @@ use crate::clock::Clock;
 use crate::conductor::{Conductor, Crew};
 use crate::crash::keeping::Keeping;
 use crate::crash::kept::{Kept, Storing};
-use crate::door::{Door, Loan, ToDoor};
+use crate::door::{Door, ToDoor};
 use crate::ids::MoverId;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Loan, Mailbox};
 use crate::memory::Cold;
+use crate::pipes::ToNic;
 use crate::policy::Policy;
 use crate::start_error::StartError;
 use crate::takeover::giving::{Outcome, Successor};
 use crate::takeover::taking::{self, Begun, Predecessor};
 use crate::takeover::warming::warm;
+use crate::takeover::Agents;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::mpsc::{channel, RecvTimeoutError, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -73,8 +75,8 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool, mut keeping: 
         }
         if let Some(keeping) = keeping.as_mut().filter(|keeping| keeping.due_in() == Some(Duration::ZERO)) {
             let begun = Instant::now();
-            with_all(lead, door, stop, |conductor, door| {
-                keeping.take(begun, conductor, door);
+            with_all(lead, door, stop, |agents| {
+                keeping.take(begun, agents);
                 Outcome::Stays
             });
         }
@@ -83,7 +85,7 @@ fn run(lead: &mut Lead, door: &Mailbox<ToDoor>, stop: &AtomicBool, mut keeping: 
         }
         if let Some(waiting) = successor.as_mut().filter(|successor| successor.waits().is_none()) {
             waiting.begin();
-            match with_all(lead, door, stop, |conductor, door| waiting.attempt(conductor, door)) {
+            match with_all(lead, door, stop, |agents| waiting.attempt(agents)) {
                 Outcome::Gone => {
                     keeping.iter().for_each(Keeping::hand_over);
                     return Outcome::Gone;
@@ -102,28 +104,50 @@ fn with_all(
     lead: &mut Lead,
     door: &Mailbox<ToDoor>,
     stop: &AtomicBool,
-    look: impl FnOnce(&mut Conductor, &mut Door) -> Outcome,
+    look: impl FnOnce(&mut Agents<'_>) -> Outcome,
 ) -> Outcome {
-    let ((to, lent), (give_back, back)) = (channel(), channel());
-    door.send(ToDoor::Lend(Loan { to, back }));
-    let mut door = loop {
-        match lent.recv_timeout(STOP_POLL) {
-            Ok(door) => break door,
-            // The door's thread may have ended before it saw the message.
-            Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Acquire) => {}
-            Err(_) => return Outcome::Stays,
-        }
+    let Some((mut door, door_back)) = borrow(stop, |loan| door.send(ToDoor::Lend(loan))) else {
+        return Outcome::Stays;
+    };
+    let pipes = Arc::clone(lead.conductor.pipes());
+    let mut nic = match pipes.is_started() {
+        true => match borrow(stop, |loan| pipes.send(ToNic::Lend(loan))) {
+            Some(nic) => Some(nic),
+            None => return Outcome::Stays,
+        },
+        false => None,
     };
     let outcome = match lead.conductor.hold() {
-        true => look(&mut lead.conductor, &mut door),
+        true => look(&mut Agents {
+            conductor: &mut lead.conductor,
+            door: &mut door,
+            nic: nic.as_mut().map(|(nic, _)| &mut **nic),
+        }),
         false => Outcome::Stays,
     };
     if outcome != Outcome::Gone {
         lead.conductor.let_go();
-        // If the door's thread has ended, so does the driver.
-        let _ = give_back.send(door);
+        // If the thread of one has ended, so does the driver.
+        let _ = door_back.send(door);
+        if let Some((nic, back)) = nic {
+            let _ = back.send(nic);
+        }
     }
     outcome
+}
+
+/// Borrows an agent of another thread, which `ask` asks for it. Returns the way back, too. None: the driver is to stop.
+fn borrow<T>(stop: &AtomicBool, ask: impl FnOnce(Loan<T>)) -> Option<(Box<T>, Sender<Box<T>>)> {
+    let ((to, lent), (give_back, back)) = (channel(), channel());
+    ask(Loan { to, back });
+    loop {
+        match lent.recv_timeout(STOP_POLL) {
+            Ok(agent) => return Some((agent, give_back)),
+            // The agent's thread may have ended before it saw the message.
+            Err(RecvTimeoutError::Timeout) if !stop.load(Ordering::Acquire) => {}
+            Err(_) => return None,
+        }
+    }
 }
 
 /// The state of another driver, taken.

@@ -4,6 +4,7 @@
 //! the doorbells of pipes and on its mailbox. The agent alone reads clients' memory ([`pd_pipe::Agent`]).
 mod accounts;
 mod receivers;
+mod takeover;
 
 use self::receivers::{count_down, Conflict, Receivers, KINDS_MAX};
 use super::messages::{NewPort, NewTap, Opening, PipeName, TenantNow, ToNic};
@@ -14,7 +15,7 @@ use crate::clock::Clock;
 use crate::door::ToDoor;
 use crate::ids::{ClientId, TenantId};
 use crate::limiter::Limiter;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Loan, Mailbox};
 use crate::messages::Payer;
 use crate::policy::bind::{Binds, Denied};
 use crate::policy::budget::Budget;
@@ -113,6 +114,8 @@ pub struct Nic {
     rated: BTreeSet<TenantId>,
     log: Limiter<(&'static str, Payer)>,
     spin: Duration,
+    /// Loan of the agent, if it is wanted elsewhere.
+    loan: Option<Loan<Self>>,
 }
 
 impl Nic {
@@ -145,14 +148,23 @@ impl Nic {
             rated: BTreeSet::new(),
             log: Limiter::default(),
             spin,
+            loan: None,
         })
     }
 
     /// Takes turns until `stop`; sleeps for `idle` at most where there is nothing to do.
-    pub fn run(mut self, stop: &AtomicBool, idle: Duration) {
+    pub fn run(mut self: Box<Self>, stop: &AtomicBool, idle: Duration) {
         let mut spin = Spin::new(self.spin);
         let inbox = Arc::clone(&self.inbox);
         while !stop.load(Ordering::Acquire) {
+            if let Some(Loan { to, back }) = self.loan.take() {
+                if to.send(self).is_err() {
+                    return;
+                }
+                // The agent belongs to another driver now, or this one ends.
+                let Ok(again) = back.recv() else { return };
+                self = again;
+            }
             let (mut busy, mut until) = self.turn();
             if !busy && until.is_none() {
                 busy = spin.until(|| {
@@ -193,7 +205,8 @@ impl Nic {
         (busy, until.filter(|_| self.agent.lacks_tokens()))
     }
 
-    fn take_commands(&mut self) -> bool {
+    /// Carries out some of the commands that have come. Returns whether there were any.
+    pub fn take_commands(&mut self) -> bool {
         if self.commands.is_empty() && self.inbox.is_filled() {
             self.inbox.drain(&mut self.commands);
         }
@@ -253,6 +266,7 @@ impl Nic {
                     self.commands.push_front(ToNic::Left { client });
                 }
             }
+            ToNic::Lend(loan) => self.loan = Some(loan),
             ToNic::SetPayer { client, left, payer } => {
                 if left != payer {
                     self.end_shown(left);

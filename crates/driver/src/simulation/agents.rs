@@ -16,6 +16,7 @@ use crate::takeover::giving::gather;
 use crate::takeover::pack::{Hindrance, Unpacked, Wrong};
 use crate::takeover::state::{State, Stops};
 use crate::takeover::taking;
+use crate::takeover::Agents;
 use pd_engine::Engine;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::{
@@ -136,7 +137,7 @@ impl Running {
         let given = if early { conductor.early_rings() } else { Given::default() };
         let (list, files, numbers) = given.into_parts().expect("memory");
         let rings = take(&list, again(&mut files.iter().map(|file| file.as_fd())))?;
-        let (state, pack) = gather(Stops::default(), &numbers, conductor, door)?;
+        let (state, pack) = gather(Stops::default(), &numbers, &mut Agents { conductor, door, nic: None })?;
         let (mut bytes, mut fds) = (state.to_bytes().expect("memory"), again(&mut pack.fds()));
         shake(&mut bytes, &mut fds);
         let state = State::from_bytes(&bytes)?;

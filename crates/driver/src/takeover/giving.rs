@@ -3,8 +3,7 @@ use super::early::Numbers;
 use super::offer::{self, Word};
 use super::pack::{Hindrance, Pack};
 use super::state::{now, State, Stops};
-use crate::conductor::Conductor;
-use crate::door::Door;
+use super::Agents;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -59,8 +58,8 @@ impl Successor {
     }
 
     /// Tries once. The caller holds all agents.
-    pub fn attempt(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
-        let outcome = self.outcome(conductor, door);
+    pub fn attempt(&mut self, agents: &mut Agents<'_>) -> Outcome {
+        let outcome = self.outcome(agents);
         let still = now().saturating_sub(self.stops.since);
         let still_us = still.as_micros() as u64;
         match outcome {
@@ -72,8 +71,8 @@ impl Successor {
         outcome
     }
 
-    fn outcome(&mut self, conductor: &mut Conductor, door: &mut Door) -> Outcome {
-        match self.try_once(conductor, door) {
+    fn outcome(&mut self, agents: &mut Agents<'_>) -> Outcome {
+        match self.try_once(agents) {
             Ok(()) => Outcome::Gone,
             Err(Failed::Hindered(hindrance)) if hindrance.is_passing() && Instant::now() < self.until => {
                 self.next = Instant::now() + AGAIN;
@@ -92,9 +91,9 @@ impl Successor {
         }
     }
 
-    fn try_once(&mut self, conductor: &mut Conductor, door: &mut Door) -> Result<(), Failed> {
+    fn try_once(&mut self, agents: &mut Agents<'_>) -> Result<(), Failed> {
         let begun = Instant::now();
-        let (state, pack) = give(self.stops, &self.early, conductor, door)?;
+        let (state, pack) = give(self.stops, &self.early, agents)?;
         let gathered = begun.elapsed();
         let bytes = state.to_bytes()?;
         let written = begun.elapsed();
@@ -135,12 +134,11 @@ impl From<std::io::Error> for Failed {
 pub fn give<'early>(
     stops: Stops,
     early: &'early Numbers,
-    conductor: &mut Conductor,
-    door: &mut Door,
+    agents: &mut Agents<'_>,
 ) -> Result<(State, Pack<'early>), Hindrance> {
     let until = Instant::now() + SETTLING;
     loop {
-        match gather(stops, early, conductor, door) {
+        match gather(stops, early, agents) {
             Err(hindrance) if hindrance.is_passing() && Instant::now() < until => {
                 std::thread::sleep(Duration::from_micros(200));
             }
@@ -156,11 +154,14 @@ pub fn give<'early>(
 pub fn gather<'early>(
     stops: Stops,
     early: &'early Numbers,
-    conductor: &mut Conductor,
-    door: &mut Door,
+    agents: &mut Agents<'_>,
 ) -> Result<(State, Pack<'early>), Hindrance> {
     let mut pack = Pack::beyond(early);
-    while door.take_commands() | conductor.settle() {}
+    let Agents { conductor, door, nic } = agents;
+    while door.take_commands() | conductor.settle() | nic.as_mut().is_some_and(|nic| nic.take_commands()) {}
+    if let Some(nic) = nic {
+        nic.give()?;
+    }
     let of_door = door.give(&mut pack)?;
     let (of_conductor, movers) = conductor.give(&mut pack)?;
     let policy = conductor.policy_text().map(|text| text.to_string());

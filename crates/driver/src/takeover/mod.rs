@@ -20,3 +20,15 @@ pub mod readable;
 pub mod state;
 pub mod taking;
 pub mod warming;
+
+use crate::conductor::Conductor;
+use crate::door::Door;
+use crate::pipes::nic::Nic;
+
+/// The agents of a driver, while one thread has them all. The movers are the conductor's.
+pub struct Agents<'held> {
+    pub conductor: &'held mut Conductor,
+    pub door: &'held mut Door,
+    /// The agent of pipes, if it has started.
+    pub nic: Option<&'held mut Nic>,
+}

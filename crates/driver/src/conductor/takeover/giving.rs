@@ -95,11 +95,6 @@ impl Conductor {
         if self.gate.is_applying() || self.review.is_under_way() {
             return Err(Hindrance::passing("a policy is being put in force"));
         }
-        if self.pipes.is_started() {
-            return Err(Hindrance::lasting(
-                "ports of pipes are or were open: without ports from its start it can be taken over",
-            ));
-        }
         for (id, client) in self.clients.iter() {
             let pid = client.identity.pid;
             match client.phase() {
