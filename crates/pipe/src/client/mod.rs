@@ -368,18 +368,24 @@ impl Pipe {
         let start = Instant::now();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
-            let link = self.link;
+            let (link, rings) = (self.link, self.rings(pipe_status::RECV_DOORBELL));
             let done = match self.direct {
                 Some(_) => self.sleep_for_direct_frames(left),
                 None => self.sleep_for_frames(left),
             };
-            // The sleep ended for another reason than time: the path is another by now.
-            let has_moved = done == Err(Errno::AGAIN) && self.load_link() != link;
+            // The sleep ended for another reason than time: the path is another by now, or the agent has woken all.
+            let is_called = || self.load_link() != link || self.rings(pipe_status::RECV_DOORBELL) != rings;
+            let has_moved = done == Err(Errno::AGAIN) && is_called();
             let done = if has_moved { self.unread().map(drop) } else { done };
             if !has_moved || left.is_zero() || done != Err(Errno::AGAIN) {
                 return done;
             }
         }
+    }
+
+    /// Returns the number of times that the agent has rung one of this program's doorbells. An agent that takes another's place rings without news.
+    fn rings(&self, doorbell: usize) -> u32 {
+        self.memory.status.load_u32(doorbell, Ordering::Relaxed)
     }
 
     /// Looks whether there are more frames than are known.
@@ -652,7 +658,7 @@ impl Pipe {
                 return Ok(());
             }
             let left = timeout.saturating_sub(start.elapsed());
-            let link = self.link;
+            let (link, rings) = (self.link, self.rings(pipe_status::SEND_DOORBELL));
             self.sleep_sending(self.writer.cursor.written().wrapping_sub(ring - room), left);
             if self.free(room) {
                 return Ok(());
@@ -660,8 +666,9 @@ impl Pipe {
             if let Some(end) = self.end() {
                 return Err(end);
             }
-            // Another side gives space back by now.
-            if self.link == link || left.is_zero() {
+            // Another side gives space back by now, or another agent.
+            let is_called = self.link != link || self.rings(pipe_status::SEND_DOORBELL) != rings;
+            if !is_called || left.is_zero() {
                 return Err(Errno::AGAIN);
             }
         }

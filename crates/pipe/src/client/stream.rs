@@ -8,7 +8,7 @@
 //! Bytes stay where they were lent until they are consumed: the own ring keeps the place of those that went from there into the copy.
 use super::Pipe;
 use pd_abi::limits::PAGE_BYTES;
-use pd_abi::pipe::{link_parts, LinkPath};
+use pd_abi::pipe::{link_parts, pipe_status, LinkPath};
 use pd_shm::byte_ring::{offset_in, Consumer};
 use pd_shm::copy::copy;
 use pd_shm::memfd::{self, Pages};
@@ -224,7 +224,7 @@ impl Pipe {
                 return Err(Errno::MSGSIZE);
             }
             let (left, link) = (timeout.saturating_sub(start.elapsed()), self.link);
-            let known = self.known_stream();
+            let (known, rings) = (self.known_stream(), self.rings(pipe_status::RECV_DOORBELL));
             match self.direct {
                 Some(_) => self.sleep_direct(left),
                 None => self.sleep_announced(left),
@@ -232,8 +232,9 @@ impl Pipe {
             if let Some(done) = self.has_unread(least) {
                 return done;
             }
-            // The time is over, or a signal came, unless another side has the next bytes by now, or some have come.
-            if left.is_zero() || self.link == link && self.known_stream() == known {
+            // The time is over, or a signal came, unless another side has the next bytes by now, or some have come, or the agent has rung.
+            let is_called = self.link != link || self.rings(pipe_status::RECV_DOORBELL) != rings;
+            if left.is_zero() || !is_called && self.known_stream() == known {
                 return Err(Errno::AGAIN);
             }
         }
