@@ -1,8 +1,10 @@
 //! Flows: frames of a port that a pipe receives.
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 
 /// An IPv4 network: an address, and the number of its bits that count. No bits: any address.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Net {
     /// The network's address; bits that do not count are 0.
     pub address: [u8; 4],
@@ -12,7 +14,8 @@ pub struct Net {
 
 /// A 5-tuple of IPv4 with wildcards. Among several pipes of a port the one with the most specific flow receives a frame, and pipes with
 /// the same flow share its frames. The default matches any frame, also of other protocols than IPv4.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Flow {
     /// Protocol of IPv4; 0 for any.
     pub protocol: u8,

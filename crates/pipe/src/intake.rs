@@ -5,7 +5,8 @@
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry_parts, frame_stride, DROP, FOREIGN_VERDICTS_MAX, FRAME_BYTES_MAX, FRAME_BYTES_MIN};
-use pd_shm::byte_ring::Consumer;
+use pd_shm::byte_ring::{Broken, Consumer};
+use serde::{Deserialize, Serialize};
 
 /// Most bytes of an unmarked stream that are taken at a time.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -55,7 +56,35 @@ pub struct Intake {
     pending: Option<Sent>,
 }
 
+/// State of an [`Intake`] for another reader. What is lent is not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Taken {
+    known: u64,
+    taken: u64,
+    published: u64,
+}
+
 impl Intake {
+    /// Returns the state that another reader goes on with. The entry of a frame that waits is read anew there.
+    pub fn state(&self) -> Taken {
+        let cursor = &self.cursor;
+        Taken { known: cursor.known(), taken: cursor.read(), published: cursor.freed() }
+    }
+
+    /// Goes on with the state of another reader.
+    ///
+    /// # Errors
+    /// [`Broken`] where no reader can have left it.
+    pub fn resume_from(shape: Shape, ports: u16, state: &Taken) -> Result<Self, Broken> {
+        let &Taken { known, taken, published } = state;
+        if [known, taken, published].iter().any(|position| position % shape.grain() != 0) {
+            return Err(Broken);
+        }
+        let cursor = Consumer::resume_at(shape.ring_bytes(), known, taken, published)?;
+        Ok(Self { cursor, ..Self::new(shape, ports) })
+    }
+
     /// Makes a record for a pipe whose verdicts may name `ports` ports.
     pub fn new(shape: Shape, ports: u16) -> Self {
         let cursor = Consumer::new(shape.ring_bytes());
@@ -178,6 +207,11 @@ impl Intake {
     /// Returns whether sent bytes are still to be taken.
     pub fn has_untaken(&self) -> bool {
         self.cursor.unread() > 0
+    }
+
+    /// Returns the position up to which taken bytes were published as free.
+    pub fn published(&self) -> u64 {
+        self.cursor.freed()
     }
 
     /// Returns the position up to which the program sends, as [`Self::look`] has read it.

@@ -56,14 +56,16 @@ mod signaller;
 mod violation;
 
 pub use agent::{
-    Agent, Lease, PipeCounts, PipeId, PortCounts, PortId, Route, Tokens, HEADER_BYTES, PIPES_MAX,
+    end_resumed, Agent, Lease, LinkState, PipeCounts, PipeId, PipeState, PortCounts, PortId, Route, Tokens,
+    HEADER_BYTES, PIPES_MAX,
 };
 pub use agent::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 pub use client::{Broker, Frame, Frames, Messages, Pipe, Prefix};
 pub use flow::{Fields, Flow, Net};
-pub use memory::{Eventfds, Files, Made, Mapped, Offer, PeerOffer};
+pub use memory::{Eventfds, Files, Made, Mapped, Offer, PeerOffer, Resumed};
 pub use port::{
-    Check, Gen, GenCounts, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN, GEN_FLOWS_MAX,
+    Check, Gen, GenCounts, GenState, Pcap, PcapCounts, Port, Recipe, Sink, Trace, GEN_BYTES_MIN,
+    GEN_FLOWS_MAX,
 };
 pub use port::{
     Device, Memif, Steer, Taken, Tap as TapDevice, Xsk, XSK_FRAME_BYTES, XSK_MEMORY_BYTES, XSK_RING_ENTRIES,

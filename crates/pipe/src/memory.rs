@@ -10,11 +10,12 @@ use pd_abi::limits::PAGE_BYTES;
 use pd_abi::pipe::{table_bytes, FRAME_TABLE_OFFSET};
 use pd_shm::memfd::{self, Pages};
 use pd_shm::ringer::Ringer;
-use pd_shm::{Own, Region, Theirs};
+use pd_shm::shelf::{self, Shelf};
+use pd_shm::{procfs, Own, Region, Theirs};
 use rustix::event::{eventfd, EventfdFlags};
 use rustix::fs::OFlags;
-use rustix::io::Result;
-use std::os::fd::OwnedFd;
+use rustix::io::{Errno, Result};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
@@ -105,6 +106,8 @@ pub struct Made {
     pub(crate) shape: Shape,
     pub(crate) memory: Arc<AgentMemory>,
     pub(crate) doorbell: OwnedFd,
+    /// Set if another agent has the pipe still.
+    pub(crate) is_anothers: bool,
 }
 
 /// A hold on the agent's mappings of a pipe. The last holder unmaps them, which takes time that the agent does not spend.
@@ -127,36 +130,66 @@ fn file(name: &str, bytes: usize) -> Result<(OwnedFd, OwnedFd)> {
     Ok((own, theirs))
 }
 
+/// Makes memory that the agent alone writes, in the shelf if there is one: returns the descriptor to keep, and one to pass on. Without a
+/// shelf the caller seals it when it has mapped it.
+fn own_file(name: &str, bytes: usize, shelf: Option<&Shelf>) -> Result<(OwnedFd, OwnedFd)> {
+    let Some(shelf) = shelf else { return file(name, bytes) };
+    let (own, theirs) = shelf.make(bytes)?;
+    memfd::allocate(&own, bytes)?;
+    Ok((own, theirs))
+}
+
+/// Returns whether a descriptor is an eventfd.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = procfs::read_link(&format!("self/fd/{}", fd.as_raw_fd()));
+    link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]")
+}
+
 impl Made {
     /// Has `ringer` make wake-ups of the program that may take long. Only the first call has an effect.
     pub fn set_ringer(&self, ringer: Arc<Ringer>) {
         let _ = self.memory.ringer.set(ringer);
     }
 
-    /// Makes the memory and the doorbell of a pipe. Nothing moves before [`Files::seal`].
+    /// Makes the memory and the doorbell of a pipe, which end with this process. Nothing moves before [`Files::seal`].
     ///
     /// # Errors
     /// `EMFILE`, `ENOMEM` and others of making and mapping memory.
     pub fn new(shape: Shape) -> Result<(Self, Files, Offer)> {
+        Self::on(None, shape)
+    }
+
+    /// Makes a pipe as [`Self::new`] does. Memory that the agent alone writes lies in the shelf, if there is one, so that an agent of another
+    /// process can go on with it ([`Files::resume`]).
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENOMEM` and others of making and mapping memory.
+    pub fn on(shelf: Option<&Shelf>, shape: Shape) -> Result<(Self, Files, Offer)> {
         let (words, ring_bytes) = (status_bytes(shape), shape.ring_bytes() as usize);
-        let (own_status, status) = file("pd-pipe-status", words)?;
+        let (own_status, status) = own_file("pd-pipe-status", words, shelf)?;
         let (own_control, control) = file("pd-pipe-control", words)?;
-        let (own_ring, ring) = file("pd-pipe-ring", ring_bytes)?;
+        let (own_ring, ring) = match shape.sends() {
+            true => file("pd-pipe-ring", ring_bytes)?,
+            false => own_file("pd-pipe-ring", ring_bytes, shelf)?,
+        };
         let memory = AgentMemory {
             status: Region::<Own>::new(&own_status, words)?,
             control: Region::<Theirs>::new(&own_control, words)?,
             ring: Ring::map(&own_ring, ring_bytes, shape.receives())?,
             ringer: OnceLock::new(),
         };
-        memfd::seal_against_all(&own_status)?;
-        if !shape.sends() {
-            memfd::seal_against_all(&own_ring)?;
+        if shelf.is_none() {
+            memfd::seal_against_all(&own_status)?;
+            if !shape.sends() {
+                memfd::seal_against_all(&own_ring)?;
+            }
         }
         let own_doorbell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let doorbell = rustix::io::fcntl_dupfd_cloexec(&own_doorbell, 0)?;
         let files = Files { shape, status: own_status, control: own_control, ring: own_ring };
         let offer = Offer { shape, status, control, ring, doorbell };
-        Ok((Self { shape, memory: Arc::new(memory), doorbell: own_doorbell }, files, offer))
+        let made = Self { shape, memory: Arc::new(memory), doorbell: own_doorbell, is_anothers: false };
+        Ok((made, files, offer))
     }
 
     /// Returns a hold on its mappings, to be kept until the agent has closed the pipe.
@@ -204,9 +237,81 @@ impl Files {
         Ok(PeerOffer { ring_bytes: self.shape.ring_bytes(), control: open(&self.control)?, ring, eventfds })
     }
 
+    /// Returns the files of status, control and ring, for an agent of another process.
+    pub fn all(&self) -> [&OwnedFd; 3] {
+        [&self.status, &self.control, &self.ring]
+    }
+
+    /// Returns direction, unit and size.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Goes on with the memory of a pipe that an agent of another process has made, in the order of [`Self::all`]. If it `is_mapped`, the program
+    /// has mapped it, and it was sealed. The ring of a forwarding pipe, which both sides write, cannot be mapped for writing any more.
+    ///
+    /// # Errors
+    /// `EINVAL` where it is no such memory; errors of mapping it.
+    pub fn resume(shape: Shape, files: [OwnedFd; 3], is_mapped: bool) -> Result<(Self, Resumed)> {
+        let [status, control, ring] = files;
+        let (words, ring_bytes) = (status_bytes(shape), shape.ring_bytes() as usize);
+        shelf::check(&status, words, Pages::Ordinary)?;
+        memfd::check(&control, words, Pages::Ordinary, is_mapped)?;
+        match shape.sends() {
+            true => memfd::check(&ring, ring_bytes, Pages::Ordinary, is_mapped)?,
+            false => shelf::check(&ring, ring_bytes, Pages::Ordinary)?,
+        }
+        let is_whole = |fd, bytes| memfd::is_whole(fd, bytes).map(|is| !is_mapped || is);
+        if !is_whole(&status, words)? || !is_whole(&control, words)? || !is_whole(&ring, ring_bytes)? {
+            return Err(Errno::INVAL);
+        }
+        let memory = AgentMemory {
+            status: Region::<Own>::new(&status, words)?,
+            control: Region::<Theirs>::new(&control, words)?,
+            ring: Ring::map(&ring, ring_bytes, !shape.sends())?,
+            ringer: OnceLock::new(),
+        };
+        Ok((Self { shape, status, control, ring }, Resumed { shape, memory: Arc::new(memory) }))
+    }
+
     /// Returns whether no program holds the memory any more.
     pub fn are_let_go(&self) -> bool {
         [&self.status, &self.control, &self.ring].into_iter().all(memfd::is_let_go)
+    }
+}
+
+/// Mappings of a pipe that another agent has made.
+#[derive(Clone, Debug)]
+pub struct Resumed {
+    pub(crate) shape: Shape,
+    pub(crate) memory: Arc<AgentMemory>,
+}
+
+impl Resumed {
+    /// Has `ringer` make wake-ups of the program that may take long.
+    pub fn set_ringer(&self, ringer: Arc<Ringer>) {
+        let _ = self.memory.ringer.set(ringer);
+    }
+
+    /// Returns a hold on the mappings, as [`Made::mapped`] does.
+    pub fn mapped(&self) -> Mapped {
+        Mapped(Arc::clone(&self.memory))
+    }
+
+    /// Returns direction, unit and size.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns the pipe with its doorbell, for an agent.
+    ///
+    /// # Errors
+    /// `EINVAL` where the doorbell is no eventfd.
+    pub fn with_doorbell(self, doorbell: OwnedFd) -> Result<Made> {
+        match is_eventfd(&doorbell) {
+            true => Ok(Made { shape: self.shape, memory: self.memory, doorbell, is_anothers: true }),
+            false => Err(Errno::INVAL),
+        }
     }
 }
 
@@ -283,7 +388,6 @@ impl ClientMemory {
 mod tests {
     use super::*;
     use rustix::fs::{fallocate, FallocateFlags};
-    use rustix::io::Errno;
 
     fn make(direction: Direction) -> (Made, Files, Offer) {
         Made::new(Shape::new(direction, Unit::Frames, 64 << 10).unwrap()).unwrap()

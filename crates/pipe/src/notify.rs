@@ -8,7 +8,8 @@
 //!
 //! The code is written over traits for the words, so that it runs over shared memory, over a model, and under loom.
 use crate::violation::Violation;
-use pd_shm::byte_ring::{Consumer, Producer};
+use pd_shm::byte_ring::{Broken, Consumer, Producer};
+use serde::{Deserialize, Serialize};
 
 /// The words that an announcing agent reaches.
 pub trait AnnounceCells {
@@ -40,7 +41,42 @@ pub struct Announcer {
     outstanding: bool,
 }
 
+/// State of an [`Announcer`] for another agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Announced {
+    appended: u64,
+    announced: u64,
+    given_back: u64,
+    wanted: u32,
+    outstanding: bool,
+}
+
 impl Announcer {
+    /// Returns the state that another agent goes on with.
+    pub fn state(&self) -> Announced {
+        Announced {
+            appended: self.tail(),
+            announced: self.announced(),
+            given_back: self.given_back(),
+            wanted: self.wanted,
+            outstanding: self.outstanding,
+        }
+    }
+
+    /// Goes on with the state of another agent.
+    ///
+    /// # Errors
+    /// [`Broken`] where no agent can have left it.
+    pub fn resume(ring_bytes: u64, grain: u64, state: &Announced) -> Result<Self, Broken> {
+        let &Announced { appended, announced, given_back, wanted, outstanding } = state;
+        if [appended, announced, given_back].iter().any(|position| position % grain != 0) {
+            return Err(Broken);
+        }
+        let cursor = Producer::resume(ring_bytes, appended, announced, given_back)?;
+        Ok(Self { cursor, grain, wanted, outstanding })
+    }
+
     /// Makes one for a ring of `ring_bytes`, whose positions are multiples of `grain`.
     pub fn new(ring_bytes: u64, grain: u64) -> Self {
         Self { cursor: Producer::new(ring_bytes), grain, wanted: 0, outstanding: false }

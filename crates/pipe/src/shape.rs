@@ -4,9 +4,10 @@ use pd_abi::pipe::{frame_stride, FRAME_BYTES_MAX};
 use pd_abi::pipe::{PIPE_PIECE_BYTES, PIPE_RING_BYTES_MAX, PIPE_RING_BYTES_MIN};
 use pd_shm::byte_ring::offset_in;
 use rustix::io::{Errno, Result};
+use serde::{Deserialize, Serialize};
 
 /// Direction of a pipe's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Direction {
     /// From the agent to the program.
     Receive,
@@ -17,7 +18,7 @@ pub enum Direction {
 }
 
 /// Unit of a pipe's bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unit {
     /// Frames, each at the start of a line, with a frame table.
     Frames,
@@ -26,11 +27,26 @@ pub enum Unit {
 }
 
 /// Direction, unit and size of a pipe, checked on construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "(Direction, Unit, u64)", into = "(Direction, Unit, u64)")]
 pub struct Shape {
     direction: Direction,
     unit: Unit,
     ring_bytes: u64,
+}
+
+impl From<Shape> for (Direction, Unit, u64) {
+    fn from(shape: Shape) -> Self {
+        (shape.direction, shape.unit, shape.ring_bytes)
+    }
+}
+
+impl TryFrom<(Direction, Unit, u64)> for Shape {
+    type Error = Errno;
+
+    fn try_from((direction, unit, ring_bytes): (Direction, Unit, u64)) -> Result<Self> {
+        Self::new(direction, unit, ring_bytes)
+    }
 }
 
 impl Shape {

@@ -3,19 +3,19 @@
 //! The agent trusts no word, entry or byte of the program. Words and entries are loaded once and bounded by the agent's own record
 //! ([`Announcer`], [`Intake`]). Bytes are copied out, and only the copy is inspected.
 use crate::handover::{self, GrantCells, LeftCells};
-use crate::intake::{Intake, IntakeCells, Sent};
+use crate::intake::{Intake, IntakeCells, Sent, Taken};
 use crate::memory::AgentMemory;
-use crate::notify::{AnnounceCells, Announcer};
+use crate::notify::{AnnounceCells, Announced, Announcer};
 use crate::shape::{Direction, Shape, Unit};
 use crate::violation::Violation;
 use pd_abi::pipe::{entry, entry_offset, frame_stride, pipe_control, pipe_status, BACK, FRAME_BYTES_MAX};
-use pd_abi::pipe::{link, LinkPath};
+use pd_abi::pipe::{link, link_parts, LinkPath};
 use pd_shm::copy::{copy, prefetch};
 use pd_shm::ringer::{Rung, RungCells, WakeEnd};
 use pd_shm::wait::Waker;
 use pd_shm::{Own, Region};
 use rustix::io::Errno;
-
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -121,11 +121,84 @@ pub struct End {
     /// Agent's end of a pair that wakes the program, with each ring of its doorbell.
     wake_fd: Option<Arc<WakeEnd>>,
     linked: Linked,
+    /// Set while another agent has the pipe.
+    is_passive: bool,
+}
+
+/// State of a pipe's end for another agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndState {
+    announced: Announced,
+    taken: Taken,
+    notifications: u64,
 }
 
 impl End {
-    /// Makes the end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`].
-    pub fn new(shape: Shape, memory: Arc<AgentMemory>, ports: u16) -> Self {
+    /// Returns the state that another agent goes on with.
+    pub fn state(&self) -> EndState {
+        let (announced, taken) = (self.announcer.state(), self.intake.state());
+        EndState { announced, taken, notifications: self.notifications }
+    }
+
+    /// Goes on with the state of another agent. The words that an agent publishes, and no program writes, are as the state says.
+    ///
+    /// # Errors
+    /// `EINVAL` where no agent can have left it.
+    pub fn resume(&mut self, state: &EndState, ports: u16) -> rustix::io::Result<()> {
+        let &EndState { ref announced, ref taken, notifications } = state;
+        let announcer = Announcer::resume(self.shape.ring_bytes(), self.shape.grain(), announced);
+        let intake = Intake::resume_from(self.shape, ports, taken);
+        let (Ok(announcer), Ok(intake)) = (announcer, intake) else { return Err(Errno::INVAL) };
+        let word = |at| self.memory.status.load_u64(at, Ordering::Relaxed);
+        let said = (word(pipe_status::RECV_PRODUCER), word(pipe_status::SEND_CONSUMER));
+        let is_over = self.memory.status.load_u32(pipe_status::END, Ordering::Relaxed) != 0;
+        if said != (announcer.announced(), intake.published()) || notifications > u64::MAX / 2 || is_over {
+            return Err(Errno::INVAL);
+        }
+        (self.announcer, self.intake, self.notifications) = (announcer, intake, notifications);
+        Ok(())
+    }
+
+    /// Leaves the pipe to another agent: from now on nothing is written or woken, also not at the end.
+    pub fn hand_over(&mut self) {
+        self.is_passive = true;
+    }
+
+    /// Begins to serve a pipe that another agent has left. Its program looks at all words, since that agent may not have told it.
+    pub fn begin(&mut self) {
+        if std::mem::take(&mut self.is_passive) {
+            self.wake_both();
+        }
+    }
+
+    /// Sets the part of the pipe in a direct path that another agent has granted.
+    pub fn set_linked(&mut self, sends: bool) {
+        self.linked = if sends { Linked::Unheard } else { Linked::Heard };
+    }
+
+    /// Keeps the ring from `given` on from being given back to the program, which sends, as another agent did up to `left`.
+    ///
+    /// # Errors
+    /// `EINVAL` where that was not taken, or is free already.
+    pub fn resume_lent(&mut self, given: u64, left: u64) -> rustix::io::Result<()> {
+        let at = self.intake.published();
+        let (from, to) = (given.wrapping_sub(at), left.wrapping_sub(at));
+        if from > to || to > self.intake.taken().wrapping_sub(at) {
+            return Err(Errno::INVAL);
+        }
+        self.intake.lend(Some(given));
+        Ok(())
+    }
+
+    /// Returns the agent's word of the path.
+    pub fn link(&self) -> (u32, LinkPath) {
+        link_parts(self.memory.status.load_u32(pipe_status::LINK, Ordering::Relaxed))
+    }
+
+    /// Makes the end of a pipe whose verdicts may name `ports` ports. Nothing moves before [`Self::start`]. If it `is_passive`, another agent has
+    /// the pipe until [`Self::begin`].
+    pub fn new(shape: Shape, memory: Arc<AgentMemory>, ports: u16, is_passive: bool) -> Self {
         Self {
             shape,
             memory,
@@ -139,6 +212,7 @@ impl End {
             short: false,
             wake_fd: None,
             linked: Linked::No,
+            is_passive,
         }
     }
 
@@ -345,8 +419,10 @@ impl End {
     /// Sets the agent's end of a pair that wakes the program: see [`super::Agent::set_wake_fd`].
     pub fn set_wake_fd(&mut self, wake_fd: Arc<WakeEnd>) {
         self.wake_fd = Some(wake_fd);
-        // The program may already have asked for a wake-up, and wait for earlier events.
-        self.wake();
+        if !self.is_passive {
+            // The program may already have asked for a wake-up, and wait for earlier events.
+            self.wake();
+        }
     }
 
     /// Wakes a program that waits in `poll` or `epoll`.
@@ -376,6 +452,11 @@ impl End {
     pub fn ask_wakeup(&self, sleep: u32) {
         // SYNC POINT: pipe-need-wakeup
         self.memory.status.store_u32(pipe_status::NEED_WAKEUP, sleep, Ordering::Relaxed);
+    }
+
+    /// Returns the agent's end of the pair that wakes the program.
+    pub fn wake_fd(&self) -> Option<&Arc<WakeEnd>> {
+        self.wake_fd.as_ref()
     }
 
     /// Returns whether the program waits in `poll` or `epoll`.
@@ -481,12 +562,16 @@ impl End {
             .map(|word| self.memory.control.load_u64(word, Ordering::Relaxed))
     }
 
-    /// Ends the pipe. The program sees `errno` after the announced bytes.
+    /// Ends the pipe. The program sees `errno` after the announced bytes, unless another agent has ended the pipe before.
     pub fn end(&mut self, errno: Errno) {
         if self.ended.is_none() {
             self.ended = Some(errno);
-            self.memory.status.store_u32(pipe_status::END, errno.raw_os_error() as u32, Ordering::Release);
-            self.wake_both();
+            let is_over = self.memory.status.load_u32(pipe_status::END, Ordering::Relaxed) != 0;
+            if !self.is_passive && !is_over {
+                let errno = errno.raw_os_error() as u32;
+                self.memory.status.store_u32(pipe_status::END, errno, Ordering::Release);
+                self.wake_both();
+            }
         }
     }
 }

@@ -68,6 +68,12 @@ impl Groups {
         flows.into_iter().map(|(_, flow)| flow).collect()
     }
 
+    /// Returns the place of a pipe: pipes that are admitted in the order of their places choose as these.
+    pub fn place(&self, pipe: usize) -> Option<(u64, usize)> {
+        let Member { flow, at } = self.members.get(&pipe)?;
+        Some((self.maps.get(&flow.fields())?.groups.get(&flow.key())?.since, *at))
+    }
+
     /// Adds a pipe that receives from now on. Returns whether its flow is a new one.
     pub fn admit(&mut self, pipe: usize, flow: Flow) -> bool {
         if self.members.contains_key(&pipe) {

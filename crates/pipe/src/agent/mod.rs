@@ -16,12 +16,14 @@ mod mirror;
 mod ports;
 mod shares;
 mod steps;
+mod takeover;
 mod tap;
 mod turns;
 
 pub use end::HEADER_BYTES;
 pub use lease::Lease;
 pub use ports::{PortCounts, PortId};
+pub use takeover::{end_resumed, LinkState, PipeState};
 pub use tap::{Record, TapCounts, TapId, Tapped, Way, TAPS_MAX};
 
 use self::doorbells::Doorbells;
@@ -40,6 +42,7 @@ use crate::violation::Violation;
 use pd_abi::pipe::PIPE_PORTS_MAX;
 use pd_shm::ringer::WakeEnd;
 use rustix::io::{Errno, Result};
+use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -60,7 +63,8 @@ pub struct PipeId {
 }
 
 /// Counts of a pipe.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PipeCounts {
     /// Frames, or pieces of bytes, that the program received.
     pub frames_received: u64,
@@ -259,14 +263,14 @@ impl Agent {
     /// `EINVAL` where ports, unit, direction and flow do not fit each other. `EADDRINUSE` where an unmarked stream has an end here already.
     /// `ENOSPC` where the port cannot tell one more flow apart. `EMFILE` at [`PIPES_MAX`]. Errors of `epoll_ctl`.
     pub fn adopt(&mut self, made: Made, route: &Route) -> Result<PipeId> {
-        let Made { shape, memory, doorbell } = made;
+        let Made { shape, memory, doorbell, is_anothers } = made;
         let (number, ports) = self.place(shape, route)?;
         self.doorbells.add(&doorbell)?;
         self.generation += 1;
         self.ports[ports[0]].enter(shape, route.flow);
         let account = self.shares.enter(NOBODY);
         let slot = Slot {
-            end: End::new(shape, memory, ports.len() as u16),
+            end: End::new(shape, memory, ports.len() as u16, is_anothers),
             doorbell,
             generation: self.generation,
             ports,

@@ -1,11 +1,13 @@
 //! Ports of an agent: choice of the pipe for a frame, and counts.
 use super::groups::{Choice, Groups};
+use super::takeover::bounded;
 use super::{Agent, PipeId, Tapped, PIPES_MAX};
 use crate::flow::Flow;
 use crate::port::{Device, Port, Taken};
 use crate::shape::{Shape, Unit};
 use foldhash::fast::RandomState;
 use rustix::io::{Errno, Result};
+use serde::{Deserialize, Serialize};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
@@ -14,13 +16,18 @@ use std::collections::{BTreeSet, HashMap};
 pub struct PortId(usize);
 
 impl PortId {
+    pub(super) fn at(slot: usize) -> Self {
+        Self(slot)
+    }
+
     pub(super) fn slot(self) -> usize {
         self.0
     }
 }
 
 /// Counts of a port.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PortCounts {
     /// Frames that its pipes received.
     pub frames_received: u64,
@@ -120,6 +127,11 @@ impl PortSlot {
     /// Returns whether an unmarked stream of this shape has an end here already.
     pub(super) fn is_taken(&self, shape: Shape) -> bool {
         shape.receives() && self.ends[0] > 0 || shape.sends() && self.ends[1] > 0
+    }
+
+    /// Returns the place of a pipe among those that receive: see [`Groups::place`].
+    pub(super) fn place(&self, pipe: usize) -> Option<(u64, usize)> {
+        self.groups.place(pipe)
     }
 
     /// Adds a pipe that receives from now on.
@@ -400,6 +412,19 @@ impl Agent {
     /// Returns the port of a number that this agent gave out.
     pub fn port(&mut self, id: PortId) -> &mut Port {
         &mut self.ports[id.0].port
+    }
+
+    /// Goes on with the counts of another agent's port.
+    pub fn resume_port_counts(&mut self, id: PortId, counts: PortCounts) {
+        self.ports[id.0].counts = PortCounts {
+            frames_received: bounded(counts.frames_received),
+            bytes_received: bounded(counts.bytes_received),
+            frames_sent: bounded(counts.frames_sent),
+            bytes_sent: bounded(counts.bytes_sent),
+            frames_unbound: bounded(counts.frames_unbound),
+            frames_lost: bounded(counts.frames_lost),
+            frames_unsent: bounded(counts.frames_unsent),
+        };
     }
 
     /// Returns the counts of a port. [`Self::counts`] of a pipe brings those of its direct path up to date.

@@ -194,7 +194,7 @@ impl Agent {
     /// `EINVAL` for another kind of pipe, or a port that was removed. `EBADF` for a pipe that was closed. `EOPNOTSUPP` where the unit
     /// is bytes. `EMFILE` at [`TAPS_MAX`]. Errors of `epoll_ctl`.
     pub fn add_tap(&mut self, made: Made, of: Tapped, snap: usize) -> Result<TapId> {
-        let Made { shape, memory, doorbell } = made;
+        let Made { shape, memory, doorbell, is_anothers } = made;
         if shape.direction() != Direction::Receive || shape.unit() != Unit::Frames {
             return Err(Errno::INVAL);
         }
@@ -213,7 +213,7 @@ impl Agent {
         }
         self.doorbells.add(&doorbell)?;
         self.judge_tapped(of);
-        let mut end = End::new(shape, memory, 1);
+        let mut end = End::new(shape, memory, 1, is_anothers);
         end.start();
         self.taps.last += 1;
         let id = TapId(self.taps.last);

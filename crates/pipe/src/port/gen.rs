@@ -6,6 +6,7 @@
 use super::Frame;
 use pd_abi::pipe::{FRAME_BYTES_MAX, FRAME_BYTES_MIN};
 use rustix::io::{Errno, Result};
+use serde::{Deserialize, Serialize};
 
 /// Offset of the UDP source port: the flow.
 const FLOW: usize = 34;
@@ -17,7 +18,8 @@ pub const GEN_BYTES_MIN: usize = NUMBER + 8;
 pub const GEN_FLOWS_MAX: usize = 1 << 16;
 
 /// Parameters of a generator.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// Sizes of frames, which take turns.
     pub sizes: Vec<usize>,
@@ -28,7 +30,8 @@ pub struct Recipe {
 }
 
 /// Counts of a generator: frames made, and frames that came back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct GenCounts {
     /// Frames and bytes made.
     pub made: (u64, u64),
@@ -51,7 +54,42 @@ pub struct Gen {
     counts: GenCounts,
 }
 
+/// State of a generator for another agent.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GenState {
+    recipe: Recipe,
+    number: u64,
+    expected: Vec<u64>,
+    counts: GenCounts,
+}
+
 impl Gen {
+    /// Returns the state that another agent goes on with.
+    pub fn state(&self) -> GenState {
+        let (recipe, expected) = (self.recipe.clone(), self.expected.clone());
+        GenState { recipe, number: self.number, expected, counts: self.counts }
+    }
+
+    /// Goes on with the state of another agent.
+    ///
+    /// # Errors
+    /// `EINVAL` where no generator can have left it.
+    pub fn resume(state: GenState) -> Result<Self> {
+        let GenState { recipe, number, expected, counts } = state;
+        let GenCounts { made, returned, missing, wrong } = counts;
+        let all = [number, made.0, made.1, returned.0, returned.1, missing, wrong];
+        let flows = recipe.flows as u64;
+        let is_of = |(flow, next): (u64, &u64)| next % flows == flow && *next <= number.saturating_add(flows);
+        let this = Self::new(recipe)?;
+        let fits = expected.len() == this.expected.len() && (0..).zip(&expected).all(is_of);
+        // Beyond, counts would wrap.
+        if !fits || all.iter().any(|count| *count > u64::MAX / 2) {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self { number, expected, counts, ..this })
+    }
+
     /// Makes a generator by `recipe`.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ mod trace;
 mod xsk;
 
 pub use device::{Device, Taken};
-pub use gen::{Gen, GenCounts, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
+pub use gen::{Gen, GenCounts, GenState, Recipe, GEN_BYTES_MIN, GEN_FLOWS_MAX};
 pub use memif::Memif;
 pub use pcap::{Pcap, PcapCounts};
 pub use sink::Sink;

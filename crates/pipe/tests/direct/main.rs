@@ -5,6 +5,7 @@ mod polling;
 mod queue;
 mod recall;
 mod stream;
+mod takeover;
 mod threads;
 
 use pd_abi::pipe::{entry, entry_offset, link, pipe_control, pipe_status, table_bytes, LinkPath};

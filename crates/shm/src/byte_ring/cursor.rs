@@ -58,6 +58,16 @@ impl Producer {
         Self { ring_bytes, written: 0, published: 0, freed: 0 }
     }
 
+    /// Makes the cursor of a ring that another writer has left at these positions.
+    ///
+    /// # Errors
+    /// [`Broken`] where no writer can have left it so.
+    pub fn resume(ring_bytes: u64, written: u64, published: u64, freed: u64) -> Result<Self, Broken> {
+        moved(written, freed, ring_bytes)?;
+        moved(published, freed, written.wrapping_sub(freed))?;
+        Ok(Self { ring_bytes, written, published, freed })
+    }
+
     /// Returns the most bytes that lie in the ring at a time.
     #[inline]
     pub fn ring_bytes(&self) -> u64 {
@@ -157,6 +167,16 @@ impl Consumer {
     #[inline]
     pub fn resume(ring_bytes: u64, position: u64) -> Self {
         Self { ring_bytes, known: position, read: position, freed: position }
+    }
+
+    /// Makes the cursor of a ring that another reader has left at these positions.
+    ///
+    /// # Errors
+    /// [`Broken`] where no reader can have left it so.
+    pub fn resume_at(ring_bytes: u64, known: u64, read: u64, freed: u64) -> Result<Self, Broken> {
+        moved(known, freed, ring_bytes)?;
+        moved(read, freed, known.wrapping_sub(freed))?;
+        Ok(Self { ring_bytes, known, read, freed })
     }
 
     /// Returns the most bytes that lie in the ring at a time.

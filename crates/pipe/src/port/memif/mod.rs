@@ -15,6 +15,7 @@ use self::message::{ack, connected, disconnect, hello, Message, Refused, MESSAGE
 use self::rings::{Got, Ring, Shared};
 use self::waker::Waker;
 use super::device::{Device, Taken};
+use crate::memory::is_eventfd;
 use pd_abi::pipe::FRAME_BYTES_MAX;
 use rustix::event::epoll;
 use rustix::io::{Errno, Result};
@@ -24,7 +25,7 @@ use rustix::net::{
 };
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{sync_channel, SyncSender, TrySendError};
 use std::time::{Duration, Instant};
 
@@ -91,11 +92,6 @@ pub struct Memif {
     closer: SyncSender<Gone>,
     /// A client for which `closer` has no room. Until it has, no other is served.
     left: Option<Box<Client>>,
-}
-
-fn is_doorbell(fd: &OwnedFd) -> bool {
-    let link = pd_shm::procfs::read_link(&format!("self/fd/{}", fd.as_raw_fd()));
-    link.is_ok_and(|link| link.as_bytes() == b"anon_inode:[eventfd]")
 }
 
 impl Memif {
@@ -263,7 +259,7 @@ impl Memif {
                 }
                 let memory = client.memory.as_ref().ok_or(Refused("a region comes before its rings"))?;
                 *place = Some(Ring::new(memory, offset, log)?);
-                let doorbell = fd.take_if(|fd| is_doorbell(fd));
+                let doorbell = fd.take_if(|fd| is_eventfd(fd));
                 if is_ours_to_read {
                     client.doorbell = doorbell;
                     if let Some(doorbell) = &client.doorbell {
