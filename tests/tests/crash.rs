@@ -1,6 +1,7 @@
 //! A driver is killed, and the next one goes on where it has ended. A process has one attachment, so the tests take turns.
+use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
-use pd_driver::admin::{ask, Answer, Ask, Report};
+use pd_driver::admin::{ask, Answer, Ask, PortSpec, Report};
 use pd_tests::{alone, fill, needs_root, peer_path, program_path, send_until, verify, Manager, Random};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::fs::File;
@@ -255,6 +256,61 @@ fn idle_connections_by_the_driver_go_on() {
     verify(5, 0, &accepted.recv(100).unwrap());
     drop((a, b, shut, half, queued, accepted));
     site.wait_for("the end of all connections", |report| report.connections.is_empty());
+}
+
+/// Ports are in snapshots. What pipes have moved since is not, so that they end with a reason.
+#[test]
+fn pipes_end_with_a_killed_driver_and_ports_come_back() {
+    let mut site = Site::new();
+    site.restart(OFFLOADED);
+    let (a, b) = pair();
+    let (admin, file) = (site.path("admin.sock"), site.path("capture"));
+    // A port that does not come back, with a capture of one frame.
+    let words = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1, 0, 0, 60, 60];
+    let capture = [words.map(u32::to_le_bytes).concat(), vec![1; 60]].concat();
+    std::fs::write(&file, capture).unwrap();
+    for (name, port) in [("wire", PortSpec::Link), ("old", PortSpec::Pcap { file })] {
+        let answer = ask(&admin, &Ask::PortAdd { name: name.to_owned(), port });
+        assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+    }
+    let report = |site: &Site| match ask(&site.path("admin.sock"), &Ask::Pipes) {
+        Ok(Answer::Pipes(report)) => report,
+        other => panic!("{other:?}"),
+    };
+    let open = |direction, port| Pipe::open(&Options::new(direction, port)).unwrap();
+    let exchange = |sender: &mut Pipe, receiver: &mut Pipe, byte: u8| {
+        sender.send(&[byte; 100], 0).unwrap();
+        sender.flush();
+        receiver.wait(Some(PATIENCE)).unwrap();
+        assert_eq!(receiver.frames().unwrap().next().unwrap().bytes(), [byte; 100]);
+    };
+    let mut pipes = [open(Direction::Send, "wire.0"), open(Direction::Receive, "wire.1")];
+    let mut waits = open(Direction::Receive, "wire.0");
+    for turn in 0..3 {
+        let [sender, receiver] = &mut pipes;
+        // A change of its path is one of its client, too.
+        let begun = Instant::now();
+        while !report(&site).pipes.iter().any(|pipe| pipe.path == "direct") {
+            assert!(begun.elapsed() < PATIENCE);
+            exchange(sender, receiver, turn);
+        }
+        site.manager.wait_for_snapshot();
+        // Beyond the snapshot.
+        exchange(sender, receiver, turn + 10);
+        site.manager.kill();
+        site.start();
+        for pipe in [&mut *receiver, &mut waits] {
+            assert_eq!(pipe.wait(Some(PATIENCE)).unwrap_err().errno(), libc::ECONNRESET);
+        }
+        assert_eq!(sender.ended(), Some(rustix::io::Errno::CONNRESET));
+        let report = report(&site);
+        let names: Vec<_> = report.ports.iter().map(|port| port.name.as_str()).collect();
+        assert_eq!((names, report.pipes.len()), (vec!["wire.0", "wire.1"], 0));
+        send(&a, 1, 100 * u64::from(turn), 100).unwrap();
+        verify(1, 100 * u64::from(turn), &b.recv(100).unwrap());
+        pipes = [open(Direction::Send, "wire.0"), open(Direction::Receive, "wire.1")];
+        waits = open(Direction::Receive, "wire.0");
+    }
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! A driver takes another's place while its clients go on. A process has one attachment, so the tests share a driver and take turns.
+use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
 use pd_driver::admin::{Answer, Ask, PortSpec};
 use pd_driver::state::{change_leaf, from_bytes, to_bytes};
@@ -310,26 +311,42 @@ fn ask(driver: &TestDriver, format: u32, abi: u32) -> UnixStream {
     stream
 }
 
-/// Adds or removes a port.
-fn ask_for_port(driver: &TestDriver, ask: &Ask) {
-    let answer = pd_driver::admin::ask(driver.admin_socket(), ask);
+/// Adds a port.
+fn add_port(driver: &TestDriver, name: &str, port: PortSpec) {
+    let answer = pd_driver::admin::ask(driver.admin_socket(), &Ask::PortAdd { name: name.to_owned(), port });
     assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
 }
 
+/// Ports that go over, and one that cannot.
 #[test]
-fn a_driver_whose_ports_were_closed_is_taken_over() {
+fn no_port_hinders_a_take_over() {
     let _turn = alone();
     let mut driver = driver();
     driver.apply("path = \"offloaded\"");
     let (a, b) = pair();
-    ask_for_port(&driver, &Ask::PortAdd { name: "wire".to_owned(), port: PortSpec::Link });
-    let refused = driver.take_over().unwrap_err().to_string();
-    assert!(refused.contains("ports of pipes are open"), "{refused}");
-    ask_for_port(&driver, &Ask::PortRemove { name: "wire".to_owned() });
-    driver.take_over().unwrap();
-    let bytes = buffer_of(3, 0);
-    a.send(&bytes, ..).unwrap();
-    verify(3, 0, &b.recv(bytes.len()).unwrap());
+    let file = tempfile::NamedTempFile::new().unwrap();
+    // A capture of one frame.
+    let words = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65_535, 1, 0, 0, 60, 60];
+    let capture = [words.map(u32::to_le_bytes).concat(), vec![1; 60]].concat();
+    std::fs::write(file.path(), capture).unwrap();
+    let of = |of: &str| PortSpec::Mirror { of: of.to_owned() };
+    add_port(&driver, "wire", PortSpec::Link);
+    add_port(&driver, "drain", PortSpec::Sink);
+    add_port(&driver, "wan", PortSpec::Gen { sizes: vec![64], flows: 1, frames: 10 });
+    add_port(&driver, "eye", of("wire.1"));
+    add_port(&driver, "file", PortSpec::Pcap { file: file.path().to_owned() });
+    add_port(&driver, "file-eye", of("file"));
+    let names = |driver: &TestDriver| -> Vec<_> {
+        driver.pipes().ports.into_iter().map(|port| format!("{} {}", port.name, port.kind)).collect()
+    };
+    assert_eq!(names(&driver).len(), 7);
+    for seed in 0..3 {
+        driver.take_over().unwrap();
+        assert_eq!(names(&driver), ["drain sink", "eye mirror", "wan gen", "wire.0 link", "wire.1 link"]);
+        let bytes = buffer_of(seed, 0);
+        a.send(&bytes, ..).unwrap();
+        verify(seed, 0, &b.recv(bytes.len()).unwrap());
+    }
 }
 
 #[test]
@@ -446,6 +463,28 @@ fn no_state_harms_whoever_takes_it() {
     if let Some(file) = file(4) {
         fill_with_file(&from, &file);
     }
+    // Pipes: by the agent, directly, and of a mirror.
+    driver.apply("path = \"offloaded\"\n[[bind]]\nmirror = true");
+    for name in ["wire", "cable"] {
+        add_port(&driver, name, PortSpec::Link);
+    }
+    add_port(&driver, "drain", PortSpec::Sink);
+    add_port(&driver, "wan", PortSpec::Gen { sizes: vec![64], flows: 2, frames: 10 });
+    add_port(&driver, "eye", PortSpec::Mirror { of: "drain".to_owned() });
+    let open = |direction, port| Pipe::open(&Options::new(direction, port)).unwrap();
+    let [mut sender, mut receiver] = [open(Direction::Send, "wire.0"), open(Direction::Receive, "wire.1")];
+    let _others = [("cable.0", Direction::Send), ("cable.1", Direction::Receive), ("drain", Direction::Send)]
+        .map(|(port, direction)| open(direction, port));
+    let _ends = [open(Direction::Receive, "eye"), open(Direction::Forward, "wan")];
+    let mut exchange = || {
+        sender.send(&[7; 64], 0).unwrap();
+        sender.flush();
+        receiver.wait(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(receiver.frames().unwrap().next().unwrap().bytes(), [7; 64]);
+    };
+    while driver.pipes().pipes.iter().all(|pipe| pipe.path != "direct") {
+        exchange();
+    }
 
     let mut stream = ask(&driver, FORMAT, pd_abi::VERSION);
     let answer = read_line(&stream);
@@ -502,5 +541,6 @@ fn no_state_harms_whoever_takes_it() {
     // Some seeds change nothing, or nothing that matters.
     assert!((20..130).contains(&ready), "{ready}");
     verify(3, 1000, &b.recv(99_000).unwrap());
+    exchange();
     driver.wait_for("an answer", |report| !report.connections.is_empty());
 }

@@ -14,7 +14,6 @@ use crate::filter::{self, Confined};
 use crate::gate::{Gate, Keeper};
 use crate::mailbox::{Loan, Mailbox};
 use crate::messages::ToConductor;
-use crate::pipes::nic::Nic;
 use crate::policy::Policy;
 use crate::reader::Readers;
 use crate::rights::{self, Namespaces};
@@ -80,14 +79,12 @@ impl Before {
 /// The thread of the agent of pipes, once there is one.
 type NicThread = Arc<Mutex<Option<JoinHandle<()>>>>;
 
-/// Arranges that the agent of pipes starts with the first port.
-fn start_nic_later(parts: &Parts, clock: &Arc<dyn Clock>, spin: Duration) -> NicThread {
+/// Arranges that the agent of pipes gets a thread when it starts.
+fn start_nic_later(parts: &Parts) -> NicThread {
     let thread = NicThread::default();
-    let (place, clock, stop) = (Arc::clone(&thread), Arc::clone(clock), Arc::clone(&parts.crew.stop));
-    let (inbox, door) = (Arc::clone(parts.pipes.inbox()), Arc::clone(&parts.door_inbox));
-    parts.pipes.set_starter(Box::new(move || {
-        let nic = Nic::new(clock, inbox, door, spin)?;
-        let run = move || Box::new(nic).run(&stop, STOP_POLL);
+    let (place, stop) = (Arc::clone(&thread), Arc::clone(&parts.crew.stop));
+    parts.pipes.set_starter(Box::new(move |nic| {
+        let run = move || nic.run(&stop, STOP_POLL);
         let started = std::thread::Builder::new().name("pd-nic".into()).spawn(run)?;
         *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
         Ok(())
@@ -240,7 +237,7 @@ impl Driver {
         drop_rights()?;
         let holds = Holds::of_process(settings.hugepages);
         let parts = assemble(&settings, Arc::clone(&clock), engine, sockets, holds, (inboxes, gate))?;
-        let nic = start_nic_later(&parts, &clock, settings.spin);
+        let nic = start_nic_later(&parts);
         let Parts { mut lead, mut door, readers, counters, inbox: conductor, crew, door_inbox, .. } = parts;
         if matches!(before, Before::Nobody) {
             lead.conductor.put_first_in_force()?;

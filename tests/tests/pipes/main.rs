@@ -1,10 +1,11 @@
-//! Pipes through a driver: [`frames`] and accounts, [`links`], [`policy`] and rates, deaths and [`hostile`] clients beside one that loses
-//! no frame.
+//! Pipes through a driver: [`frames`] and accounts, [`links`], [`policy`] and rates, deaths, [`takeover`]s, and [`hostile`] clients beside one
+//! that loses no frame.
 mod frames;
 mod hostile;
 mod links;
 mod many;
 mod policy;
+mod takeover;
 
 use pd_abi::pipe::{entry, entry_offset, pipe_control, DROP, FRAME_TABLE_OFFSET};
 use pd_abi::pipe::{table_bytes, PipeDirection, PipeRequest, PipeUnit};

@@ -4,6 +4,7 @@ mod dpdk;
 mod echo;
 mod memif;
 mod program;
+mod takeover;
 mod tap;
 mod veth;
 

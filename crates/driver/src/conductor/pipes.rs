@@ -2,7 +2,9 @@
 use super::Conductor;
 use crate::admin::{Answer, Ask};
 use crate::door::Asked;
-use crate::pipes::{Pipes, ToNic};
+use crate::pipes::nic::Nic;
+use crate::pipes::{NicState, Pipes, PipesCame, ToNic};
+use crate::takeover::pack::{Unpacked, Wrong};
 use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
@@ -10,6 +12,33 @@ impl Conductor {
     /// Returns the access to the agent of pipes.
     pub fn pipes(&self) -> &Arc<Pipes> {
         &self.pipes
+    }
+
+    /// Makes the agent of pipes with the state that another driver has given. `pipes` are the memory of its clients' pipes. What a driver that
+    /// `is_killed` has done since nobody knows: its pipes end, and its ports stay.
+    ///
+    /// # Errors
+    /// The fault in it.
+    pub fn take_pipes(
+        &self,
+        state: NicState,
+        pipes: PipesCame,
+        fds: &mut Unpacked,
+        is_killed: bool,
+    ) -> Result<Box<Nic>, Wrong> {
+        let mut nic = self.pipes.make().map_err(|errno| Wrong::of(format!("the agent of pipes: {errno}")))?;
+        let (binds, tenants) = self.tenants.of_pipes();
+        nic.apply(binds, tenants);
+        nic.take(state, pipes, fds, is_killed)?;
+        Ok(nic)
+    }
+
+    /// Begins to serve the pipes that have come. Without a thread for their agent all end.
+    pub fn begin_pipes(&self, mut nic: Box<Nic>) {
+        nic.begin();
+        if let Err(error) = self.pipes.start_with(nic) {
+            tracing::error!(%error, "cannot start a thread: pipes end, and ports are gone");
+        }
     }
 
     /// Sends the agent of pipes all tenants, and the bindings of the policy.
@@ -29,6 +58,7 @@ impl Conductor {
                     return;
                 }
                 self.tell_pipes();
+                self.marks.mark_others();
                 ToNic::AddPort { name, kind, port, reply }
             }
             Asked::Show { name, tenant, copies } => {
@@ -39,6 +69,7 @@ impl Conductor {
             Asked::AddTap(tap) if self.pipes.is_started() => ToNic::AddTap { tap, reply },
             Asked::Plain(Ask::PortRemove { name }) if self.pipes.is_started() => {
                 self.remove_mirror(&name);
+                self.marks.mark_others();
                 ToNic::RemovePort { name, reply }
             }
             Asked::Plain(Ask::MayUse { tenant, ports }) if self.pipes.is_started() => {

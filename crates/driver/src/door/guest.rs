@@ -211,6 +211,17 @@ impl Guest {
         self.pipes_made
     }
 
+    /// Returns the number of the last pipe.
+    pub fn pipes_made(&self) -> u32 {
+        self.pipes_made
+    }
+
+    /// Goes on with pipes that another driver has made.
+    pub fn resume_pipes(&mut self, pipes: impl IntoIterator<Item = (u32, GuestPipe)>, made: u32) {
+        self.pipes.extend(pipes);
+        self.pipes_made = made;
+    }
+
     /// Takes the memory of all its pipes.
     pub fn take_pipes(&mut self) -> Vec<Arc<PipeMemory>> {
         std::mem::take(&mut self.pipes).into_values().map(|pipe| pipe.memory).collect()

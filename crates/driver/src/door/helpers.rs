@@ -297,7 +297,7 @@ impl Job {
             }
             Self::Pipe(wished) => {
                 let (lease, shape, request) = *wished;
-                Some(Made::Pipe(NewPipe::make(lease, shape, request).map(Box::new)))
+                Some(Made::Pipe(NewPipe::make(lease, pool.shelf(), shape, request).map(Box::new)))
             }
             Self::SealPipe(number, memory) => Some(Made::PipeSealed(number, memory.seal())),
             Self::LetGo(mut lent) => {

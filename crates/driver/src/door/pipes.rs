@@ -17,7 +17,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 /// Most pipes of one client.
-const PIPES_MAX: usize = 256;
+pub(super) const PIPES_MAX: usize = 256;
+
+/// Returns what a client pays for a pipe.
+pub(super) fn pipe_amounts(shape: Shape) -> Amounts {
+    // A pair for wake-ups and an eventfd take one more descriptor each.
+    let descriptors = Files::DESCRIPTORS + 2;
+    Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() }
+}
 
 impl Door {
     /// Has a helper make the memory of a pipe.
@@ -45,10 +52,7 @@ impl Door {
         }
         let (payer, whose) = (guest.payer(), (id, guest.serial));
         let Some(account) = guest.account() else { return Ok(()) };
-        // A pair for wake-ups and an eventfd take one more descriptor each.
-        let descriptors = Files::DESCRIPTORS + 2;
-        let amounts = Amounts { memory_bytes: shape.memory_bytes(), descriptors, ..Amounts::default() };
-        match account.lease(amounts) {
+        match account.lease(pipe_amounts(shape)) {
             Ok(lease) => self.helpers.give(payer, whose, Job::Pipe(Box::new((lease, shape, request)))),
             Err(exhausted) => self.refuse_exhausted(id, exhausted),
         }

@@ -1,12 +1,16 @@
 //! State that the door gives to another driver, and goes on with in its place.
-use super::guest::{Phase, Waits};
+use super::guest::{GuestPipe, Phase, Waits};
+use super::pipes::{pipe_amounts, PIPES_MAX};
 use super::{token, Door, TOKEN_PIDFD, TOKEN_SOCKET};
 use crate::ids::ClientId;
 use crate::memory::{Amounts, Cold, Lease, Region, RegionState};
+use crate::messages::payer;
 use crate::peer;
+use crate::pipes::{PipeCame, PipeMemory, PipesCame};
 use crate::takeover::arrivals::Arrivals;
 use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::limits::REGIONS_MAX;
+use pd_pipe::Shape;
 use pd_shm::Mapping;
 use rustix::event::epoll;
 use serde::{Deserialize, Serialize};
@@ -33,6 +37,20 @@ struct GuestState {
     has_file_socket: bool,
     /// Send regions, and whether they are sealed.
     send_regions: Vec<(RegionState, bool)>,
+    /// Number of the last pipe.
+    pipes_made: u32,
+    pipes: Vec<PipeFiles>,
+}
+
+/// Memory of a pipe, which may have ended.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PipeFiles {
+    number: u32,
+    shape: Shape,
+    files: [Fd; 3],
+    is_mapped: bool,
+    has_wake_fd: bool,
 }
 
 impl DoorState {
@@ -58,7 +76,6 @@ impl Door {
         for (id, guest) in self.guests.iter() {
             let is_quiet = matches!(guest.waits, Waits::Message | Waits::Turn) && !guest.has_held();
             let why = match guest.phase {
-                Phase::Attached if !guest.pipes.is_empty() => "it has pipes",
                 Phase::Attached if is_quiet => "",
                 Phase::Attached => {
                     "it does not read what it is told on its attach socket, or waits for an answer"
@@ -73,15 +90,38 @@ impl Door {
             for (&number, (region, is_sealed)) in &guest.send_regions {
                 send_regions.push((RegionState::of(number, region, pack)?, *is_sealed));
             }
+            let mut pipes = Vec::with_capacity(guest.pipes.len());
+            for (&number, GuestPipe { memory, is_mapped, has_wake_fd }) in &guest.pipes {
+                let [status, control, ring] = memory.files().all();
+                let files = [pack.add(status)?, pack.add(control)?, pack.add(ring)?];
+                let (is_mapped, has_wake_fd) = (*is_mapped, *has_wake_fd);
+                pipes.push(PipeFiles {
+                    number,
+                    shape: memory.files().shape(),
+                    files,
+                    is_mapped,
+                    has_wake_fd,
+                });
+            }
+            let pipes_made = guest.pipes_made();
             let socket = pack.add(&*guest.socket)?;
             let (serial, regions, has_file_socket) = (guest.serial, guest.regions, guest.has_file_socket);
-            guests.push(GuestState { id, serial, socket, regions, has_file_socket, send_regions });
+            guests.push(GuestState {
+                id,
+                serial,
+                socket,
+                regions,
+                has_file_socket,
+                send_regions,
+                pipes_made,
+                pipes,
+            });
         }
         let knocking = self.newcomers.waiting().map(|socket| pack.add(socket)).collect::<Result<_, _>>()?;
         Ok(DoorState { serial: self.guests.last_serial(), guests, knocking })
     }
 
-    /// Takes over state that another driver has given. `came` are its clients.
+    /// Takes over state that another driver has given. `came` are its clients. Returns regions and pipes of clients.
     ///
     /// # Errors
     /// The fault in it.
@@ -90,12 +130,14 @@ impl Door {
         state: DoorState,
         mut came: Arrivals,
         fds: &mut Unpacked,
-    ) -> Result<Mapped, Wrong> {
+    ) -> Result<(Mapped, PipesCame), Wrong> {
         let DoorState { serial, guests, knocking } = state;
         Wrong::unless(serial <= u64::MAX / 2, || "serials of the door".to_owned())?;
         self.guests.number_from(serial);
-        let mut mapped = Mapped::with_capacity(guests.len());
-        for GuestState { id, serial: own, socket, regions, has_file_socket, send_regions } in guests {
+        let (mut mapped, mut came_pipes) = (Mapped::with_capacity(guests.len()), PipesCame::new());
+        for state in guests {
+            let GuestState { id, serial: own, socket, regions, has_file_socket, send_regions, .. } = state;
+            let (pipes_made, pipes) = (state.pipes_made, state.pipes);
             let wrong = |what: &str| Wrong::of(format!("client {id}: {what}"));
             let client = came.remove(&id).ok_or_else(|| wrong("it is at the door alone"))?;
             if own > serial || regions as usize > REGIONS_MAX {
@@ -123,12 +165,31 @@ impl Door {
                 }
                 own_regions.push((number, (region, is_sealed)));
             }
+            let payer = payer(client.tenant, client.uid);
+            let mut own_pipes = HashMap::with_capacity(pipes.len());
+            Wrong::unless(pipes.len() <= PIPES_MAX, || format!("client {id}: its pipes"))?;
+            for pipe in pipes {
+                let PipeFiles { number, shape, files, is_mapped, has_wake_fd } = pipe;
+                let lease = pays(pipe_amounts(shape))?;
+                let ringer = client.account.ringer();
+                let [status, control, ring] = files;
+                let files = [fds.take(status)?, fds.take(control)?, fds.take(ring)?];
+                let (memory, resumed) = PipeMemory::resume(lease, shape, files, is_mapped)
+                    .map_err(|errno| wrong(&format!("pipe {number}: {errno}")))?;
+                let memory = Arc::new(memory);
+                let previous = own_pipes.insert(number, GuestPipe { memory, is_mapped, has_wake_fd });
+                if number == 0 || number > pipes_made || previous.is_some() {
+                    return Err(wrong("the number of a pipe"));
+                }
+                came_pipes.insert((id, number), PipeCame { serial: own, payer, ringer, resumed });
+            }
             if !self.guests.resume(id, own, socket, client, leases) {
                 return Err(wrong("it is there twice"));
             }
             if let Some(guest) = self.guests.get(id) {
                 (guest.regions, guest.has_file_socket) = (regions, has_file_socket);
                 guest.send_regions.extend(own_regions);
+                guest.resume_pipes(own_pipes, pipes_made);
             }
             mapped.insert(id, sealed);
         }
@@ -138,7 +199,7 @@ impl Door {
             let socket = fds.take(socket)?;
             self.knock(socket, now);
         }
-        Ok(mapped)
+        Ok((mapped, came_pipes))
     }
 
     /// Returns the send regions, in the state in which they came.

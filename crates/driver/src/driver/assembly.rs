@@ -86,7 +86,7 @@ pub fn assemble(
         broken: Arc::new(AtomicBool::new(false)),
         cores: settings.mover_cores.clone().into(),
     };
-    let pipes = Pipes::new()?;
+    let pipes = Pipes::new(Arc::clone(&clock), Arc::clone(&door_inbox), settings.spin)?;
     let others = Others {
         door: Arc::clone(&door_inbox),
         movers: Movers::new(movers.remove(0), movers, inboxes, crew.clone()),

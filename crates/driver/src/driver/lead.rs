@@ -132,6 +132,8 @@ fn with_all(
         if let Some((nic, back)) = nic {
             let _ = back.send(nic);
         }
+    } else if let Some((mut nic, _)) = nic {
+        nic.hand_over();
     }
     outcome
 }

@@ -11,8 +11,9 @@ use crate::mirror::Frames;
 use crate::policy::bind::Binds;
 use crate::policy::budget::Budget;
 use pd_abi::pipe::PipeRequest;
-use pd_pipe::{Eventfds, Files, Made, Mapped, Offer, PeerOffer, Shape};
+use pd_pipe::{Eventfds, Files, Made, Mapped, Offer, PeerOffer, Resumed, Shape};
 use pd_shm::ringer::WakeEnd;
+use pd_shm::shelf::Shelf;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,6 +52,29 @@ pub struct PipeMemory {
 }
 
 impl PipeMemory {
+    /// Goes on with memory that another driver has made: see [`Files::resume`]. The lease is for it.
+    ///
+    /// # Errors
+    /// Errors of [`Files::resume`].
+    pub fn resume(
+        lease: Lease,
+        shape: Shape,
+        files: [OwnedFd; 3],
+        is_mapped: bool,
+    ) -> rustix::io::Result<(Self, Resumed)> {
+        let (files, resumed) = Files::resume(shape, files, is_mapped)?;
+        if let Some(ringer) = lease.ringer() {
+            resumed.set_ringer(ringer);
+        }
+        let mapped = Mutex::new(Some(resumed.mapped()));
+        Ok((Self { files, mapped, _lease: lease }, resumed))
+    }
+
+    /// Returns the files, for another driver.
+    pub fn files(&self) -> &Files {
+        &self.files
+    }
+
     /// Seals the memory that the client has mapped.
     ///
     /// # Errors
@@ -90,13 +114,18 @@ pub struct NewPipe {
 }
 
 impl NewPipe {
-    /// Makes the pipe. The lease is for its memory.
+    /// Makes the pipe. The lease is for its memory. What only the driver writes lies in the shelf, if there is one.
     ///
     /// # Errors
     /// Errors of making memory.
-    pub fn make(lease: Lease, shape: Shape, request: PipeRequest) -> Result<Self, Exhausted> {
+    pub fn make(
+        lease: Lease,
+        shelf: Option<&Shelf>,
+        shape: Shape,
+        request: PipeRequest,
+    ) -> Result<Self, Exhausted> {
         may(Call::MakeMemory).map_err(Exhausted::Memory)?;
-        let (made, files, offer) = Made::new(shape).map_err(Exhausted::Memory)?;
+        let (made, files, offer) = Made::on(shelf, shape).map_err(Exhausted::Memory)?;
         if let Some(ringer) = lease.ringer() {
             made.set_ringer(ringer);
         }

@@ -13,16 +13,24 @@ mod taps;
 pub(crate) use steer::Steering;
 
 pub use messages::{NewPipe, NewPort, NewTap, Opening, PipeMemory, PipeName, TenantNow, ToNic};
+pub use nic::{NicState, PipeCame, PipesCame};
 
+use self::nic::Nic;
+use crate::clock::Clock;
+use crate::door::ToDoor;
 use crate::mailbox::Mailbox;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-type Starter = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
+type Starter = Box<dyn FnOnce(Box<Nic>) -> std::io::Result<()> + Send>;
 
 /// Access of door and conductor to the agent.
 pub struct Pipes {
+    clock: Arc<dyn Clock>,
+    door: Arc<Mailbox<ToDoor>>,
+    spin: Duration,
     inbox: Arc<Mailbox<ToNic>>,
     started: AtomicBool,
     starter: Mutex<Option<Starter>>,
@@ -35,18 +43,31 @@ impl fmt::Debug for Pipes {
 }
 
 impl Pipes {
-    /// Begins without an agent.
+    /// Begins without an agent. The agent will look for `spin` before it sleeps.
     ///
     /// # Errors
     /// Errors of `eventfd`.
-    pub fn new() -> rustix::io::Result<Arc<Self>> {
+    pub fn new(
+        clock: Arc<dyn Clock>,
+        door: Arc<Mailbox<ToDoor>>,
+        spin: Duration,
+    ) -> rustix::io::Result<Arc<Self>> {
         let (started, starter) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { inbox: Mailbox::new()?, started, starter }))
+        Ok(Arc::new(Self { clock, door, spin, inbox: Mailbox::new()?, started, starter }))
     }
 
-    /// Sets the function that starts the agent.
+    /// Sets the function that runs the agent.
     pub fn set_starter(&self, start: Starter) {
         *self.starter.lock().unwrap_or_else(PoisonError::into_inner) = Some(start);
+    }
+
+    /// Makes the agent, without ports.
+    ///
+    /// # Errors
+    /// Errors of making an epoll set.
+    pub fn make(&self) -> rustix::io::Result<Box<Nic>> {
+        let (clock, inbox, door) = (Arc::clone(&self.clock), Arc::clone(&self.inbox), Arc::clone(&self.door));
+        Nic::new(clock, inbox, door, self.spin).map(Box::new)
     }
 
     /// Starts the agent, unless it runs.
@@ -54,11 +75,19 @@ impl Pipes {
     /// # Errors
     /// Errors of making a thread; an error if no starter is set.
     pub fn start(&self) -> std::io::Result<()> {
-        if self.is_started() {
-            return Ok(());
+        match self.is_started() {
+            true => Ok(()),
+            false => self.start_with(self.make()?),
         }
+    }
+
+    /// Starts this agent, which was made here.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn start_with(&self, nic: Box<Nic>) -> std::io::Result<()> {
         let starter = self.starter.lock().unwrap_or_else(PoisonError::into_inner).take();
-        starter.ok_or_else(|| std::io::Error::other("this driver has no agent for pipes"))?()?;
+        starter.ok_or_else(|| std::io::Error::other("this driver has no agent for pipes"))?(nic)?;
         self.started.store(true, Ordering::Release);
         Ok(())
     }
@@ -73,10 +102,5 @@ impl Pipes {
         if self.is_started() {
             self.inbox.send(message);
         }
-    }
-
-    /// Returns the agent's mailbox.
-    pub fn inbox(&self) -> &Arc<Mailbox<ToNic>> {
-        &self.inbox
     }
 }

@@ -6,6 +6,8 @@ mod accounts;
 mod receivers;
 mod takeover;
 
+pub use self::takeover::{NicState, PipeCame, PipesCame};
+
 use self::receivers::{count_down, Conflict, Receivers, KINDS_MAX};
 use super::messages::{NewPort, NewTap, Opening, PipeName, TenantNow, ToNic};
 use super::report::{is_port_name, TapOf, TenantCounts, NAME_BYTES_MAX};
@@ -116,6 +118,8 @@ pub struct Nic {
     spin: Duration,
     /// Loan of the agent, if it is wanted elsewhere.
     loan: Option<Loan<Self>>,
+    /// What of another driver ends when this one begins.
+    leaving: takeover::Leaving,
 }
 
 impl Nic {
@@ -149,6 +153,7 @@ impl Nic {
             log: Limiter::default(),
             spin,
             loan: None,
+            leaving: takeover::Leaving::default(),
         })
     }
 
@@ -576,7 +581,8 @@ impl Nic {
         }
     }
 
-    fn apply(&mut self, binds: Binds, tenants: Vec<TenantNow>) {
+    /// Puts bindings in force, with all tenants. Pipes that they deny end.
+    pub fn apply(&mut self, binds: Binds, tenants: Vec<TenantNow>) {
         self.binds = binds;
         for (index, TenantNow { name, budget }) in tenants.into_iter().enumerate() {
             let tenant = self.tenant(TenantId::at(index));

@@ -159,11 +159,9 @@ pub fn gather<'early>(
     let mut pack = Pack::beyond(early);
     let Agents { conductor, door, nic } = agents;
     while door.take_commands() | conductor.settle() | nic.as_mut().is_some_and(|nic| nic.take_commands()) {}
-    if let Some(nic) = nic {
-        nic.give()?;
-    }
     let of_door = door.give(&mut pack)?;
     let (of_conductor, movers) = conductor.give(&mut pack)?;
     let policy = conductor.policy_text().map(|text| text.to_string());
-    Ok((State { stops, policy, conductor: of_conductor, movers, door: of_door }, pack))
+    let nic = nic.as_mut().map(|nic| nic.give(&mut pack)).transpose()?;
+    Ok((State { stops, policy, conductor: of_conductor, movers, door: of_door, nic }, pack))
 }

@@ -29,7 +29,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 /// Version of the handed-over state. A driver takes only the version that it writes itself.
-pub const FORMAT: u32 = 10;
+pub const FORMAT: u32 = 11;
 /// Longest time until the other driver says `now`.
 pub const PREPARATION: Duration = Duration::from_secs(60);
 /// Most descriptors that Linux passes in a message (`SCM_MAX_FD`).

@@ -3,6 +3,7 @@ use super::pack::Wrong;
 use crate::conductor::ConductorState;
 use crate::door::DoorState;
 use crate::mover::takeover::MoverState;
+use crate::pipes::NicState;
 use rustix::time::{clock_gettime, ClockId};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -35,6 +36,8 @@ pub struct State {
     pub conductor: ConductorState,
     pub movers: Vec<MoverState>,
     pub door: DoorState,
+    /// State of the agent of pipes, if it has started.
+    pub nic: Option<NicState>,
 }
 
 impl State {

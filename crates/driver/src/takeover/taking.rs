@@ -12,6 +12,7 @@ use crate::gate::Lasting;
 use crate::memory::Cold;
 use crate::mover::takeover::Known;
 use crate::peer::Peer;
+use crate::pipes::nic::Nic;
 use crate::policy::Policy;
 use crate::settings::Settings;
 use crate::StartError;
@@ -40,8 +41,9 @@ pub struct Predecessor {
 }
 
 /// Clients and flows to be begun.
-#[derive(Debug)]
 pub struct Ready {
+    /// The agent of pipes, if the other driver has one.
+    nic: Option<Box<Nic>>,
     /// Highest numbers of sleeps.
     sleeps: Vec<u32>,
     /// Parts that a driver that was killed may have changed after the state. Empty if it was taken over.
@@ -201,7 +203,7 @@ pub fn take(
     door: &mut Door,
     marks: Option<&Marks>,
 ) -> Result<Ready, Wrong> {
-    let State { stops: _, policy: _, conductor: of_conductor, movers, door: of_door } = state;
+    let State { stops: _, policy: _, conductor: of_conductor, movers, door: of_door, nic: of_nic } = state;
     let came = conductor.take(of_conductor, policy, fds)?;
     let mut known: HashMap<_, _> = came
         .iter()
@@ -221,13 +223,18 @@ pub fn take(
             )
         })
         .collect();
-    for (id, regions) in door.take(of_door, came, fds)? {
+    let (regions, pipes) = door.take(of_door, came, fds)?;
+    for (id, regions) in regions {
         if let Some(known) = known.get_mut(&id) {
             known.regions = regions;
         }
     }
     let (sleeps, doubts) = conductor.take_movers(movers, known, fds, marks)?;
-    Ok(Ready { sleeps, doubts })
+    let nic = match of_nic {
+        Some(state) => Some(conductor.take_pipes(state, pipes, fds, marks.is_some())?),
+        None => Wrong::unless(pipes.is_empty(), || "pipes without an agent".to_owned()).map(|()| None)?,
+    };
+    Ok(Ready { nic, sleeps, doubts })
 }
 
 /// Takes and begins the state of a driver that was killed. What is not proved to be as it was is reset.
@@ -254,9 +261,13 @@ pub fn recover(
 }
 
 /// Begins to serve clients: everything is this driver's. Returns the memory for [`super::warming::warm`].
-pub fn begin(Ready { sleeps, doubts: _ }: Ready, conductor: &mut Conductor, door: &mut Door) -> Vec<Cold> {
+pub fn begin(ready: Ready, conductor: &mut Conductor, door: &mut Door) -> Vec<Cold> {
+    let Ready { nic, sleeps, doubts: _ } = ready;
     conductor.begin(&sleeps);
     door.begin();
+    if let Some(nic) = nic {
+        conductor.begin_pipes(nic);
+    }
     conductor.cold_regions().chain(door.cold_regions()).collect()
 }
 

@@ -85,7 +85,7 @@ impl Stage {
                 door: Arc::clone(&door),
                 movers,
                 gate: Err("none in this test".to_owned()),
-                pipes: crate::pipes::Pipes::new().unwrap(),
+                pipes: crate::pipes::Pipes::new(clock.clone(), Arc::clone(&door), Duration::ZERO).unwrap(),
             },
             Pool::of(all, HugepageUse::Off, Shelves::default()),
             Arc::new(Metrics::new(&counters, 0)),
