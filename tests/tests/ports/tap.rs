@@ -7,7 +7,7 @@ use pd_tests::ip;
 use rustix::io::Errno;
 
 /// Adds a TAP device `tap0` with 10.78.0.1 to a namespace, and a neighbour at 10.78.0.2 behind it.
-fn add_tap(stand: &Stand, namespace: &str) {
+pub(super) fn add_tap(stand: &Stand, namespace: &str) {
     stand.add("up", PortSpec::Tap { interface: "tap0".to_owned() }, namespace).unwrap();
     assert!(ip(&format!("-n {namespace} addr add 10.78.0.1/24 dev tap0")));
     assert!(ip(&format!("-n {namespace} link set tap0 up")));

@@ -67,4 +67,10 @@ pub trait Device: std::fmt::Debug + Send {
     fn missed(&self) -> u64 {
         0
     }
+
+    /// Returns the descriptor by which an agent of another process goes on with the device, and the received frame that was not advanced over, if
+    /// there is one. None: the device ends with its agent.
+    fn lasting(&self) -> Option<(BorrowedFd<'_>, &[u8])> {
+        None
+    }
 }

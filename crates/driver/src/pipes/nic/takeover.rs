@@ -11,6 +11,7 @@ use crate::takeover::pack::{Fd, Hindrance, Pack, Unpacked, Wrong};
 use pd_abi::pipe::PIPE_PORTS_MAX;
 use pd_pipe::{
     end_resumed, Direction, Flow, Gen, GenState, LinkState, PipeId, PortCounts, PortId, Resumed, Route, Sink,
+    TapDevice,
 };
 use pd_shm::ringer::{Ringer, WakeEnd};
 use pd_shm::wake;
@@ -67,7 +68,14 @@ enum Kind {
     Gen(Box<GenState>),
     Sink(Sink),
     Link,
-    Mirror { of: String },
+    Mirror {
+        of: String,
+    },
+    /// A TAP device, and the frame of it that is under way.
+    Tap {
+        fd: Fd,
+        frame: Vec<u8>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -141,7 +149,7 @@ impl Nic {
         let names: Vec<_> = self.ports.keys().cloned().collect();
         let (mut ports, mut left) = (Vec::new(), Vec::new());
         for name in names {
-            match self.give_port(&name) {
+            match self.give_port(&name, pack)? {
                 Given::Port(port) => ports.push(port),
                 Given::WithAnother => {}
                 Given::Ends => left.push(name),
@@ -178,27 +186,29 @@ impl Nic {
     }
 
     /// Returns the state of a port, of a link by its first end.
-    fn give_port(&mut self, name: &str) -> Given {
-        let Some(port) = self.ports.get(name) else { return Given::Ends };
+    fn give_port(&mut self, name: &str, pack: &mut Pack) -> Result<Given, Hindrance> {
+        let Some(port) = self.ports.get(name) else { return Ok(Given::Ends) };
         let mut counts = vec![self.agent.port_counts(port.id)];
         let (kind, name) = match self.agent.port(port.id) {
             pd_pipe::Port::Gen(gen) => (Kind::Gen(Box::new(gen.state())), name),
             pd_pipe::Port::Sink(sink) => (Kind::Sink(*sink), name),
             pd_pipe::Port::Mirror => match port.of.clone() {
                 Some(of) => (Kind::Mirror { of }, name),
-                None => return Given::Ends,
+                None => return Ok(Given::Ends),
             },
             pd_pipe::Port::Link(_) => {
-                let Some(name) = name.strip_suffix(".0") else { return Given::WithAnother };
-                let Some(far) = self.ports.get(&format!("{name}.1")) else { return Given::Ends };
+                let Some(name) = name.strip_suffix(".0") else { return Ok(Given::WithAnother) };
+                let Some(far) = self.ports.get(&format!("{name}.1")) else { return Ok(Given::Ends) };
                 counts.push(self.agent.port_counts(far.id));
                 (Kind::Link, name)
             }
-            pd_pipe::Port::Pcap(_) | pd_pipe::Port::Trace(_) | pd_pipe::Port::Device(_) => {
-                return Given::Ends
-            }
+            pd_pipe::Port::Device(device) => match device.lasting() {
+                Some((fd, frame)) => (Kind::Tap { fd: pack.add(fd)?, frame: frame.to_vec() }, name),
+                None => return Ok(Given::Ends),
+            },
+            pd_pipe::Port::Pcap(_) | pd_pipe::Port::Trace(_) => return Ok(Given::Ends),
         };
-        Given::Port(PortState { name: name.to_owned(), kind, counts })
+        Ok(Given::Port(PortState { name: name.to_owned(), kind, counts }))
     }
 
     /// Takes over state that another driver has given, into an agent without ports that has the policy. `came` is the memory of clients' pipes.
@@ -228,7 +238,7 @@ impl Nic {
         let (mirrors, others): (Vec<_>, _) =
             ports.into_iter().partition(|port| matches!(port.kind, Kind::Mirror { .. }));
         for port in others.into_iter().chain(mirrors) {
-            self.take_port(port)?;
+            self.take_port(port, fds)?;
         }
         self.agent.number_from(last).map_err(|_| Wrong::of("numbers of the agent of pipes"))?;
         for pipe in pipes {
@@ -257,7 +267,8 @@ impl Nic {
         }
     }
 
-    fn take_port(&mut self, PortState { name, kind, counts }: PortState) -> Result<(), Wrong> {
+    fn take_port(&mut self, state: PortState, fds: &mut Unpacked) -> Result<(), Wrong> {
+        let PortState { name, kind, counts } = state;
         let wrong = |why: String| Wrong::of(format!("port {name}: {why}"));
         let (word, port) = match kind {
             Kind::Gen(state) => {
@@ -267,6 +278,11 @@ impl Nic {
             Kind::Sink(sink) => ("sink", NewPort::One(Box::new(pd_pipe::Port::Sink(sink)))),
             Kind::Link => ("link", NewPort::Link),
             Kind::Mirror { of } => ("mirror", NewPort::Mirror { of }),
+            Kind::Tap { fd, frame } => {
+                let device = TapDevice::resume(fds.take(fd)?, &frame);
+                let device = device.map_err(|errno| wrong(format!("its device: {errno}")))?;
+                ("tap", NewPort::One(Box::new(pd_pipe::Port::Device(Box::new(device)))))
+            }
         };
         let is_link = matches!(port, NewPort::Link);
         self.add_port(&name, word, port).map_err(wrong)?;
