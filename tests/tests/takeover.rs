@@ -311,10 +311,18 @@ fn ask(driver: &TestDriver, format: u32, abi: u32) -> UnixStream {
     stream
 }
 
-/// Adds a port.
-fn add_port(driver: &TestDriver, name: &str, port: PortSpec) {
-    let answer = pd_driver::admin::ask(driver.admin_socket(), &Ask::PortAdd { name: name.to_owned(), port });
+fn ask_for_port(driver: &TestDriver, ask: &Ask) {
+    let answer = pd_driver::admin::ask(driver.admin_socket(), ask);
     assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}");
+}
+
+fn add_port(driver: &TestDriver, name: &str, port: PortSpec) {
+    ask_for_port(driver, &Ask::PortAdd { name: name.to_owned(), port });
+}
+
+/// Removes ports, for other tests with the same driver.
+fn remove_ports(driver: &TestDriver, names: &[&str]) {
+    names.iter().for_each(|name| ask_for_port(driver, &Ask::PortRemove { name: (*name).to_owned() }));
 }
 
 /// Ports that go over, and one that cannot.
@@ -347,6 +355,7 @@ fn no_port_hinders_a_take_over() {
         a.send(&bytes, ..).unwrap();
         verify(seed, 0, &b.recv(bytes.len()).unwrap());
     }
+    remove_ports(&driver, &["eye", "drain", "wan", "wire"]);
 }
 
 #[test]
@@ -543,4 +552,5 @@ fn no_state_harms_whoever_takes_it() {
     verify(3, 1000, &b.recv(99_000).unwrap());
     exchange();
     driver.wait_for("an answer", |report| !report.connections.is_empty());
+    remove_ports(&driver, &["eye", "drain", "wan", "wire", "cable"]);
 }
