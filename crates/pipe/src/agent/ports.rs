@@ -1,6 +1,5 @@
 //! Ports of an agent: choice of the pipe for a frame, and counts.
 use super::groups::{Choice, Groups};
-use super::takeover::bounded;
 use super::{Agent, PipeId, Tapped, PIPES_MAX};
 use crate::flow::Flow;
 use crate::port::{Device, Port, Taken};
@@ -23,6 +22,11 @@ impl PortId {
     pub(super) fn slot(self) -> usize {
         self.0
     }
+}
+
+/// Returns a count that may come from a program, and to which more can be added.
+pub(super) fn bounded(count: u64) -> u64 {
+    count.min(u64::MAX / 2)
 }
 
 /// Counts of a port.

@@ -3,6 +3,7 @@
 //! Ports and pipes are added there as any others ([`Agent::add_port`], [`Agent::adopt`]), and get their state then. The state is checked as if a
 //! program had written it. Until [`Agent::begin`] nothing is written into memory of programs: the other agent may go on.
 use super::end::{End, EndState};
+use super::ports::bounded;
 use super::{Agent, PipeCounts, PipeId, PortId};
 use crate::memory::Resumed;
 use pd_abi::pipe::LINK_NUMBER_MAX;
@@ -56,11 +57,6 @@ impl<Pipe, Port> LinkState<Pipe, Port> {
         let (near, receiver) = (port(near)?, pipe(receiver)?);
         Some(LinkState { near, sender, receiver, number, path, polls, given, from, ring_bytes, lent })
     }
-}
-
-/// Returns a count that may come from a program, and to which more can be added.
-pub(super) fn bounded(count: u64) -> u64 {
-    count.min(u64::MAX / 2)
 }
 
 impl PipeCounts {

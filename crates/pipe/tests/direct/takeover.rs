@@ -209,7 +209,7 @@ proptest! {
         prop_assert_eq!((near.frames_sent, far.bytes_received), expected);
     }
 
-    /// The same of a stream of bytes.
+    /// Bytes of a stream come once and in order, whichever agent passes them on. Counts go on.
     #[test]
     fn a_stream_whose_agents_change_is_a_queue(steps in steps()) {
         let Some(shelf) = shelf() else { return Ok(()) };
@@ -259,7 +259,11 @@ proptest! {
                 Step::Flush => served.stand.sender.flush(),
                 Step::Turn => drop(served.stand.agent.turn()),
                 Step::Accept => served.accept(),
-                Step::Receive(_) => drop(served.stand.receiver.frames().map(|mut frames| drop(frames.next()))),
+                Step::Receive(_) => {
+                    if let Ok(mut frames) = served.stand.receiver.frames() {
+                        frames.next();
+                    }
+                }
                 _ => {}
             }
         }
