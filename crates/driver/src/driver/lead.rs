@@ -8,7 +8,6 @@ use crate::door::{Door, ToDoor};
 use crate::ids::MoverId;
 use crate::mailbox::{Loan, Mailbox};
 use crate::memory::Cold;
-use crate::pipes::ToNic;
 use crate::policy::Policy;
 use crate::start_error::StartError;
 use crate::takeover::giving::{Outcome, Successor};
@@ -111,7 +110,7 @@ fn with_all(
     };
     let pipes = Arc::clone(lead.conductor.pipes());
     let mut nic = match pipes.is_started() {
-        true => match borrow(stop, |loan| pipes.send(ToNic::Lend(loan))) {
+        true => match borrow(stop, |loan| pipes.lend(loan)) {
             Some(nic) => Some(nic),
             None => return Outcome::Stays,
         },

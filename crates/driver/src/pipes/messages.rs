@@ -1,10 +1,8 @@
 //! Messages of door, conductor and administrators to the agent of pipes.
-use super::nic::Nic;
 use super::report::TapOf;
 use crate::admin::Answer;
 use crate::calls::{may, Call};
 use crate::ids::ClientId;
-use crate::mailbox::Loan;
 use crate::memory::{Exhausted, Lease, Lent};
 use crate::messages::Payer;
 use crate::mirror::Frames;
@@ -225,8 +223,8 @@ pub enum ToNic {
     Left {
         client: ClientId,
     },
-    /// Lends the agent itself, for a while or for good.
-    Lend(Loan<Nic>),
+    /// Lends the agent itself, for a while or for good: see [`super::Pipes::lend`].
+    Lend,
     /// A client has another payer than `left`.
     SetPayer {
         client: ClientId,

@@ -18,7 +18,7 @@ pub use nic::{NicState, PipeCame, PipesCame};
 use self::nic::Nic;
 use crate::clock::Clock;
 use crate::door::ToDoor;
-use crate::mailbox::Mailbox;
+use crate::mailbox::{Loan, Mailbox};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,6 +32,8 @@ pub struct Pipes {
     door: Arc<Mailbox<ToDoor>>,
     spin: Duration,
     inbox: Arc<Mailbox<ToNic>>,
+    /// Loan that the agent is asked for.
+    loan: Arc<Mutex<Option<Loan<Nic>>>>,
     started: AtomicBool,
     starter: Mutex<Option<Starter>>,
 }
@@ -53,7 +55,8 @@ impl Pipes {
         spin: Duration,
     ) -> rustix::io::Result<Arc<Self>> {
         let (started, starter) = (AtomicBool::new(false), Mutex::default());
-        Ok(Arc::new(Self { clock, door, spin, inbox: Mailbox::new()?, started, starter }))
+        let (inbox, loan) = (Mailbox::new()?, Arc::default());
+        Ok(Arc::new(Self { clock, door, spin, inbox, loan, started, starter }))
     }
 
     /// Sets the function that runs the agent.
@@ -67,7 +70,7 @@ impl Pipes {
     /// Errors of making an epoll set.
     pub fn make(&self) -> rustix::io::Result<Box<Nic>> {
         let (clock, inbox, door) = (Arc::clone(&self.clock), Arc::clone(&self.inbox), Arc::clone(&self.door));
-        Nic::new(clock, inbox, door, self.spin).map(Box::new)
+        Nic::new(clock, inbox, door, Arc::clone(&self.loan), self.spin).map(Box::new)
     }
 
     /// Starts the agent, unless it runs.
@@ -102,5 +105,11 @@ impl Pipes {
         if self.is_started() {
             self.inbox.send(message);
         }
+    }
+
+    /// Asks the agent to lend itself, for a while or for good.
+    pub fn lend(&self, loan: Loan<Nic>) {
+        *self.loan.lock().unwrap_or_else(PoisonError::into_inner) = Some(loan);
+        self.send(ToNic::Lend);
     }
 }

@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Most ports of a driver.
@@ -116,9 +116,11 @@ pub struct Nic {
     rated: BTreeSet<TenantId>,
     log: Limiter<(&'static str, Payer)>,
     spin: Duration,
+    /// Place of the loan that a message speaks of.
+    asked: Arc<Mutex<Option<Loan<Self>>>>,
     /// Loan of the agent, if it is wanted elsewhere.
     loan: Option<Loan<Self>>,
-    /// What of another driver ends when this one begins.
+    /// Ports and pipes of another driver that end when this one begins.
     leaving: takeover::Leaving,
 }
 
@@ -131,6 +133,7 @@ impl Nic {
         clock: Arc<dyn Clock>,
         inbox: Arc<Mailbox<ToNic>>,
         door: Arc<Mailbox<ToDoor>>,
+        asked: Arc<Mutex<Option<Loan<Self>>>>,
         spin: Duration,
     ) -> rustix::io::Result<Self> {
         let agent = Agent::new()?;
@@ -152,6 +155,7 @@ impl Nic {
             rated: BTreeSet::new(),
             log: Limiter::default(),
             spin,
+            asked,
             loan: None,
             leaving: takeover::Leaving::default(),
         })
@@ -271,7 +275,7 @@ impl Nic {
                     self.commands.push_front(ToNic::Left { client });
                 }
             }
-            ToNic::Lend(loan) => self.loan = Some(loan),
+            ToNic::Lend => self.loan = self.asked.lock().unwrap_or_else(PoisonError::into_inner).take(),
             ToNic::SetPayer { client, left, payer } => {
                 if left != payer {
                     self.end_shown(left);

@@ -126,7 +126,7 @@ type Why = (Errno, &'static str);
 
 const WITH_DRIVER: Why = (Errno::CONNRESET, "it has ended, or ends with the driver before");
 
-/// What ends when the agent begins.
+/// Ports and pipes that end when the agent begins.
 #[derive(Default)]
 pub(super) struct Leaving {
     /// Names of ports that another driver had.

@@ -32,8 +32,14 @@ impl Stand {
     /// Makes a stand with tenants `default` and `red`, and a link and a sink.
     fn new(policy: &str) -> Self {
         let (clock, door) = (Arc::new(ManualClock::default()), Mailbox::new().unwrap());
-        let nic =
-            Nic::new(clock.clone(), Mailbox::new().unwrap(), Arc::clone(&door), Duration::ZERO).unwrap();
+        let nic = Nic::new(
+            clock.clone(),
+            Mailbox::new().unwrap(),
+            Arc::clone(&door),
+            Arc::default(),
+            Duration::ZERO,
+        )
+        .unwrap();
         let mut this = Self { nic, clock, door, numbers: 0 };
         this.apply(policy);
         this.nic.add_port("wire", "link", NewPort::Link).unwrap();
