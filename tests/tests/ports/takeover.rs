@@ -49,7 +49,7 @@ fn a_tap_and_its_mirror_go_over() {
         assert!(report.pipes.iter().all(|pipe| pipe.ended.is_none()), "{report:?}");
         drop(echo);
     }
-    // It is gone with the last driver.
+    // An interface goes with the last driver.
     stand.driver.stop();
     assert_eq!(end_of(&mut receiver), Errno::CONNRESET);
     assert!(!ip(&format!("-n {} link show tap0", cable.near())), "the interface stays");
