@@ -1,8 +1,9 @@
 //! A driver is killed, and the next one goes on where it has ended. A process has one attachment, so the tests take turns.
 use pd_client::pipe::{Direction, Options, Pipe};
 use pd_client::{Epoll, Interest, Listener, SendBuffer, Shutdown, Stream};
-use pd_driver::admin::{ask, Answer, Ask, PortSpec, Report};
-use pd_tests::{alone, fill, needs_root, peer_path, program_path, send_until, verify, Manager, Random};
+use pd_driver::admin::{add_port, ask, Answer, Ask, PortSpec, Report};
+use pd_driver::openers::namespace_file;
+use pd_tests::{alone, fill, ip, needs_root, peer_path, program_path, send_until, verify, Manager, Random};
 use rustix::net::{recvmsg, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -258,6 +259,15 @@ fn idle_connections_by_the_driver_go_on() {
     site.wait_for("the end of all connections", |report| report.connections.is_empty());
 }
 
+/// A network namespace, which goes when dropped.
+struct Network(String);
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        ip(&format!("netns del {}", self.0));
+    }
+}
+
 /// Ports are in snapshots. What pipes have moved since is not, so that they end with a reason.
 #[test]
 fn pipes_end_with_a_killed_driver_and_ports_come_back() {
@@ -277,6 +287,14 @@ fn pipes_end_with_a_killed_driver_and_ports_come_back() {
         Ok(Answer::Pipes(report)) => report,
         other => panic!("{other:?}"),
     };
+    // A port that leads out and comes back, with its interface.
+    let network = Network(format!("pdt{}crash", std::process::id()));
+    assert!(ip(&format!("netns add {}", network.0)));
+    let tap = PortSpec::Tap { interface: "tap0".to_owned() };
+    let has_tap = pd_driver::openers::check("tap").is_ok();
+    if has_tap {
+        add_port(&admin, "up", tap, Some(&namespace_file(&network.0))).unwrap();
+    }
     let open = |direction, port| Pipe::open(&Options::new(direction, port)).unwrap();
     let exchange = |sender: &mut Pipe, receiver: &mut Pipe, byte: u8| {
         sender.send(&[byte; 100], 0).unwrap();
@@ -305,7 +323,9 @@ fn pipes_end_with_a_killed_driver_and_ports_come_back() {
         assert_eq!(sender.ended(), Some(rustix::io::Errno::CONNRESET));
         let report = report(&site);
         let names: Vec<_> = report.ports.iter().map(|port| port.name.as_str()).collect();
-        assert_eq!((names, report.pipes.len()), (vec!["wire.0", "wire.1"], 0));
+        let expected = if has_tap { vec!["up", "wire.0", "wire.1"] } else { vec!["wire.0", "wire.1"] };
+        assert_eq!((names, report.pipes.len()), (expected, 0));
+        assert!(!has_tap || ip(&format!("-n {} link show tap0", network.0)), "its interface has gone");
         send(&a, 1, 100 * u64::from(turn), 100).unwrap();
         verify(1, 100 * u64::from(turn), &b.recv(100).unwrap());
         pipes = [open(Direction::Send, "wire.0"), open(Direction::Receive, "wire.1")];
