@@ -36,6 +36,19 @@ pub(crate) fn before_loss_of_memory() {
     call::aside(|| all_leave(KernelReason::NoMemory));
 }
 
+/// The calling thread is about to have descriptors of its own. Beside other threads each number means two things from then on, and the library has one
+/// table: all connections go on in the kernel, and no more are served.
+pub(crate) fn before_second_table() {
+    if !table::enabled() || closed::is_closed() || table::is_borrowed() || !watch::has_threads() {
+        return;
+    }
+    call::aside(|| {
+        all_leave(KernelReason::UnseenWait);
+        for_each_twin(receiving::await_end);
+        table::disable();
+    });
+}
+
 /// The program is about to change its root or its user, after which the driver's socket may be out of its reach: takes over
 /// what it has from its parent. A process that is attached needs the socket no more: some change their user for each request.
 pub(crate) fn before_loss_of_reach() {

@@ -42,6 +42,12 @@ fn a_call_goes_on_when_another_thread_closes_its_descriptor() {
     compare_in_every_way(&site, "outlives", &[], 40);
 }
 
+#[test]
+fn a_thread_with_descriptors_of_its_own_ends_none_of_the_others() {
+    let site = Site::new(246);
+    compare_in_every_way(&site, "second_table", &[], 2);
+}
+
 /// Calls of `poll`, `select`, `epoll_wait` and `accept`.
 #[test]
 fn a_wait_goes_on_when_another_thread_closes_its_descriptor() {

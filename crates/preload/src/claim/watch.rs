@@ -75,7 +75,7 @@ pub(crate) fn forget() {
 }
 
 /// Returns whether the process has made threads. The C library says so.
-fn has_threads() -> bool {
+pub(crate) fn has_threads() -> bool {
     static IS_ALONE: OnceLock<usize> = OnceLock::new();
     // SAFETY: looks a name up.
     let find = || unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) as usize };

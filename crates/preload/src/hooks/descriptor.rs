@@ -10,7 +10,7 @@ use crate::open_file::OpenFile;
 use crate::pipe::numbers;
 use crate::short::passing;
 use crate::twin::Twin;
-use crate::{held, inherited, lookup, reach, real, table};
+use crate::{held, inherited, lookup, reach, real, sandbox, table};
 use libc::{c_int, c_uint, c_ulong, c_void};
 use pd_client::core::{Inside, KernelReason, Occasion};
 use std::sync::atomic::Ordering;
@@ -83,6 +83,9 @@ hooks! {
     }
 
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        if flags & libc::CLOSE_RANGE_UNSHARE as c_int != 0 {
+            sandbox::before_second_table();
+        }
         let keep_open = flags & libc::CLOSE_RANGE_CLOEXEC as c_int != 0;
         around_own(first, last, |first, last| {
             let closing = if keep_open { Vec::new() } else { close_all(first, last) };

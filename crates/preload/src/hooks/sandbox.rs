@@ -23,6 +23,9 @@ hooks! {
     }
 
     fn unshare(flags: c_int) -> c_int {
+        if flags & libc::CLONE_FILES != 0 {
+            sandbox::before_second_table();
+        }
         watch::without(|| real::unshare(flags))
     }
 
