@@ -85,14 +85,15 @@ fn a_peer_wakes_a_sleeper_without_the_driver() {
     let program = program.to_str().unwrap();
     let sleeps = || -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", site.driver.id())).unwrap();
+        // A helper that was idle may have ended meanwhile, with few sleeps.
         let status = |task: std::io::Result<std::fs::DirEntry>| {
-            std::fs::read_to_string(task.unwrap().path().join("status")).unwrap()
+            std::fs::read_to_string(task.unwrap().path().join("status")).ok()
         };
         let switches = |status: String| -> Option<u64> {
             let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?;
             line.split_whitespace().nth(1)?.parse().ok()
         };
-        tasks.filter_map(|task| switches(status(task))).sum()
+        tasks.filter_map(|task| switches(status(task)?)).sum()
     };
     let during = |has| {
         let server = format!("0.0.0.0:{PORT}");
@@ -102,7 +103,7 @@ fn a_peer_wakes_a_sleeper_without_the_driver() {
         let answer = site.answer(has, &["python3", program, "client", &address, "64"]);
         drop(running);
         assert_eq!(answer.trim(), format!("{ROUNDS} rounds"), "{has:?}");
-        sleeps() - before
+        sleeps().saturating_sub(before)
     };
     // On a busy machine a connection is direct late.
     let few = (0..TRIES).map(|_| during(With::Library)).find(|&direct| direct < ROUNDS / 2);
