@@ -1,6 +1,6 @@
 //! A driver, a bridge, and containers that run programs on it.
 use pd_abi::counters::AgentCounters;
-use pd_driver::policy::Path as BytesPath;
+use pd_driver::policy::{Path as BytesPath, Rate};
 use pd_tests::{needs_root, path, program_path, TestDriver};
 use procfs::net::TcpState;
 use procfs::process::{all_processes, Namespace, Process};
@@ -81,7 +81,13 @@ impl Site {
     /// Makes a site with addresses 10.98.`third`.0/24.
     pub fn new(third: u8) -> Self {
         needs_root("containers");
-        let driver = TestDriver::new();
+        let driver = TestDriver::with("cpu", |settings| {
+            if path() == BytesPath::Offloaded {
+                // One that is never reached: the driver keeps connections that are better off in the kernel.
+                let rate = Rate { per_second: 100 << 30, burst: 1 << 30, least: 64 << 10 };
+                settings.policy.tenants[0].limits.tenant.bytes = Some(rate);
+            }
+        });
         // Servers drop their privileges, and have to reach the driver then.
         std::fs::set_permissions(driver.folder(), std::fs::Permissions::from_mode(0o755)).unwrap();
         Self { driver, third }
