@@ -14,6 +14,7 @@ use pd_pipe::{Agent, Broker, Direction, Made, Offer, PeerOffer, Pipe, PipeId, Po
 use pd_pipe::{Lease, PipeCounts, Tapped, Tokens, Unit, Violation};
 use pd_shm::{Own, Region};
 use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

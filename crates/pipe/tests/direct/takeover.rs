@@ -1,5 +1,5 @@
 //! A link whose agent gives its place to another at any time, against queues: also one that does not take it in the end.
-use super::lending::Loans;
+use super::queue::{last_steps, step, Model, Step, STEPS_WEIGHT};
 use super::*;
 use pd_pipe::Files;
 use pd_shm::memfd::Pages;
@@ -9,38 +9,20 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 #[derive(Clone, Debug)]
-enum Step {
-    Send(usize, bool),
-    Flush,
-    Turn,
-    Receive(usize),
-    Accept,
-    Recall,
-    Allow,
-    Lend(usize),
-    TakeBack(usize),
-    FlushBack,
+enum Change {
+    /// Something that happens beside one agent, too.
+    Plain(Step),
     TakeOver,
     GiveUp,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = prop_oneof![
-        6 => (1..9000usize, prop::bool::weighted(0.1)).prop_map(|(len, drop)| Step::Send(len, drop)),
-        6 => (1..200usize, prop::bool::weighted(0.1)).prop_map(|(len, drop)| Step::Send(len, drop)),
-        4 => Just(Step::Flush),
-        5 => Just(Step::Turn),
-        5 => (1usize..40).prop_map(Step::Receive),
-        3 => Just(Step::Accept),
-        1 => Just(Step::Recall),
-        2 => Just(Step::Allow),
-        4 => (1usize..40).prop_map(Step::Lend),
-        4 => (1usize..40).prop_map(Step::TakeBack),
-        1 => Just(Step::FlushBack),
-        3 => Just(Step::TakeOver),
-        1 => Just(Step::GiveUp),
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let change = prop_oneof![
+        STEPS_WEIGHT => step().prop_map(Change::Plain),
+        3 => Just(Change::TakeOver),
+        1 => Just(Change::GiveUp),
     ];
-    prop::collection::vec(step, 1..300)
+    prop::collection::vec(change, 1..300)
 }
 
 /// A file system for memory that another agent can go on with. None: the test may not make one.
@@ -139,6 +121,19 @@ impl Served {
         next.begin();
         (self.stand.agent, self.stand.ports, self.stand.ids) = (next, ports, ids);
     }
+
+    /// Does what concerns the agents. Returns what else there is to do.
+    fn apply(&mut self, change: Change) -> Option<Step> {
+        match change {
+            Change::TakeOver => self.take_over(),
+            Change::GiveUp => drop(self.successor()),
+            Change::Plain(Step::Accept) => self.accept(),
+            Change::Plain(Step::Recall) => self.set_owner(8),
+            Change::Plain(Step::Allow) => self.set_owner(7),
+            Change::Plain(step) => return Some(step),
+        }
+        None
+    }
 }
 
 proptest! {
@@ -146,77 +141,29 @@ proptest! {
 
     /// Frames arrive whole, once and in order, whichever agent passes them on. Those that are lent stay as they are. Counts go on.
     #[test]
-    fn a_link_whose_agents_change_is_a_queue(steps in steps()) {
+    fn a_link_whose_agents_change_is_a_queue(changes in changes()) {
         let Some(shelf) = shelf() else { return Ok(()) };
-        let mut served = Served::new(shelf, Unit::Frames);
-        let (mut model, mut count, mut dropped, mut expected) = (VecDeque::new(), 0u64, 0, (0, 0));
-        let mut loans = Loans::default();
-        let end = (0..200).map(|n| if n % 2 == 0 { Step::Turn } else { Step::Receive(100) });
-        let end = [Step::Flush, Step::TakeBack(usize::MAX), Step::FlushBack].into_iter().chain(end);
-        for step in steps.into_iter().chain(end) {
-            let stand = &mut served.stand;
-            match step {
-                Step::Send(len, is_dropped) => {
-                    count += 1;
-                    let frame = frame(count, len);
-                    match stand.sender.send(&frame, if is_dropped { DROP } else { BACK }) {
-                        Ok(()) if is_dropped => dropped += 1,
-                        Ok(()) => {
-                            expected = (expected.0 + 1, expected.1 + frame.len() as u64);
-                            model.push_back(frame);
-                        }
-                        Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
-                    }
-                }
-                Step::Flush => stand.sender.flush(),
-                Step::Turn => drop(stand.agent.turn()),
-                Step::Accept => served.accept(),
-                Step::Recall => served.set_owner(8),
-                Step::Allow => served.set_owner(7),
-                Step::TakeOver => served.take_over(),
-                Step::GiveUp => drop(served.successor()),
-                Step::Lend(most) => for _ in 0..most {
-                    match stand.receiver.lend() {
-                        Ok((at, _)) => loans.0.push_back((at, model.pop_front().unwrap())),
-                        Err(errno) => prop_assert_eq!(errno, Errno::AGAIN),
-                    }
-                    loans.check();
-                },
-                Step::TakeBack(most) => for _ in 0..most.min(loans.0.len()) {
-                    loans.take_back(&mut stand.receiver);
-                },
-                Step::FlushBack => {
-                    loans.check();
-                    stand.receiver.flush_back();
-                }
-                Step::Receive(most) => {
-                    let Ok(mut frames) = stand.receiver.frames() else { continue };
-                    for _ in 0..most {
-                        let Some(frame) = frames.next() else { break };
-                        let expected: Option<Vec<u8>> = model.pop_front();
-                        prop_assert_eq!(Some(frame.bytes()), expected.as_deref());
-                    }
-                }
+        let (mut served, mut model) = (Served::new(shelf, Unit::Frames), Model::default());
+        for change in changes.into_iter().chain(last_steps().map(Change::Plain)) {
+            if let Some(step) = served.apply(change) {
+                model.step(&mut served.stand, step)?;
             }
         }
         let stand = &mut served.stand;
-        prop_assert!(model.is_empty(), "{} frames are missing", model.len());
-        prop_assert_eq!((stand.agent.violation(stand.ids.0), stand.agent.violation(stand.ids.1)), (None, None));
-        let [sent, received] = stand.counts();
-        prop_assert_eq!((received.frames_received, received.bytes_received), expected);
-        prop_assert_eq!((sent.frames_sent, sent.bytes_sent, sent.frames_dropped), (expected.0, expected.1, dropped));
+        model.end(stand)?;
         let [near, far] = [stand.ports.0, stand.ports.1].map(|port| stand.agent.port_counts(port));
-        prop_assert_eq!((near.frames_sent, far.bytes_received), expected);
+        prop_assert_eq!((near.frames_sent, far.bytes_received), model.expected);
     }
 
     /// Bytes of a stream come once and in order, whichever agent passes them on. Counts go on.
     #[test]
-    fn a_stream_whose_agents_change_is_a_queue(steps in steps()) {
+    fn a_stream_whose_agents_change_is_a_queue(changes in changes()) {
         let Some(shelf) = shelf() else { return Ok(()) };
         let mut served = Served::new(shelf, Unit::Bytes);
         let (mut sent, mut got) = (0u64, 0u64);
         let end = (0..200).map(|n| if n % 2 == 0 { Step::Turn } else { Step::Receive(39) });
-        for step in steps.into_iter().chain([Step::Flush]).chain(end) {
+        for change in changes.into_iter().chain([Step::Flush].into_iter().chain(end).map(Change::Plain)) {
+            let Some(step) = served.apply(change) else { continue };
             let stand = &mut served.stand;
             match step {
                 Step::Send(len, _) => match stand.sender.place(len) {
@@ -229,11 +176,7 @@ proptest! {
                 },
                 Step::Flush | Step::FlushBack => stand.sender.flush(),
                 Step::Turn => drop(stand.agent.turn()),
-                Step::Accept => served.accept(),
-                Step::Recall => served.set_owner(8),
-                Step::Allow => served.set_owner(7),
-                Step::TakeOver => served.take_over(),
-                Step::GiveUp => drop(served.successor()),
+                Step::Accept | Step::Recall | Step::Allow => {}
                 Step::Receive(part) | Step::Lend(part) | Step::TakeBack(part) => {
                     let Ok(bytes) = stand.receiver.peek() else { continue };
                     let len = bytes.len() * (part + 1) / 40;
@@ -250,7 +193,7 @@ proptest! {
 
     /// State that was changed is refused or harmless: no agent panics, and none reads or writes outside.
     #[test]
-    fn changed_positions_are_refused_or_harmless(steps in steps(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
+    fn changed_positions_are_refused_or_harmless(steps in prop::collection::vec(step(), 1..300), at in any::<prop::sample::Index>(), value in any::<u8>()) {
         let Some(shelf) = shelf() else { return Ok(()) };
         let mut served = Served::new(shelf, Unit::Frames);
         for step in steps {
