@@ -5,6 +5,7 @@
 #include "both_ends.h"
 #include "chance.h"
 #include "outcome.h"
+#include "side_by_side.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,7 +13,6 @@
 #include <sys/select.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 
 #define FULL_BYTES (64 << 20)
 #define LONG_MS 5000
@@ -250,6 +250,17 @@ static void at_any_moment(bool is_unix, int rounds) {
     close(ends[1]);
 }
 
+static void calls_of(int number, const char *own) {
+    bool is_unix = number % 2, has_talked = number / 2;
+    path = own;
+    for (int way = 0; way < WAYS; way++)
+        for (int when = 0; when < TIMES; when++) {
+            // Over TCP a connect waits for no accept.
+            if (way == CONNECT && (!is_unix || has_talked || when == BEFORE)) continue;
+            call_of(is_unix, way, when, has_talked);
+        }
+}
+
 int main(int argc, char **argv) {
     if (argc == 3) {
         path = argv[1];
@@ -259,36 +270,5 @@ int main(int argc, char **argv) {
     if (argc != 2) return 2;
     signal(SIGPIPE, SIG_IGN);
     setvbuf(stdout, NULL, _IOFBF, 1 << 16);
-    int outputs[4];
-    for (int n = 0; n < 4; n++) {
-        int ends[2];
-        if (pipe(ends)) die("pipe");
-        fflush(stdout);
-        if (fork() == 0) {
-            char own[100];
-            snprintf(own, sizeof own, "%s%d", argv[1], n);
-            path = own;
-            dup2(ends[1], 1);
-            for (int fd = 3; fd <= ends[1]; fd++) close(fd);
-            for (int way = 0; way < WAYS; way++)
-                for (int when = 0; when < TIMES; when++) {
-                    // Over TCP a connect waits for no accept.
-                    if (way == CONNECT && (n % 2 == 0 || n / 2 == 1 || when == BEFORE)) continue;
-                    call_of(n % 2, way, when, n / 2);
-                }
-            unlink(path);
-            exit(0);
-        }
-        close(ends[1]);
-        outputs[n] = ends[0];
-    }
-    for (int n = 0; n < 4; n++) {
-        char bytes[4096];
-        ssize_t part;
-        while ((part = read(outputs[n], bytes, sizeof bytes)) > 0)
-            if (write(1, bytes, part) != part) die("write");
-    }
-    int status, failed = 0;
-    while (wait(&status) > 0) failed |= status;
-    return failed != 0;
+    return side_by_side(argv[1], 4, calls_of);
 }

@@ -3,13 +3,13 @@
 #define _GNU_SOURCE
 #include "asleep.h"
 #include "both_ends.h"
+#include "side_by_side.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <sys/epoll.h>
 #include <sys/select.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <time.h>
 
 // Of a wait that nothing ends.
@@ -255,34 +255,14 @@ static void listeners(bool is_unix) {
 }
 
 // Each way is a process of its own, for most of the time they wait.
+static void waits_of(int number, const char *own) {
+    path = own;
+    if (number / 2 < WAYS) rounds(number % 2, number / 2);
+    else listeners(number % 2);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     signal(SIGPIPE, SIG_IGN);
-    int outputs[2 * (WAYS + 1)], failed = 0;
-    for (int n = 0; n < 2 * (WAYS + 1); n++) {
-        int ends[2];
-        if (pipe(ends)) die("pipe");
-        if (fork() == 0) {
-            char own[100];
-            snprintf(own, sizeof own, "%s%d", argv[1], n);
-            path = own;
-            dup2(ends[1], 1);
-            for (int fd = 3; fd <= ends[1]; fd++) close(fd);
-            if (n / 2 < WAYS) rounds(n % 2, n / 2);
-            else listeners(n % 2);
-            unlink(path);
-            exit(0);
-        }
-        close(ends[1]);
-        outputs[n] = ends[0];
-    }
-    for (int n = 0; n < 2 * (WAYS + 1); n++) {
-        char bytes[4096];
-        ssize_t part;
-        while ((part = read(outputs[n], bytes, sizeof bytes)) > 0)
-            if (write(1, bytes, part) != part) die("write");
-    }
-    int status;
-    while (wait(&status) > 0) failed |= status;
-    return failed != 0;
+    return side_by_side(argv[1], 2 * (WAYS + 1), waits_of);
 }
